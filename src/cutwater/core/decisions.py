@@ -1,0 +1,175 @@
+"""The decisions of the metadata repository: one sequence of cuts, seals, unseals and catalog changes.
+
+A decision is complete in itself: it says what was decided, not how. ``OrderState.apply`` folds the sequence into the
+state of the cluster, so whoever reads the sequence from the store knows all that its author knew. Each is stored,
+fenced by the leader's epoch, before anyone outside learns of it.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.core.cut import StreamCommit
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    CutTime,
+    Epoch,
+    LogStreamId,
+    ProducerEpoch,
+    ProducerId,
+    Revision,
+    Sequence,
+    StorageNodeId,
+    TopicId,
+)
+
+
+class Cut(Struct, frozen=True, tag=True):
+    """So many more records of these log streams are committed. Without commits it is a tick, which takes one GLSN."""
+
+    high_watermark: GLSN
+    prev_high_watermark: GLSN
+    time: CutTime
+    revision: Revision
+    commits: tuple[StreamCommit, ...]
+
+    @property
+    def is_tick(self) -> bool:
+        return not self.commits
+
+
+class Seal(Struct, frozen=True, tag=True):
+    """The epoch of the stream ends at this LLSN. ``survivors`` are the members that hold everything up to there."""
+
+    stream: LogStreamId
+    epoch: Epoch
+    sealed_at: LLSN
+    survivors: tuple[StorageNodeId, ...]
+    reason: str
+    final: bool = False
+    """Sealed for good: never opened again."""
+    held: bool = False
+    """Sealed by an operator: not opened again before it is released."""
+
+
+class Unseal(Struct, frozen=True, tag=True):
+    """The stream is open under a new epoch, with these replicas in chain order."""
+
+    stream: LogStreamId
+    epoch: Epoch
+    start: LLSN
+    chain: tuple[StorageNodeId, ...]
+
+
+class Release(Struct, frozen=True, tag=True):
+    """An operator's seal is lifted: the stream may be opened again."""
+
+    stream: LogStreamId
+
+
+class DropSurvivor(Struct, frozen=True, tag=True):
+    """A replica of a sealed stream turned out not to hold what it should: it has to learn before it counts again."""
+
+    stream: LogStreamId
+    node: StorageNodeId
+    reason: str
+
+
+class AddNode(Struct, frozen=True, tag=True):
+    node: StorageNodeId
+
+
+class RemoveNode(Struct, frozen=True, tag=True):
+    node: StorageNodeId
+
+
+class CreateTopic(Struct, frozen=True, tag=True):
+    topic: TopicId
+    name: str
+    replication: int
+
+
+class DeleteTopic(Struct, frozen=True, tag=True):
+    """The topic's name is free again. Its streams must be sealed for good before."""
+
+    topic: TopicId
+
+
+class CreateStream(Struct, frozen=True, tag=True):
+    """A new log stream, sealed at 0 in epoch 0; it starts at the high watermark of its creation."""
+
+    stream: LogStreamId
+    topic: TopicId
+    replicas: tuple[StorageNodeId, ...]
+    high_watermark: GLSN
+
+
+class AssignReplicas(Struct, frozen=True, tag=True):
+    """Which nodes shall hold the stream from now on."""
+
+    stream: LogStreamId
+    replicas: tuple[StorageNodeId, ...]
+
+
+class Trim(Struct, frozen=True, tag=True):
+    topic: TopicId
+    before: GLSN
+
+
+class OpenProducer(Struct, frozen=True, tag=True):
+    """The producer's name belongs to this epoch now; its batches go to this stream."""
+
+    producer: ProducerId
+    epoch: ProducerEpoch
+    stream: LogStreamId
+
+
+class MoveProducer(Struct, frozen=True, tag=True):
+    """The producer goes on in another stream. The first one is sealed and its last sequence there is known."""
+
+    producer: ProducerId
+    epoch: ProducerEpoch
+    stream: LogStreamId
+    last_sequence: Sequence
+
+
+class CommitCursor(Struct, frozen=True, tag=True):
+    """A consumer has dealt with everything up to this position."""
+
+    cursor: str
+    glsn: GLSN
+
+
+Decision = (
+    Cut
+    | Seal
+    | Unseal
+    | Release
+    | DropSurvivor
+    | AddNode
+    | RemoveNode
+    | CreateTopic
+    | DeleteTopic
+    | CreateStream
+    | AssignReplicas
+    | Trim
+    | OpenProducer
+    | MoveProducer
+    | CommitCursor
+)
+
+CATALOG_DECISIONS = (
+    AddNode,
+    RemoveNode,
+    CreateTopic,
+    DeleteTopic,
+    CreateStream,
+    Seal,
+    Unseal,
+    Release,
+    DropSurvivor,
+    AssignReplicas,
+    Trim,
+)
+"""Those that change what readers and writers see of the catalog, and so its revision."""

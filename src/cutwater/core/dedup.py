@@ -1,0 +1,237 @@
+"""Producer deduplication: what a replica remembers so that ``(producer, sequence)`` is in the log at most once.
+
+The state is a pure function of the entries of one log stream and of their commits, so every replica has the same and
+any of them may become head. It
+
+1. covers uncommitted entries too: a retry that overtakes its own commit finds the first attempt and waits with it;
+2. is truncated together with the tail of the log: what a seal removed may be sent again;
+3. is checkpointed and outlives trim, and travels with sync, because entries may be gone while retries still come;
+4. fences: an epoch of a producer begins with a committed *fence* in the stream, after which nothing of an older epoch
+   enters, so the last sequence that the fence reports is final;
+5. knows who left: a producer that was moved to another stream must come back with a fence before its batches count.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from msgspec import Struct, structs
+
+from cutwater.errors import ProducerFenced, SequenceExpired, SequenceGap, SequenceReused
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    BatchKind,
+    CommitContext,
+    Entry,
+    ProducerEpoch,
+    ProducerId,
+    ProducerTag,
+    Sequence,
+)
+
+WINDOW_BATCHES_MAX = 256
+"""How many committed batches of one producer are remembered. A producer never has more than this in flight."""
+
+
+class Remembered(Struct, frozen=True):
+    """One batch of a producer as it lies in the log; ``glsn`` is None until it is committed."""
+
+    sequence: Sequence
+    epoch: ProducerEpoch
+    kind: BatchKind
+    first_llsn: LLSN
+    count: int
+    checksum: int
+    glsn: GLSN | None
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.first_llsn + self.count - 1)
+
+
+class ProducerWindow(Struct, frozen=True):
+    """One producer in a checkpoint: what was forgotten (only its last epoch and sequence), then what is known."""
+
+    producer: ProducerId
+    base_epoch: ProducerEpoch
+    base_sequence: Sequence
+    base_fence: LLSN
+    batches: tuple[Remembered, ...]
+
+
+class DedupCheckpoint(Struct, frozen=True):
+    """Deduplication state of the committed prefix that ends at ``upto``."""
+
+    upto: LLSN
+    producers: tuple[ProducerWindow, ...]
+
+
+class _Window:
+    __slots__ = ("base_epoch", "base_fence", "base_sequence", "batches", "departed_at")
+
+    def __init__(self, base_epoch: ProducerEpoch, base_sequence: Sequence, base_fence: LLSN) -> None:
+        self.base_epoch = base_epoch
+        self.base_sequence = base_sequence
+        self.base_fence = base_fence
+        """LLSN of the last fence among the batches that were forgotten."""
+        self.departed_at: LLSN | None = None
+        self.batches: deque[Remembered] = deque()
+
+    @property
+    def epoch(self) -> ProducerEpoch:
+        return self.batches[-1].epoch if self.batches else self.base_epoch
+
+    @property
+    def last_sequence(self) -> Sequence:
+        return self.batches[-1].sequence if self.batches else self.base_sequence
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the producer was moved to another stream and has not come back with a fence."""
+        if self.departed_at is None:
+            return False
+        fences = [batch.first_llsn for batch in self.batches if batch.kind is BatchKind.FENCE]
+        return max(fences, default=self.base_fence) <= self.departed_at
+
+
+class Deduplicator:
+    """The producers of one log stream."""
+
+    def __init__(self, checkpoint: DedupCheckpoint | None = None) -> None:
+        self._windows: dict[ProducerId, _Window] = {}
+        self._uncommitted: deque[ProducerId] = deque()
+        """Producers of the uncommitted tagged entries, in LLSN order."""
+        for saved in checkpoint.producers if checkpoint else ():
+            window = _Window(saved.base_epoch, saved.base_sequence, saved.base_fence)
+            window.batches.extend(saved.batches)
+            self._windows[saved.producer] = window
+
+    def depart(self, producers: Iterable[tuple[ProducerId, LLSN]]) -> None:
+        """These producers were moved away when the stream was sealed at that LLSN."""
+        for producer, at in producers:
+            window = self._windows.setdefault(producer, _Window(ProducerEpoch(0), Sequence(0), LLSN(0)))
+            window.departed_at = at
+
+    def fate(self, producer: ProducerId) -> tuple[Sequence, tuple[Remembered, ...]]:
+        """The producer's last sequence here, and the batches that are still remembered."""
+        window = self._windows.get(producer)
+        return (window.last_sequence, tuple(window.batches)) if window else (Sequence(0), ())
+
+    def last_sequence(self, producer: ProducerId) -> Sequence:
+        window = self._windows.get(producer)
+        return window.last_sequence if window else Sequence(0)
+
+    def find(self, tag: ProducerTag, kind: BatchKind, checksum: int) -> Remembered | None:
+        """The earlier arrival of this batch, or None if it is the next new one; raises if it is neither."""
+        window = self._windows.get(tag.producer)
+        epoch = window.epoch if window else ProducerEpoch(0)
+        if tag.epoch < epoch:
+            raise ProducerFenced(
+                f"producer {tag.producer!r} was opened again (epoch {epoch}, this one is {tag.epoch}): stop using it"
+            )
+        if kind is BatchKind.FENCE:
+            return self._find_fence(window, tag)
+        if window is None or tag.epoch > epoch:
+            raise SequenceGap(
+                f"producer {tag.producer!r} has not opened epoch {tag.epoch} in this log stream: open it first",
+                expected=Sequence(self.last_sequence(tag.producer) + 1),
+            )
+        if window.is_away:
+            raise ProducerFenced(f"producer {tag.producer!r} was moved to another log stream: append there")
+        return self._find_batch(window, tag, checksum)
+
+    def _find_fence(self, window: _Window | None, tag: ProducerTag) -> Remembered | None:
+        """A fence numbers nothing, it says from where the numbers go on: one that went further does as well."""
+        for batch in window.batches if window and not window.is_away else ():
+            if batch.kind is BatchKind.FENCE and batch.epoch == tag.epoch and batch.sequence >= tag.sequence:
+                return batch
+        return None
+
+    def _find_batch(self, window: _Window, tag: ProducerTag, checksum: int) -> Remembered | None:
+        last = window.last_sequence
+        if tag.sequence == last + 1:
+            return None
+        if tag.sequence > last + 1:
+            raise SequenceGap(
+                f"producer {tag.producer!r} sent sequence {tag.sequence}, but {last + 1} is next: send that one first",
+                expected=Sequence(last + 1),
+            )
+        for batch in reversed(window.batches):
+            if batch.sequence == tag.sequence and batch.kind is BatchKind.DATA:
+                if batch.checksum != checksum:
+                    raise SequenceReused(
+                        f"producer {tag.producer!r} sent sequence {tag.sequence} again with other bytes: "
+                        "use a new sequence for new data"
+                    )
+                return batch
+        raise SequenceExpired(
+            f"producer {tag.producer!r} repeated sequence {tag.sequence}, older than the last {WINDOW_BATCHES_MAX} "
+            "batches: whether it is in the log can no longer be told from here, read the log"
+        )
+
+    def record(self, entry: Entry) -> None:
+        """An entry was given its place in the stream. Must be called for every entry, in LLSN order."""
+        tag = entry.batch.producer
+        if tag is None:
+            return
+        window = self._windows.get(tag.producer)
+        if window is None:
+            window = self._windows[tag.producer] = _Window(ProducerEpoch(0), Sequence(0), LLSN(0))
+        sequence = tag.sequence
+        if entry.batch.kind is BatchKind.FENCE:
+            # A fence numbers nothing; it takes over where the stream (or the stream before it) left off.
+            sequence = max(sequence, window.last_sequence)
+        window.batches.append(
+            Remembered(
+                sequence, tag.epoch, entry.batch.kind, entry.first_llsn, entry.batch.count, entry.batch.checksum, None
+            )
+        )
+        self._uncommitted.append(tag.producer)
+
+    def commit(self, context: CommitContext) -> None:
+        """Everything up to the end of this commit now has a GLSN."""
+        while self._uncommitted:
+            window = self._windows[self._uncommitted[0]]
+            index = next(i for i, batch in enumerate(window.batches) if batch.glsn is None)
+            batch = window.batches[index]
+            if batch.first_llsn > context.last_llsn:
+                break
+            self._uncommitted.popleft()
+            window.batches[index] = structs.replace(batch, glsn=context.glsn_of(batch.first_llsn))
+            self._forget_oldest(window)
+
+    def _forget_oldest(self, window: _Window) -> None:
+        while len(window.batches) > WINDOW_BATCHES_MAX and window.batches[0].glsn is not None:
+            oldest = window.batches.popleft()
+            window.base_epoch, window.base_sequence = oldest.epoch, oldest.sequence
+            if oldest.kind is BatchKind.FENCE:
+                window.base_fence = oldest.first_llsn
+
+    def truncate(self, end: LLSN) -> None:
+        """The entries above ``end`` were removed; they were never committed."""
+        for window in self._windows.values():
+            while window.batches and window.batches[-1].first_llsn > end:
+                assert window.batches[-1].glsn is None
+                window.batches.pop()
+        self._uncommitted = deque(
+            producer
+            for _, producer in sorted(
+                (batch.first_llsn, producer)
+                for producer, window in self._windows.items()
+                for batch in window.batches
+                if batch.glsn is None
+            )
+        )
+
+    def checkpoint(self, upto: LLSN) -> DedupCheckpoint:
+        """The state of the committed prefix; ``upto`` must be its end."""
+        producers = []
+        for producer, window in sorted(self._windows.items()):
+            committed = tuple(batch for batch in window.batches if batch.glsn is not None)
+            if committed or window.base_sequence or window.base_epoch:
+                producers.append(
+                    ProducerWindow(producer, window.base_epoch, window.base_sequence, window.base_fence, committed)
+                )
+        return DedupCheckpoint(upto, tuple(producers))

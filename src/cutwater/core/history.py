@@ -1,0 +1,56 @@
+"""The commits of one log stream that some replica may still need.
+
+A replica may be behind by several cuts; its report is answered with every later range. What has been applied durably
+by everyone who counts is forgotten. The history is contiguous in LLSN and ends at the stream's committed end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from cutwater.errors import ProtocolViolation
+from cutwater.types import LLSN, CommitContext
+
+
+class CommitHistory:
+    """Commit contexts in LLSN order: appended by cuts, trimmed by what replicas have on disk."""
+
+    __slots__ = ("_contexts",)
+
+    def __init__(self, contexts: Iterable[CommitContext] = ()) -> None:
+        self._contexts: deque[CommitContext] = deque()
+        for context in contexts:
+            self.append(context)
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def contexts(self) -> tuple[CommitContext, ...]:
+        return tuple(self._contexts)
+
+    def append(self, context: CommitContext) -> None:
+        if self._contexts and context.first_llsn != self._contexts[-1].last_llsn + 1:
+            raise ProtocolViolation(f"commit history has a hole before LLSN {context.first_llsn}")
+        self._contexts.append(context)
+
+    def after(self, committed_end: LLSN) -> tuple[CommitContext, ...] | None:
+        """Every range above ``committed_end``, oldest first; None when the history no longer reaches down to it,
+        so that the replica has to learn from a peer. An empty tuple means that the replica is current."""
+        newer: list[CommitContext] = []
+        for context in reversed(self._contexts):
+            if context.last_llsn <= committed_end:
+                break
+            newer.append(context)
+        newer.reverse()
+        if newer and newer[0].first_llsn != committed_end + 1:
+            return None
+        return tuple(newer)
+
+    def trim(self, applied_end: LLSN) -> int:
+        """Forget the ranges that end at or below ``applied_end``; how many there were."""
+        count = 0
+        while self._contexts and self._contexts[0].last_llsn <= applied_end:
+            self._contexts.popleft()
+            count += 1
+        return count

@@ -1,0 +1,158 @@
+"""What the parts of a cluster say to each other about ordering. Plain data; who sends it and how is not known here."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.core.cut import StreamCommit
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.sync import Extent, SyncPlan
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    CommitContext,
+    Entry,
+    Epoch,
+    LeaderEpoch,
+    LogStreamId,
+    ProducerId,
+    Revision,
+    StorageNodeId,
+    TopicId,
+)
+
+# From the leader of the metadata repository to storage nodes.
+
+
+class CreateReplica(Struct, frozen=True, tag=True):
+    """Begin to store a log stream. A new stream starts at the high watermark of its creation; a new replica of an
+    existing stream starts at 0 and has to learn."""
+
+    stream: LogStreamId
+    topic: TopicId
+    high_watermark: GLSN
+
+
+class CommitMessage(Struct, frozen=True, tag=True):
+    """One cut, as far as it concerns one storage node: commits for some of its replicas, and the open log streams of
+    which it is a member that got nothing, which are thereby known to be complete up to the new high watermark."""
+
+    prev_high_watermark: GLSN
+    high_watermark: GLSN
+    revision: Revision
+    commits: tuple[StreamCommit, ...]
+    quiet: tuple[LogStreamId, ...]
+
+
+class CatchUp(Struct, frozen=True, tag=True):
+    """The answer to a report: every later range of the stream, and where the stream stands at the high watermark."""
+
+    stream: LogStreamId
+    contexts: tuple[CommitContext, ...]
+    committed_end: LLSN
+    high_watermark: GLSN
+    revision: Revision
+
+
+class SealReplica(Struct, frozen=True, tag=True):
+    """The stream is sealed for this epoch at this LLSN, and that is stored."""
+
+    stream: LogStreamId
+    leader_epoch: LeaderEpoch
+    epoch: Epoch
+    sealed_at: LLSN
+
+
+class UnsealReplica(Struct, frozen=True, tag=True):
+    """The stream is open under a new epoch with these replicas in chain order, head first. ``departed`` are producers
+    that were moved away from it: nothing of theirs is taken before they come back with a fence."""
+
+    stream: LogStreamId
+    leader_epoch: LeaderEpoch
+    epoch: Epoch
+    start: LLSN
+    chain: tuple[StorageNodeId, ...]
+    departed: tuple[ProducerId, ...] = ()
+
+
+class ExcludeReplica(Struct, frozen=True, tag=True):
+    """The newest epoch of the stream goes on without this replica."""
+
+    stream: LogStreamId
+    leader_epoch: LeaderEpoch
+    epoch: Epoch
+
+
+class LearnFrom(Struct, frozen=True, tag=True):
+    """Copy the committed records that you lack from this peer."""
+
+    stream: LogStreamId
+    leader_epoch: LeaderEpoch
+    source: StorageNodeId
+
+
+class TrimReplica(Struct, frozen=True, tag=True):
+    """Everything below this GLSN is trimmed, and that is stored."""
+
+    stream: LogStreamId
+    before: GLSN
+
+
+LeaderMessage = (
+    CreateReplica | CommitMessage | CatchUp | SealReplica | UnsealReplica | ExcludeReplica | LearnFrom | TrimReplica
+)
+
+# Between storage nodes.
+
+
+class Replicate(Struct, frozen=True, tag=True):
+    """An entry on its way down the chain, exactly as the head has it."""
+
+    stream: LogStreamId
+    entry: Entry
+
+
+class SyncRequest(Struct, frozen=True, tag=True):
+    """A learner asks a source for what it lacks. ``attempt`` tells the parts of one sync from those of another."""
+
+    stream: LogStreamId
+    attempt: int
+    extent: Extent
+
+
+class SyncBegin(Struct, frozen=True, tag=True):
+    """The source's plan, with the position before its first entry when the destination has to start anew."""
+
+    stream: LogStreamId
+    attempt: int
+    plan: SyncPlan
+    base_glsn: GLSN
+
+
+class SyncEntries(Struct, frozen=True, tag=True):
+    """Committed entries of the plan's range, in LLSN order."""
+
+    stream: LogStreamId
+    attempt: int
+    entries: tuple[Entry, ...]
+
+
+class SyncEnd(Struct, frozen=True, tag=True):
+    """The commit contexts of the entries, the deduplication state at their end, and the trim position."""
+
+    stream: LogStreamId
+    attempt: int
+    contexts: tuple[CommitContext, ...]
+    dedup: DedupCheckpoint
+    trimmed_before: GLSN
+
+
+class SyncFailed(Struct, frozen=True, tag=True):
+    """The source cannot serve this sync."""
+
+    stream: LogStreamId
+    attempt: int
+    reason: str
+
+
+SyncMessage = SyncBegin | SyncEntries | SyncEnd | SyncFailed

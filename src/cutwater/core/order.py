@@ -1,0 +1,588 @@
+"""The leader of the metadata repository: reports and requests in; cuts, seals, unseals and messages out.
+
+The leader works in *turns*. While a store write is in flight it only takes in what arrives. When the write is done,
+what was decided is announced, replicas that reported meanwhile are told what they lack, and everything that has piled
+up becomes the next write: one cut of all log streams, then requests, seals and unseals. Slow storage thus lowers the
+rate of cuts, not the throughput.
+
+What always holds:
+
+1. Nobody outside learns of a decision before it is stored under this leader's epoch; ``_announce`` runs after it.
+2. ``state`` may be ahead of the store by the write in flight. If that write is refused, the leader is over.
+3. A decision depends only on the state, on reports that count, and on time as far as patience is concerned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct
+
+from cutwater.core import decisions as d
+from cutwater.core.cut import Candidate, make_cut, next_cut_time
+from cutwater.core.messages import (
+    CatchUp,
+    CommitMessage,
+    CreateReplica,
+    ExcludeReplica,
+    LeaderMessage,
+    LearnFrom,
+    SealReplica,
+    TrimReplica,
+    UnsealReplica,
+)
+from cutwater.core.order_events import (
+    Alarm,
+    Asked,
+    Compact,
+    OrderEffect,
+    OrderEvent,
+    PeerComplaint,
+    Reply,
+    ReportArrived,
+    Send,
+    StepDown,
+    Store,
+    Stored,
+    StoreRefused,
+    Wake,
+)
+from cutwater.core.order_requests import Surroundings, decide
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
+from cutwater.core.reports import ReportBook
+from cutwater.errors import (
+    CutwaterError,
+    ImpossibleReport,
+    LeaderFenced,
+    NotFound,
+    NotLeader,
+    OrderLayerLostMemory,
+    ResourceExhausted,
+    Unavailable,
+)
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    MILLISECOND,
+    SECOND,
+    Epoch,
+    Instant,
+    LeaderEpoch,
+    LogStreamId,
+    ReplicaState,
+    Report,
+    StorageNodeId,
+    UncommitReport,
+)
+
+Effects = list[OrderEffect]
+
+
+class OrderOptions(Struct, frozen=True):
+    """How patient the leader is, and how much it takes in."""
+
+    node_dead_after_us: int = 2 * SECOND
+    reopen_patience_us: int = 500 * MILLISECOND
+    """How long a sealed stream waits for replicas that are alive and on their way."""
+    retry_us_min: int = 1 * SECOND
+    retry_us_max: int = 30 * SECOND
+    """Back-off for links that failed and for learners that are admitted."""
+    tick_us_min: int = 1 * SECOND
+    tick_us_max: int = 30 * SECOND
+    min_replication: int = 1
+    requests_max: int = 1_024
+    requests_per_turn_max: int = 64
+    compact_every_decisions: int = 1_024
+
+
+class _Backoff:
+    """Doubles the wait with every failure."""
+
+    def __init__(self, options: OrderOptions) -> None:
+        self._options = options
+        self._waits: dict[object, tuple[int, int]] = {}
+
+    def fail(self, what: object, now: Instant) -> None:
+        _, wait = self._waits.get(what, (0, self._options.retry_us_min // 2))
+        wait = min(wait * 2, self._options.retry_us_max)
+        self._waits[what] = (now.monotonic + wait, wait)
+
+    def waits(self, what: object, now: Instant) -> bool:
+        until, _ = self._waits.get(what, (0, 0))
+        return now.monotonic < until
+
+    def clear(self, what: object) -> None:
+        self._waits.pop(what, None)
+
+
+class OrderLayer:
+    """One term of one leader. ``handle`` is the only way to change it."""
+
+    def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, now: Instant, options: OrderOptions) -> None:
+        self.leader_epoch = leader_epoch
+        self.state = state
+        self.options = options
+        self.halted: OrderLayerLostMemory | None = None
+        self.over = False
+        self.explanations: dict[LogStreamId, str] = {}
+        self._book = ReportBook()
+        self._heard = dict.fromkeys(state.nodes, now.monotonic)
+        self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
+        self._requests: deque[Asked] = deque()
+        self._in_flight: tuple[d.Decision, ...] = ()
+        self._held: Effects = []
+        """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
+        self._urgent: Effects = []
+        self._moved: set[LogStreamId] = set()
+        self._spoke: set[StorageNodeId] = set()
+        self._attention: set[LogStreamId] = set()
+        self._seals: dict[LogStreamId, str] = {}
+        self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
+        self._links = _Backoff(options)
+        self._admissions = _Backoff(options)
+        self._last_wall = now.wall
+        self._last_cut = now.monotonic
+        self._tick_wait = options.tick_us_min
+        self._compacted_at = state.index
+        self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
+        """Cuts up to the first are so old that whoever has not heard of them has lost a message."""
+
+    def handle(self, event: OrderEvent, now: Instant) -> Effects:
+        """The one mutator."""
+        if self.over:
+            raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
+        match event:
+            case ReportArrived():
+                self._take_report(event.report, now)
+            case Asked():
+                self._take_request(event)
+            case Stored():
+                self._stored(event, now)
+            case StoreRefused():
+                return self._step_down(event.reason)
+            case PeerComplaint():
+                self._links.fail((event.stream, event.peer), now)
+            case Wake():
+                self._wake(now)
+        return self._turn(now)
+
+    # Taking in.
+
+    def _take_request(self, asked: Asked) -> None:
+        if len(self._requests) >= self.options.requests_max:
+            error = ResourceExhausted(f"{len(self._requests)} requests wait already", retry_ms=100)
+            self._urgent.append(Reply(asked.request_id, error))
+        else:
+            self._requests.append(asked)
+
+    def _take_report(self, report: Report, now: Instant) -> None:
+        node = report.storage_node_id
+        if node not in self.state.nodes:
+            raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
+        known = self._book.newest(node)
+        if not self._book.admit(report):
+            return
+        self._heard[node] = now.monotonic
+        self._spoke.add(node)
+        if known is not None and known.incarnation != report.incarnation:
+            for stream in self.state.streams_on(node):
+                self._links.clear((stream.stream, node))
+        for ur in report.uncommit_reports:
+            self._examine(node, ur, now)
+        for lsid in report.invalid:
+            if lsid in self.state.streams:
+                self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
+
+    def _examine(self, node: StorageNodeId, ur: UncommitReport, now: Instant) -> None:
+        """Hold one replica's words against what was decided."""
+        stream = self.state.streams.get(ur.log_stream_id)
+        if stream is None or ur.high_watermark > self.state.high_watermark or ur.epoch > stream.epoch:
+            self._halt(
+                f"storage node {node} reports {ur}, of which the order layer at {self._position()} knows nothing"
+            )
+            return
+        if node not in stream.replicas:
+            return
+        if node in stream.members:
+            floor = stream.committed_end if ur.epoch == stream.epoch else stream.start
+            if ur.durable_end < floor or ur.state is ReplicaState.LEARNING:
+                self._distrust(stream, node, f"it ends at LLSN {ur.durable_end}, below {floor}")
+                return
+        if not stream.is_open:
+            self._attention.add(stream.stream)
+        elif node in stream.members:
+            self._examine_member(stream, node, ur)
+        self._trim_history(stream, now)
+
+    def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
+        if ur.state is ReplicaState.SEALING:
+            # It restarted, or something failed there.
+            self._want_seal(stream, f"the replica on storage node {node} is sealing")
+        elif ur.epoch == stream.epoch:
+            if ur.state is ReplicaState.SEALED:
+                self._halt(f"storage node {node} reports {ur}, but the stream is open at {self._position()}")
+            self._moved.add(stream.stream)
+
+    def _trim_history(self, stream: LogStream, now: Instant) -> None:
+        """Forget the ranges that no replica will ask for."""
+        end = self._forgettable_end(stream, self._is_patient(stream, now))
+        if end is not None:
+            self.state.trim_history(stream.stream, end)
+
+    def _forgettable_end(self, stream: LogStream, patient: bool) -> LLSN | None:
+        """A range is kept until every replica of an open stream, and at least one of a sealed one, has it on disk. The
+        other replicas of a sealed stream get some time: commits are cheaper than learning."""
+        reports = [self._book.of(stream.stream, node) for node in stream.members]
+        applied = [ur.committed_end for ur in reports if ur is not None]
+        if not applied or (len(applied) < len(reports) and (stream.is_open or patient)):
+            return None
+        return min(applied)
+
+    def _is_patient(self, stream: LogStream, now: Instant) -> bool:
+        return now.monotonic - self._sealed_since.get(stream.stream, 0) < self.options.reopen_patience_us
+
+    def _distrust(self, stream: LogStream, node: StorageNodeId, why: str) -> None:
+        """A replica that counts cannot be believed any more: it has to learn from a peer."""
+        if node not in stream.members:
+            return
+        if node not in self._distrusted.setdefault(stream.stream, set()):
+            self._distrusted[stream.stream].add(node)
+            self._urgent.append(
+                Alarm(ImpossibleReport(f"log stream {stream.stream} on storage node {node} is quarantined: {why}"))
+            )
+        self._want_seal(stream, f"the replica on storage node {node} is quarantined: {why}")
+
+    def _want_seal(self, stream: LogStream, reason: str) -> None:
+        self._seals.setdefault(stream.stream, reason)
+
+    def _halt(self, what: str) -> None:
+        if self.halted is None:
+            self.halted = OrderLayerLostMemory(f"no more cuts: {what}")
+            self._urgent.append(Alarm(self.halted))
+
+    def _position(self) -> str:
+        return f"decision {self.state.index}, high watermark {self.state.high_watermark}"
+
+    def _wake(self, now: Instant) -> None:
+        self._settled_high_watermark = self._high_watermark_at_wake
+        self._high_watermark_at_wake = self.state.high_watermark
+        for stream in self.state.streams.values():
+            if stream.is_open:
+                self._watch_members(stream, now)
+            if not stream.final and (not stream.is_open or stream.members != stream.replicas):
+                self._attention.add(stream.stream)
+
+    def _watch_members(self, stream: LogStream, now: Instant) -> None:
+        for node in stream.members:
+            if not self._alive(node, now):
+                self._want_seal(stream, f"storage node {node} is silent")
+                continue
+            report = self._book.newest(node)
+            if report is not None and all(ur.log_stream_id != stream.stream for ur in report.uncommit_reports):
+                self._distrust(stream, node, "the node reports without it")
+
+    def _alive(self, node: StorageNodeId, now: Instant) -> bool:
+        heard = self._heard.get(node)
+        return heard is not None and now.monotonic - heard < self.options.node_dead_after_us
+
+    # Turns.
+
+    def _turn(self, now: Instant) -> Effects:
+        effects, self._urgent = self._urgent, []
+        if self._in_flight:
+            return effects
+        effects += self._release()
+        if self.halted is None:
+            effects += self._answer_reports()
+            after = self.state.index
+            self._in_flight = tuple(self._decide(now))
+            if self._in_flight:
+                effects.append(Store(self.leader_epoch, after, self._in_flight))
+        if not self._in_flight:
+            # What needed no decision follows from stored state and leaves at once.
+            effects += self._release()
+            effects += self._compact()
+        return effects
+
+    def _release(self) -> Effects:
+        held, self._held = self._held, []
+        return held
+
+    def _decide(self, now: Instant) -> list[d.Decision]:
+        """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
+        decided: list[d.Decision] = []
+        cut = self._next_cut(now)
+        if cut is not None:
+            self._apply(cut, decided)
+        self._decide_requests(now, decided)
+        for lsid, reason in self._seals.items():
+            self._decide_seal(self.state.streams[lsid], reason, decided)
+        self._seals.clear()
+        for lsid in sorted(self._attention):
+            self._decide_repair(self.state.streams[lsid], now, decided)
+        self._attention.clear()
+        if not decided and now.monotonic - self._last_cut >= self._tick_wait:
+            self._tick_wait = min(self._tick_wait * 2, self.options.tick_us_max)
+            self._apply(self._tick(now), decided)
+        return decided
+
+    def _apply(self, decision: d.Decision, decided: list[d.Decision]) -> None:
+        self.state.apply(decision)
+        decided.append(decision)
+        if isinstance(decision, (d.Seal, d.Unseal)):
+            self._book.void(decision.stream)
+
+    def _next_cut(self, now: Instant) -> d.Cut | None:
+        candidates = [self._candidate(self.state.streams[lsid]) for lsid in self._moved if lsid not in self._distrusted]
+        self._moved.clear()
+        time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
+        commits = make_cut(self.state.high_watermark, time, candidates)
+        if not commits:
+            return None
+        self._tick_wait = self.options.tick_us_min
+        self._last_wall, self._last_cut = now.wall, now.monotonic
+        return d.Cut(commits[0].context.high_watermark, self.state.high_watermark, time, self.state.revision, commits)
+
+    def _tick(self, now: Instant) -> d.Cut:
+        """Time moves only at positions, so while nothing is appended it takes one for itself."""
+        time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
+        self._last_wall, self._last_cut = now.wall, now.monotonic
+        last = self.state.high_watermark
+        return d.Cut(GLSN(last + 1), last, time, self.state.revision, ())
+
+    def _candidate(self, stream: LogStream) -> Candidate:
+        ends = tuple(self._durable_end(stream, node) for node in stream.members) if stream.is_open else ()
+        return Candidate(stream.stream, stream.epoch, stream.committed_end, ends)
+
+    def _durable_end(self, stream: LogStream, node: StorageNodeId) -> LLSN | None:
+        """The durable end of a replica that counts; None if it has not reported in this epoch."""
+        ur = self._book.of(stream.stream, node)
+        if ur is None or ur.epoch != stream.epoch or ur.state is ReplicaState.LEARNING:
+            return None
+        return ur.durable_end
+
+    def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
+        around = Surroundings(
+            alive=lambda node: self._alive(node, now) and self._book.newest(node) is not None,
+            ready=lambda stream, node: is_ready(stream, self._book.of(stream.stream, node)),
+        )
+        for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):
+            asked = self._requests.popleft()
+            try:
+                decisions, answer = decide(asked.request, self.state, around)
+            except CutwaterError as error:
+                self._held.append(Reply(asked.request_id, error))
+                continue
+            for decision in decisions:
+                self._apply(decision, decided)
+                if isinstance(decision, (d.CreateStream, d.Release, d.AssignReplicas)):
+                    self._attention.add(decision.stream)
+                if isinstance(decision, d.AddNode):
+                    self._heard[decision.node] = now.monotonic
+            self._held.append(Reply(asked.request_id, answer))
+
+    def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision]) -> None:
+        distrusted = self._distrusted.pop(stream.stream, set())
+        if stream.is_open:
+            survivors = tuple(node for node in stream.members if node not in distrusted)
+            self._apply(d.Seal(stream.stream, stream.epoch, stream.committed_end, survivors, reason), decided)
+            return
+        for node in sorted(distrusted & set(stream.members)):
+            self._apply(d.DropSurvivor(stream.stream, node, reason), decided)
+            self._attention.add(stream.stream)
+
+    def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
+        plan = self._plan(stream, now)
+        self.explanations[stream.stream] = plan.why
+        for node, source in plan.learners:
+            self._held.append(Send(node, LearnFrom(stream.stream, self.leader_epoch, source)))
+        if plan.chain:
+            unseal = d.Unseal(stream.stream, Epoch(stream.epoch + 1), stream.committed_end, plan.chain)
+            self._apply(unseal, decided)
+            if stream.members == stream.replicas:
+                self._admissions.clear(stream.stream)
+        elif plan.admit:
+            self._admissions.fail(stream.stream, now)
+            self._decide_seal(stream, plan.why, decided)
+
+    def _plan(self, stream: LogStream, now: Instant) -> Plan:
+        lsid = stream.stream
+        view = View(
+            report=lambda node: self._book.of(lsid, node),
+            alive=lambda node: self._alive(node, now),
+            usable=lambda node: self._usable(node, now) and not self._links.waits((lsid, node), now),
+            fallback=lambda node: self._usable(node, now),
+            invalid=lambda node: self._is_invalid(node, lsid),
+            turn=now.monotonic // (2 * SECOND),
+        )
+        history = self.state.histories[lsid]
+        if stream.is_open:
+            return plan_open(stream, history, view, admit=not self._admissions.waits(lsid, now))
+        return plan_sealed(
+            stream,
+            history,
+            view,
+            min_replication=self.options.min_replication,
+            patient=self._is_patient(stream, now),
+        )
+
+    def _usable(self, node: StorageNodeId, now: Instant) -> bool:
+        return self._alive(node, now) and self._book.is_writable(node)
+
+    def _is_invalid(self, node: StorageNodeId, lsid: LogStreamId) -> bool:
+        report = self._book.newest(node)
+        return report is not None and lsid in report.invalid
+
+    # After the store.
+
+    def _stored(self, event: Stored, now: Instant) -> None:
+        if event.index != self.state.index:
+            raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
+        decisions, self._in_flight = self._in_flight, ()
+        for decision in decisions:
+            self._announce(decision, now)
+
+    def _announce(self, decision: d.Decision, now: Instant) -> None:
+        """Tell storage nodes of a decision that is stored. A lost message is made up for after the next report."""
+        match decision:
+            case d.Cut():
+                self._announce_cut(decision)
+            case d.Seal():
+                self._sealed_since[decision.stream] = now.monotonic
+                stream = self.state.streams[decision.stream]
+                if not stream.is_open and stream.epoch == decision.epoch:
+                    for node in stream.replicas:
+                        self._send(node, self._seal_message(stream))
+            case d.Unseal():
+                self._announce_unseal(decision)
+            case d.CreateStream():
+                self._sealed_since[decision.stream] = now.monotonic
+                for node in decision.replicas:
+                    self._send(node, self._create_message(self.state.streams[decision.stream]))
+            case d.Trim():
+                for stream in self.state.streams_of(decision.topic):
+                    for node in stream.replicas:
+                        self._send(node, TrimReplica(stream.stream, decision.before))
+            case d.RemoveNode():
+                self._book.forget(decision.node)
+                self._heard.pop(decision.node, None)
+
+    def _announce_cut(self, cut: d.Cut) -> None:
+        committed = {commit.stream for commit in cut.commits}
+        for node in sorted(self.state.nodes):
+            member_of = [s.stream for s in self.state.streams.values() if s.is_open and node in s.members]
+            commits = tuple(c for c in cut.commits if node in self.state.streams[c.stream].members)
+            quiet = tuple(lsid for lsid in member_of if lsid not in committed)
+            if commits or quiet:
+                self._send(
+                    node,
+                    CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, commits, quiet),
+                )
+
+    def _announce_unseal(self, unseal: d.Unseal) -> None:
+        stream = self.state.streams[unseal.stream]
+        if not stream.is_open or stream.epoch != unseal.epoch:
+            return
+        backups = unseal.chain[1:] or unseal.chain
+        for node in backups:
+            self._send(node, self._unseal_message(stream))
+        for node in stream.replicas:
+            if node not in unseal.chain:
+                self._send(node, ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch))
+
+    def _create_message(self, stream: LogStream) -> CreateReplica:
+        """Only a stream that never was open begins at its creation; a later replica of it has to learn."""
+        start = stream.created_at if stream.epoch == 0 else GLSN(0)
+        return CreateReplica(stream.stream, stream.topic, start)
+
+    def _seal_message(self, stream: LogStream) -> SealReplica:
+        return SealReplica(stream.stream, self.leader_epoch, stream.epoch, stream.committed_end)
+
+    def _unseal_message(self, stream: LogStream) -> UnsealReplica:
+        return UnsealReplica(
+            stream.stream, self.leader_epoch, stream.epoch, stream.start, stream.members, stream.departed
+        )
+
+    def _send(self, node: StorageNodeId, message: LeaderMessage) -> None:
+        self._urgent.append(Send(node, message))
+
+    # Answering reports.
+
+    def _answer_reports(self) -> Effects:
+        """Tell the nodes that spoke since the last turn what each of their replicas lacks."""
+        effects: Effects = []
+        for node in sorted(self._spoke):
+            report = self._book.newest(node)
+            if report is None:
+                continue
+            behind = report.applied_high_watermark < self._settled_high_watermark
+            for ur in report.uncommit_reports:
+                stream = self.state.streams.get(ur.log_stream_id)
+                if stream is not None and node in stream.replicas:
+                    effects += self._answer(stream, node, ur, behind)
+            known = {ur.log_stream_id for ur in report.uncommit_reports} | set(report.invalid)
+            for stream in self.state.streams_on(node):
+                if stream.stream not in known:
+                    effects.append(Send(node, self._create_message(stream)))
+        self._spoke.clear()
+        return effects
+
+    def _answer(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Effects:
+        if ur.state is ReplicaState.LEARNING:
+            return []
+        effects: Effects = []
+        if stream.is_open and node not in stream.members:
+            if ur.epoch < stream.epoch:
+                effects.append(Send(node, ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch)))
+        elif stream.is_open:
+            effects += self._open_members(stream, node, ur)
+            if behind and ur.epoch == stream.epoch:
+                effects += self._catch_up(stream, node, ur)
+        elif ur.state is not ReplicaState.SEALED or ur.epoch != stream.epoch:
+            effects += [Send(node, self._seal_message(stream)), *self._catch_up(stream, node, ur)]
+        trim = self.state.topics[stream.topic].trimmed_before
+        if trim > 1 and ur.state is not ReplicaState.RUNNING:
+            effects.append(Send(node, TrimReplica(stream.stream, trim)))
+        return effects
+
+    def _open_members(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Effects:
+        """Members that missed the unseal get it again; the head opens last, when all others run."""
+        head, backups = stream.members[0], stream.members[1:]
+        if node != head and ur.epoch < stream.epoch:
+            return [Send(node, self._unseal_message(stream))]
+        if not self._runs(stream, head) and all(self._runs(stream, backup) for backup in backups):
+            return [Send(head, self._unseal_message(stream))]
+        return []
+
+    def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
+        ur = self._book.of(stream.stream, node)
+        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
+
+    def _catch_up(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Effects:
+        """Every later range of the stream; nothing if the replica must learn, which repair will see to."""
+        contexts = self.state.histories[stream.stream].after(ur.committed_end)
+        if contexts is None:
+            return []
+        state = self.state
+        message = CatchUp(stream.stream, contexts, stream.committed_end, state.high_watermark, state.revision)
+        return [Send(node, message)]
+
+    # Housekeeping.
+
+    def _compact(self) -> Effects:
+        if self.state.index - self._compacted_at < self.options.compact_every_decisions:
+            return []
+        self._compacted_at = self.state.index
+        return [Compact(self.state.snapshot())]
+
+    def _step_down(self, reason: str) -> Effects:
+        self.over = True
+        effects: Effects = [StepDown(reason)]
+        for asked in self._requests:
+            effects.append(Reply(asked.request_id, NotLeader("another node leads now: ask it")))
+        for held in self._held:
+            if isinstance(held, Reply):
+                unknown = Unavailable("the leader changed: it may or may not have been done")
+                effects.append(Reply(held.request_id, unknown))
+        return effects

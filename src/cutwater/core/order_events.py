@@ -1,0 +1,100 @@
+"""What happens to the leader of the metadata repository, and what it wants done.
+
+``Store`` is the only effect that may be under way while others wait: as long as a write is in flight the leader sends
+and answers nothing, so nobody can learn of a decision before it is stored.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.core.decisions import Decision
+from cutwater.core.messages import LeaderMessage
+from cutwater.core.order_state import Snapshot
+from cutwater.core.requests import Answer, Request
+from cutwater.errors import CutwaterError
+from cutwater.types import DecisionIndex, LeaderEpoch, LogStreamId, Report, StorageNodeId
+
+RequestId = int
+"""Names whoever asked; given by the driver, never interpreted."""
+
+
+# Events
+
+
+class ReportArrived(Struct, frozen=True):
+    report: Report
+
+
+class Asked(Struct, frozen=True):
+    request_id: RequestId
+    request: Request
+
+
+class Stored(Struct, frozen=True):
+    """The decisions up to this one are durable, under this leader's epoch."""
+
+    index: DecisionIndex
+
+
+class StoreRefused(Struct, frozen=True):
+    """Someone else leads: the write was refused. This leader's time is over."""
+
+    reason: str
+
+
+class PeerComplaint(Struct, frozen=True):
+    """A storage node says that it could not pass entries of a stream on to a peer."""
+
+    stream: LogStreamId
+    complainer: StorageNodeId
+    peer: StorageNodeId
+
+
+class Wake(Struct, frozen=True):
+    """Time has passed. Comes every few ten milliseconds."""
+
+
+OrderEvent = ReportArrived | Asked | Stored | StoreRefused | PeerComplaint | Wake
+
+
+# Effects
+
+
+class Store(Struct, frozen=True):
+    """Make the decisions durable right after decision ``after``, if this leader epoch still leads."""
+
+    leader_epoch: LeaderEpoch
+    after: DecisionIndex
+    decisions: tuple[Decision, ...]
+
+
+class Send(Struct, frozen=True):
+    node: StorageNodeId
+    message: LeaderMessage
+
+
+class Reply(Struct, frozen=True):
+    request_id: RequestId
+    outcome: Answer | CutwaterError
+
+
+class Compact(Struct, frozen=True):
+    """The store may replace all decisions up to the snapshot's index by the snapshot."""
+
+    snapshot: Snapshot
+
+
+class Alarm(Struct, frozen=True):
+    """Something that must not happen did; an operator should look."""
+
+    error: CutwaterError
+
+
+class StepDown(Struct, frozen=True):
+    """Forget this leader: its state may contain decisions that were never stored."""
+
+    reason: str
+
+
+OrderEffect = Store | Send | Reply | Compact | Alarm | StepDown

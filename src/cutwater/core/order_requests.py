@@ -1,0 +1,282 @@
+"""From a request to the decisions that carry it out: validation against the state of the cluster, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from cutwater.core import decisions as d
+from cutwater.core import requests as r
+from cutwater.core.order_state import LogStream, OrderState, Topic
+from cutwater.core.repair import place
+from cutwater.errors import (
+    AlreadyExists,
+    InvalidArgument,
+    LastCopy,
+    NotFound,
+    NotSealed,
+    ProducerFenced,
+    Refused,
+    Unavailable,
+)
+from cutwater.types import GLSN, LogStreamId, ProducerEpoch, Sequence, StorageNodeId, TopicId
+
+STREAMS_PER_TOPIC_MAX = 1_024
+NAME_LENGTH_MAX = 255
+
+
+class Surroundings(Struct, frozen=True):
+    """What the leader sees of the nodes, as far as it matters for requests."""
+
+    alive: Callable[[StorageNodeId], bool]
+    ready: Callable[[LogStream, StorageNodeId], bool]
+
+
+Outcome = tuple[tuple[d.Decision, ...], r.Answer]
+
+
+def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outcome:
+    """What to decide and what to answer once that is stored; raises if the request cannot be carried out."""
+    match request:
+        case r.AddNodeRequest():
+            return ((), r.Done()) if request.node in state.nodes else ((d.AddNode(request.node),), r.Done())
+        case r.RemoveNodeRequest():
+            return _remove_node(request, state)
+        case r.CreateTopicRequest():
+            return _create_topic(request, state, around)
+        case r.DeleteTopicRequest():
+            return _delete_topic(request, state)
+        case r.AddStreamRequest():
+            return _add_stream(request, state, around)
+        case r.SealRequest():
+            return _seal(request, state)
+        case r.UnsealRequest():
+            stream = _stream(state, request.stream)
+            if stream.final:
+                raise Refused(f"log stream {request.stream} is sealed for good: create another one")
+            return ((d.Release(request.stream),) if stream.held else (), r.Done())
+        case r.ReplaceRequest():
+            return _replace(request, state, around)
+        case r.TrimRequest():
+            return _trim(request, state)
+        case r.OpenProducerRequest():
+            return _open_producer(request, state)
+        case r.MoveProducerRequest():
+            return _move_producer(request, state)
+        case r.CommitCursorRequest():
+            if request.glsn > state.high_watermark:
+                raise InvalidArgument(f"cursor at GLSN {request.glsn}, but the log ends at {state.high_watermark}")
+            return (d.CommitCursor(request.cursor, request.glsn),), r.Done()
+        case r.CatalogRequest():
+            return (), catalog(state)
+
+
+def catalog(state: OrderState) -> r.Catalog:
+    """What clients may know of the cluster."""
+    return r.Catalog(
+        revision=state.revision,
+        high_watermark=state.high_watermark,
+        cut_time=state.cut_time,
+        topics=tuple(r.TopicInfo(t.topic, t.name, t.trimmed_before) for t in state.topics.values() if not t.deleted),
+        streams=tuple(
+            r.StreamInfo(
+                s.stream,
+                s.topic,
+                s.epoch,
+                s.is_open,
+                s.final,
+                s.members,
+                s.replicas,
+                s.committed_end,
+                s.last_glsn,
+                s.created_at,
+                s.created_time,
+            )
+            for s in state.streams.values()
+            if not state.topics[s.topic].deleted
+        ),
+    )
+
+
+def _topic(state: OrderState, name: str) -> Topic:
+    topic = state.topic_named(name)
+    if topic is None:
+        names = ", ".join(sorted(t.name for t in state.topics.values() if not t.deleted)) or "none"
+        raise NotFound(f"there is no topic {name!r}; topics: {names}")
+    return topic
+
+
+def _stream(state: OrderState, stream: LogStreamId) -> LogStream:
+    found = state.streams.get(stream)
+    if found is None:
+        raise NotFound(f"there is no log stream {stream}")
+    return found
+
+
+def _place(
+    state: OrderState, around: Surroundings, extra: dict[StorageNodeId, int], n: int
+) -> tuple[StorageNodeId, ...]:
+    load = {node: extra.get(node, 0) for node in sorted(state.nodes) if around.alive(node)}
+    for stream in state.streams.values():
+        for node in stream.replicas:
+            if node in load:
+                load[node] += 1
+    nodes = place(load, n)
+    if nodes is None:
+        raise Unavailable(
+            f"replication {n} needs {n} storage nodes, but only {len(load)} are alive: add or restart some"
+        )
+    for node in nodes:
+        extra[node] = extra.get(node, 0) + 1
+    return nodes
+
+
+def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surroundings) -> Outcome:
+    if not 1 <= len(request.name) <= NAME_LENGTH_MAX:
+        raise InvalidArgument(f"a topic's name has 1 to {NAME_LENGTH_MAX} characters, not {len(request.name)}")
+    if not 1 <= request.streams <= STREAMS_PER_TOPIC_MAX:
+        raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {request.streams}")
+    if request.replication < 1:
+        raise InvalidArgument(f"replication is at least 1, not {request.replication}")
+    if state.topic_named(request.name) is not None:
+        raise AlreadyExists(f"topic {request.name!r} exists already: choose another name, or delete it first")
+    topic = TopicId(state.last_topic + 1)
+    extra: dict[StorageNodeId, int] = {}
+    streams = tuple(
+        d.CreateStream(
+            LogStreamId(state.last_stream + 1 + i),
+            topic,
+            _rotate(_place(state, around, extra, request.replication), i),
+            state.high_watermark,
+        )
+        for i in range(request.streams)
+    )
+    created = r.Created(topic, tuple(s.stream for s in streams))
+    return (d.CreateTopic(topic, request.name, request.replication), *streams), created
+
+
+def _rotate(nodes: tuple[StorageNodeId, ...], by: int) -> tuple[StorageNodeId, ...]:
+    """Every node becomes the head of some streams: heads do a little more work than the others."""
+    by %= len(nodes)
+    return nodes[by:] + nodes[:by]
+
+
+def _add_stream(request: r.AddStreamRequest, state: OrderState, around: Surroundings) -> Outcome:
+    topic = _topic(state, request.topic)
+    stream = LogStreamId(state.last_stream + 1)
+    nodes = _rotate(_place(state, around, {}, topic.replication), stream)
+    return (d.CreateStream(stream, topic.topic, nodes, state.high_watermark),), r.Created(topic.topic, (stream,))
+
+
+def _delete_topic(request: r.DeleteTopicRequest, state: OrderState) -> Outcome:
+    topic = _topic(state, request.name)
+    seals = tuple(
+        d.Seal(s.stream, s.epoch, s.committed_end, s.members, "its topic is deleted", final=True)
+        for s in state.streams_of(topic.topic)
+        if not s.final
+    )
+    return (*seals, d.DeleteTopic(topic.topic)), r.Done()
+
+
+def _seal(request: r.SealRequest, state: OrderState) -> Outcome:
+    stream = _stream(state, request.stream)
+    answer = r.SealedAt(stream.epoch, stream.committed_end, stream.last_glsn)
+    if stream.final or (stream.held and not request.final):
+        return (), answer
+    seal = d.Seal(
+        stream.stream,
+        stream.epoch,
+        stream.committed_end,
+        stream.members,
+        "sealed by an operator",
+        final=request.final,
+        held=not request.final,
+    )
+    return (seal,), answer
+
+
+def _remove_node(request: r.RemoveNodeRequest, state: OrderState) -> Outcome:
+    if request.node not in state.nodes:
+        raise NotFound(f"there is no storage node {request.node}")
+    moves = []
+    for stream in state.streams_on(request.node):
+        left = tuple(node for node in stream.replicas if node != request.node)
+        if not set(stream.members) - {request.node}:
+            raise LastCopy(f"storage node {request.node} holds the last copy of log stream {stream.stream}")
+        if not stream.final:
+            raise Refused(
+                f"storage node {request.node} is a replica of log stream {stream.stream}: replace it there first"
+            )
+        moves.append(d.AssignReplicas(stream.stream, left))
+    return (*moves, d.RemoveNode(request.node)), r.Done()
+
+
+def _replace(request: r.ReplaceRequest, state: OrderState, around: Surroundings) -> Outcome:
+    stream = _stream(state, request.stream)
+    if request.new in stream.replicas or request.new not in state.nodes:
+        raise InvalidArgument(f"storage node {request.new} cannot become a replica of log stream {request.stream}")
+    if request.old not in stream.replicas:
+        raise InvalidArgument(f"storage node {request.old} is not a replica of log stream {request.stream}")
+    if stream.is_open:
+        raise NotSealed(f"log stream {request.stream} is open: seal it before you replace a replica")
+    holders = [node for node in stream.members if node != request.old and around.ready(stream, node)]
+    if not holders:
+        raise LastCopy(
+            f"without storage node {request.old} no replica of log stream {request.stream} is known to hold every "
+            "committed record: wait for the others, or let one learn first"
+        )
+    replicas = tuple(request.new if node == request.old else node for node in stream.replicas)
+    return (d.AssignReplicas(request.stream, replicas),), r.Done()
+
+
+def _trim(request: r.TrimRequest, state: OrderState) -> Outcome:
+    topic = _topic(state, request.topic)
+    if request.before > state.high_watermark + 1:
+        raise InvalidArgument(f"trim before GLSN {request.before}, but the log ends at {state.high_watermark}")
+    if request.before <= topic.trimmed_before:
+        return (), r.Done()
+    return (d.Trim(topic.topic, GLSN(request.before)),), r.Done()
+
+
+def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome:
+    topic = _topic(state, request.topic)
+    producer = state.producers.get(request.producer)
+    if producer is not None:
+        if state.streams[producer.stream].topic != topic.topic:
+            raise InvalidArgument(f"producer {request.producer!r} belongs to another topic: choose another name")
+        grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), producer.stream, producer.last_sequence)
+    else:
+        grant = r.ProducerGrant(ProducerEpoch(1), _choose_stream(state, topic, None), Sequence(0))
+    return (d.OpenProducer(request.producer, grant.epoch, grant.stream),), grant
+
+
+def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome:
+    producer = state.producers.get(request.producer)
+    if producer is None:
+        raise NotFound(f"there is no producer {request.producer!r}: open it first")
+    if producer.epoch != request.epoch:
+        raise ProducerFenced(f"producer {request.producer!r} was opened again (epoch {producer.epoch}): stop using it")
+    if producer.stream != request.stream:
+        # Asked again after the first answer was lost.
+        return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
+    stream = state.streams[producer.stream]
+    if stream.is_open or stream.epoch != request.stream_epoch:
+        raise NotSealed(
+            f"log stream {stream.stream} is not sealed in epoch {request.stream_epoch}, so the fate of the producer's "
+            "batches there is not settled: go on there, or ask again once it is sealed"
+        )
+    target = _choose_stream(state, state.topics[stream.topic], stream.stream)
+    move = d.MoveProducer(request.producer, request.epoch, target, request.last_sequence)
+    return (move,), r.ProducerGrant(request.epoch, target, request.last_sequence)
+
+
+def _choose_stream(state: OrderState, topic: Topic, not_this: LogStreamId | None) -> LogStreamId:
+    """The open stream with the fewest producers."""
+    counts = {s.stream: 0 for s in state.streams_of(topic.topic) if s.is_open and s.stream != not_this}
+    if not counts:
+        raise Unavailable(f"no log stream of topic {topic.name!r} takes appends now")
+    for producer in state.producers.values():
+        if producer.stream in counts:
+            counts[producer.stream] += 1
+    return min(counts, key=lambda stream: (counts[stream], stream))

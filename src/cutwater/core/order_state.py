@@ -1,0 +1,281 @@
+"""The state of the cluster as the sequence of decisions makes it: a fold, the same for everyone who reads it.
+
+``apply`` checks that a decision fits the state before it changes anything. Nothing here depends on reports, on time or
+on who leads; what a leader remembers only for itself is in ``order.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field, structs
+
+from cutwater.core import decisions as d
+from cutwater.core.history import CommitHistory
+from cutwater.core.journal import Journal
+from cutwater.errors import ContradictoryCommand
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    CommitContext,
+    CutTime,
+    DecisionIndex,
+    Epoch,
+    LogStreamId,
+    ProducerEpoch,
+    ProducerId,
+    Revision,
+    Sequence,
+    StorageNodeId,
+    TopicId,
+)
+
+
+class Topic(Struct):
+    topic: TopicId
+    name: str
+    replication: int
+    trimmed_before: GLSN = GLSN(1)
+    deleted: bool = False
+
+
+class LogStream(Struct):
+    """A log stream. ``replicas`` shall hold it; ``members`` do: they are the chain while it is open, and the survivors
+    that hold everything up to ``committed_end`` while it is sealed."""
+
+    stream: LogStreamId
+    topic: TopicId
+    replicas: tuple[StorageNodeId, ...]
+    members: tuple[StorageNodeId, ...]
+    created_at: GLSN
+    created_time: CutTime
+    epoch: Epoch = Epoch(0)
+    is_open: bool = False
+    final: bool = False
+    held: bool = False
+    """Sealed by an operator: stays so until it is released."""
+    start: LLSN = LLSN(0)
+    """Where the current epoch began."""
+    committed_end: LLSN = LLSN(0)
+    last_glsn: GLSN = GLSN(0)
+    reason: str = "new"
+    departed: tuple[ProducerId, ...] = ()
+    """Producers that were moved away and may have a forgotten older self that still sends here."""
+
+
+class Producer(Struct):
+    """``last_sequence`` is the producer's last one in the stream before the present one."""
+
+    epoch: ProducerEpoch
+    stream: LogStreamId
+    last_sequence: Sequence = Sequence(0)
+
+
+class StoredStream(Struct, frozen=True):
+    """A log stream and its commit history in a snapshot."""
+
+    stream: LogStream
+    history: tuple[CommitContext, ...]
+
+
+class Snapshot(Struct, frozen=True):
+    """``OrderState`` after decision ``index``, as stored. Loading it equals replaying all decisions up to there."""
+
+    index: DecisionIndex = DecisionIndex(0)
+    revision: Revision = Revision(0)
+    high_watermark: GLSN = GLSN(0)
+    cut_time: CutTime = CutTime(0)
+    last_topic: TopicId = TopicId(0)
+    last_stream: LogStreamId = LogStreamId(0)
+    nodes: tuple[StorageNodeId, ...] = ()
+    topics: tuple[Topic, ...] = ()
+    streams: tuple[StoredStream, ...] = ()
+    producers: dict[ProducerId, Producer] = field(default_factory=dict)
+    cursors: dict[str, GLSN] = field(default_factory=dict)
+
+
+class OrderState:
+    """See the module's docstring. Read it freely; change it with ``apply`` and ``trim_history`` only."""
+
+    def __init__(self, snapshot: Snapshot | None = None, decisions: Iterable[d.Decision] = ()) -> None:
+        start = snapshot or Snapshot()
+        self.index = start.index
+        self.revision = start.revision
+        self.high_watermark = start.high_watermark
+        self.cut_time = start.cut_time
+        self.last_topic, self.last_stream = start.last_topic, start.last_stream
+        self.nodes: set[StorageNodeId] = set(start.nodes)
+        self.topics: dict[TopicId, Topic] = {topic.topic: structs.replace(topic) for topic in start.topics}
+        self.streams: dict[LogStreamId, LogStream] = {s.stream.stream: structs.replace(s.stream) for s in start.streams}
+        self.histories = {s.stream.stream: CommitHistory(s.history) for s in start.streams}
+        self.producers = {name: structs.replace(producer) for name, producer in start.producers.items()}
+        self.cursors = dict(start.cursors)
+        self._journal = Journal("order layer")
+        for decision in decisions:
+            self.apply(decision)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            index=self.index,
+            revision=self.revision,
+            high_watermark=self.high_watermark,
+            cut_time=self.cut_time,
+            last_topic=self.last_topic,
+            last_stream=self.last_stream,
+            nodes=tuple(sorted(self.nodes)),
+            topics=tuple(structs.replace(topic) for topic in self.topics.values()),
+            streams=tuple(
+                StoredStream(structs.replace(stream), self.histories[lsid].contexts())
+                for lsid, stream in self.streams.items()
+            ),
+            producers={name: structs.replace(producer) for name, producer in self.producers.items()},
+            cursors=dict(self.cursors),
+        )
+
+    def topic_named(self, name: str) -> Topic | None:
+        return next((t for t in self.topics.values() if t.name == name and not t.deleted), None)
+
+    def streams_of(self, topic: TopicId) -> list[LogStream]:
+        return [stream for stream in self.streams.values() if stream.topic == topic]
+
+    def streams_on(self, node: StorageNodeId) -> list[LogStream]:
+        return [stream for stream in self.streams.values() if node in stream.replicas]
+
+    def trim_history(self, stream: LogStreamId, applied_end: LLSN) -> int:
+        """Forget what replicas have on disk. Not a decision: forgetting late, or after a leader change again, is
+        harmless, so the store may keep more than the leader does."""
+        return self.histories[stream].trim(applied_end)
+
+    def apply(self, decision: d.Decision) -> None:
+        """Fold the next decision into the state; raises, and changes nothing, if it contradicts the earlier ones."""
+        match decision:
+            case d.Cut():
+                self._cut(decision)
+            case d.Seal():
+                self._seal(decision)
+            case d.Unseal():
+                self._unseal(decision)
+            case d.DropSurvivor():
+                self._drop_survivor(decision)
+            case d.AddNode():
+                self.nodes.add(decision.node)
+            case d.RemoveNode():
+                self._require(not self.streams_on(decision.node), decision, "the node still has replicas")
+                self.nodes.discard(decision.node)
+            case d.CreateTopic():
+                self._require(decision.topic == self.last_topic + 1, decision, "its number is out of turn")
+                self.last_topic = decision.topic
+                self.topics[decision.topic] = Topic(decision.topic, decision.name, decision.replication)
+            case d.DeleteTopic():
+                live = [s.stream for s in self.streams_of(decision.topic) if not s.final]
+                self._require(not live, decision, f"log streams {live} are not finished")
+                self.topics[decision.topic].deleted = True
+            case d.CreateStream():
+                self._create_stream(decision)
+            case d.Release():
+                self.streams[decision.stream].held = False
+            case d.AssignReplicas():
+                stream = self.streams[decision.stream]
+                self._require(not stream.is_open, decision, "the log stream is open")
+                stream.replicas = decision.replicas
+                stream.members = tuple(node for node in stream.members if node in decision.replicas)
+            case d.Trim():
+                topic = self.topics[decision.topic]
+                self._require(decision.before > topic.trimmed_before, decision, "trim never goes back")
+                topic.trimmed_before = decision.before
+            case d.OpenProducer():
+                self._open_producer(decision)
+            case d.MoveProducer():
+                self._move_producer(decision)
+            case d.CommitCursor():
+                self.cursors[decision.cursor] = decision.glsn
+        self.index = DecisionIndex(self.index + 1)
+        if isinstance(decision, d.CATALOG_DECISIONS):
+            self.revision = Revision(self.revision + 1)
+        self._journal.note(self.index, decision)
+
+    def _cut(self, cut: d.Cut) -> None:
+        self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")
+        self._require(cut.high_watermark > self.high_watermark, cut, "it gives out nothing")
+        self._require(cut.time > self.cut_time, cut, "cut time never goes back")
+        for commit in cut.commits:
+            stream, context = self.streams[commit.stream], commit.context
+            self._require(stream.is_open, cut, "a log stream in it is sealed")
+            self._require(context.epoch == stream.epoch, cut, "a log stream in it is in another epoch")
+            self._require(context.first_llsn == stream.committed_end + 1, cut, "it leaves a hole")
+        for commit in cut.commits:
+            stream, context = self.streams[commit.stream], commit.context
+            stream.committed_end, stream.last_glsn = context.last_llsn, context.last_glsn
+            self.histories[commit.stream].append(context)
+        self.high_watermark, self.cut_time = cut.high_watermark, cut.time
+
+    def _seal(self, seal: d.Seal) -> None:
+        stream = self.streams[seal.stream]
+        self._require(
+            stream.is_open or (not stream.final and (seal.final or seal.held)), seal, "the log stream is sealed"
+        )
+        self._require(seal.epoch == stream.epoch, seal, "the log stream is in another epoch")
+        self._require(seal.sealed_at == stream.committed_end, seal, "the committed end is elsewhere")
+        self._require(set(seal.survivors) <= set(stream.members), seal, "a survivor was not a member")
+        stream.is_open, stream.final, stream.held = False, seal.final, seal.held
+        stream.members, stream.reason = seal.survivors, seal.reason
+
+    def _unseal(self, unseal: d.Unseal) -> None:
+        stream = self.streams[unseal.stream]
+        self._require(not stream.is_open and not stream.final, unseal, "the log stream is open or finished")
+        self._require(unseal.epoch == stream.epoch + 1, unseal, "the epoch does not follow")
+        self._require(unseal.start == stream.committed_end, unseal, "the committed end is elsewhere")
+        self._require(
+            bool(unseal.chain) and set(unseal.chain) <= set(stream.replicas), unseal, "a member is not a replica"
+        )
+        stream.is_open, stream.epoch, stream.start = True, unseal.epoch, unseal.start
+        stream.members, stream.reason = unseal.chain, ""
+
+    def _drop_survivor(self, drop: d.DropSurvivor) -> None:
+        stream = self.streams[drop.stream]
+        self._require(not stream.is_open and drop.node in stream.members, drop, "it does not count anyway")
+        stream.members = tuple(node for node in stream.members if node != drop.node)
+        stream.reason = drop.reason
+
+    def _create_stream(self, create: d.CreateStream) -> None:
+        self._require(create.stream == self.last_stream + 1, create, "its number is out of turn")
+        self._require(create.topic in self.topics, create, "the topic is unknown")
+        self._require(create.high_watermark == self.high_watermark, create, "it does not start at the present")
+        self.last_stream = create.stream
+        self.streams[create.stream] = LogStream(
+            create.stream,
+            create.topic,
+            create.replicas,
+            create.replicas,
+            created_at=create.high_watermark,
+            created_time=self.cut_time,
+        )
+        self.histories[create.stream] = CommitHistory()
+
+    def _open_producer(self, decision: d.OpenProducer) -> None:
+        producer = self.producers.get(decision.producer)
+        last_epoch = producer.epoch if producer else 0
+        self._require(decision.epoch == last_epoch + 1, decision, "the epoch does not follow")
+        if producer is None:
+            self.producers[decision.producer] = Producer(decision.epoch, decision.stream)
+        else:
+            self._require(decision.stream == producer.stream, decision, "it moves the producer")
+            producer.epoch = decision.epoch
+
+    def _move_producer(self, decision: d.MoveProducer) -> None:
+        producer = self.producers.get(decision.producer)
+        self._require(
+            producer is not None and producer.epoch == decision.epoch, decision, "the producer is in another epoch"
+        )
+        assert producer is not None
+        self._require(not self.streams[producer.stream].is_open, decision, "the log stream it leaves is open")
+        left, entered = self.streams[producer.stream], self.streams[decision.stream]
+        left.departed = (*(name for name in left.departed if name != decision.producer), decision.producer)
+        entered.departed = tuple(name for name in entered.departed if name != decision.producer)
+        producer.stream, producer.last_sequence = decision.stream, decision.last_sequence
+
+    def _require(self, holds: bool, decision: d.Decision, otherwise: str) -> None:
+        if not holds:
+            raise ContradictoryCommand(
+                f"after decision {self.index}, {decision} cannot be: {otherwise}", history=self._journal.lines()
+            )

@@ -1,0 +1,182 @@
+"""The client's side of a named producer: every batch once, in order, whatever gets lost on the way.
+
+The session numbers batches and keeps them until their fate is known. It
+
+1. opens with a fence in its stream, so that nothing of an earlier holder of the name can enter afterwards;
+2. repeats unsettled batches on the *same* stream, in order, where deduplication gives the same answer again;
+3. changes streams only by a decision of the metadata repository, after the old stream is sealed and a replica that is
+   sealed at the end of that epoch has told the fate of every sequence.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct, structs
+
+from cutwater.core.dedup import WINDOW_BATCHES_MAX, Remembered
+from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant
+from cutwater.errors import ProtocolViolation, ResourceExhausted
+from cutwater.types import Ack, Batch, BatchKind, Epoch, EventTime, LogStreamId, ProducerId, ProducerTag, Sequence
+
+IN_FLIGHT_BATCHES_MAX = WINDOW_BATCHES_MAX // 2
+"""Fewer than a replica remembers, so a repeated batch is always recognised."""
+
+
+class Fate(Struct, frozen=True):
+    """What a sealed replica knows of a producer at the end of an epoch."""
+
+    stream: LogStreamId
+    stream_epoch: Epoch
+    last_sequence: Sequence
+    batches: tuple[Remembered, ...]
+
+
+class Phase(enum.Enum):
+    OPENING = "waits for its epoch"
+    FENCING = "waits for its fence to be committed"
+    READY = "sends"
+    SETTLING = "waits to hear the fate of its batches in a sealed stream"
+    MOVING = "waits for another stream"
+    FENCED = "someone else has opened the name"
+
+
+class SendBatch(Struct, frozen=True):
+    stream: LogStreamId
+    batch: Batch
+
+
+class AskFate(Struct, frozen=True):
+    """Ask a replica of this stream that is sealed in this epoch."""
+
+    stream: LogStreamId
+    stream_epoch: Epoch
+
+
+class AskMetadata(Struct, frozen=True):
+    request: OpenProducerRequest | MoveProducerRequest
+
+
+class Settled(Struct, frozen=True):
+    """The batch with this sequence is in the log."""
+
+    sequence: Sequence
+    ack: Ack
+
+
+SessionEffect = SendBatch | AskFate | AskMetadata | Settled
+
+
+class ProducerSession:
+    """One opening of a producer's name. Methods take what happened and give what to do."""
+
+    def __init__(self, producer: ProducerId, topic: str) -> None:
+        self.producer, self.topic = producer, topic
+        self.phase = Phase.OPENING
+        self.stream = LogStreamId(0)
+        self.last_sequence = Sequence(0)
+        self._grant: ProducerGrant | None = None
+        self._unsettled: dict[Sequence, Batch] = {}
+
+    @property
+    def unsettled(self) -> tuple[Sequence, ...]:
+        return tuple(self._unsettled)
+
+    def start(self) -> list[SessionEffect]:
+        return [AskMetadata(OpenProducerRequest(self.producer, self.topic))]
+
+    def granted(self, grant: ProducerGrant) -> list[SessionEffect]:
+        """The metadata repository gave an epoch and a stream: put the fence there."""
+        if self.phase not in (Phase.OPENING, Phase.MOVING):
+            return []
+        self._grant, self.stream, self.phase = grant, grant.stream, Phase.FENCING
+        return [self._fence(grant)]
+
+    def fence_committed(self, stream: LogStreamId, last_sequence: Sequence) -> list[SessionEffect]:
+        """Nothing of an older epoch comes after this; what is unsettled may now be sent (again)."""
+        if self.phase is not Phase.FENCING or stream != self.stream:
+            return []
+        self.phase = Phase.READY
+        self.last_sequence = max(self.last_sequence, last_sequence)
+        return self._resend()
+
+    def submit(self, batch: Batch) -> tuple[Sequence, list[SessionEffect]]:
+        """Number a batch and send it."""
+        if len(self._unsettled) >= IN_FLIGHT_BATCHES_MAX or self.phase is Phase.OPENING:
+            raise ResourceExhausted(
+                f"producer {self.producer!r} has {len(self._unsettled)} batches under way", retry_ms=10
+            )
+        self.last_sequence = sequence = Sequence(self.last_sequence + 1)
+        self._unsettled[sequence] = batch
+        return sequence, [self._send(sequence, batch)] if self.phase is Phase.READY else []
+
+    def acked(self, sequence: Sequence, ack: Ack) -> list[SessionEffect]:
+        if self._unsettled.pop(sequence, None) is None:
+            return []
+        return [Settled(sequence, ack)]
+
+    def retry(self) -> list[SessionEffect]:
+        """No answer for a while: do the present step again. Nothing here is done twice by it."""
+        match self.phase:
+            case Phase.OPENING:
+                return self.start()
+            case Phase.FENCING:
+                assert self._grant is not None
+                return [self._fence(self._grant)]
+            case Phase.READY:
+                return self._resend()
+            case _:
+                return []
+
+    def stream_closed(self, stream: LogStreamId, stream_epoch: Epoch) -> list[SessionEffect]:
+        """The catalog says that our stream is sealed and stays so: find out what became of our batches."""
+        if stream != self.stream or self.phase not in (Phase.READY, Phase.FENCING, Phase.SETTLING):
+            return []
+        self.phase = Phase.SETTLING
+        return [AskFate(stream, stream_epoch)]
+
+    def fate_known(self, fate: Fate) -> list[SessionEffect]:
+        """Every sequence is either in the log of the sealed stream, with its position, or will never be there."""
+        if self.phase is not Phase.SETTLING or fate.stream != self.stream or self._grant is None:
+            return []
+        effects: list[SessionEffect] = []
+        for known in fate.batches:
+            if known.kind is BatchKind.DATA and known.sequence in self._unsettled:
+                if known.glsn is None:
+                    raise ProtocolViolation(f"sealed log stream {fate.stream} has an uncommitted batch {known}")
+                effects += self.acked(known.sequence, Ack(known.glsn, known.first_llsn, fate.stream, known.count))
+        self.phase = Phase.MOVING
+        move = MoveProducerRequest(
+            self.producer, self._grant.epoch, fate.stream, fate.stream_epoch, max(fate.last_sequence, self._base())
+        )
+        return [*effects, AskMetadata(move)]
+
+    def _base(self) -> Sequence:
+        """The last sequence before the first unsettled one; older ones may lie in streams further back."""
+        if self._unsettled:
+            return Sequence(min(self._unsettled) - 1)
+        return max(self.last_sequence, self._grant.last_sequence if self._grant else Sequence(0))
+
+    def move_refused(self) -> list[SessionEffect]:
+        """The stream is open again, or its epoch went on: stay, the batches there are recognised."""
+        if self.phase not in (Phase.MOVING, Phase.SETTLING) or self._grant is None:
+            return []
+        self.phase = Phase.FENCING
+        return [self._fence(self._grant)]
+
+    def fenced(self) -> None:
+        self.phase = Phase.FENCED
+
+    def _resend(self) -> list[SessionEffect]:
+        return [self._send(sequence, batch) for sequence, batch in self._unsettled.items()]
+
+    def _send(self, sequence: Sequence, batch: Batch) -> SendBatch:
+        assert self._grant is not None
+        return SendBatch(
+            self.stream, structs.replace(batch, producer=ProducerTag(self.producer, self._grant.epoch, sequence))
+        )
+
+    def _fence(self, grant: ProducerGrant) -> SendBatch:
+        tag = ProducerTag(self.producer, grant.epoch, grant.last_sequence)
+        zero = EventTime(0)
+        return SendBatch(grant.stream, Batch(1, b"", 0, zero, zero, kind=BatchKind.FENCE, producer=tag))

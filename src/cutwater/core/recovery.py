@@ -1,0 +1,110 @@
+"""Recovery: what the files of a replica mean when it is opened.
+
+The matrix, from what is found on disk:
+
+=============================  =======================================  ==============================================
+commit contexts                entries                                  verdict
+=============================  =======================================  ==============================================
+none                           none, the replica is being created       fresh
+none                           none, it existed before                  invalid: an empty mount is not a fresh replica
+none                           some                                     valid: nothing committed yet
+some                           none, all of them trimmed                valid
+some                           reach the end of the last commit         valid
+anything else                                                           invalid: never reports, waits for sync
+=============================  =======================================  ==============================================
+
+Durable but uncommitted entries of the current epoch are kept and reported again: discarding them would lose data when
+all replicas stop between a cut and its application. Entries beyond the sealed position, or of another epoch than the
+current one, can never be committed and are cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch, ProducerId, StorageNodeId
+
+
+class HardState(Struct, frozen=True):
+    """What a replica must remember besides its records. Saved atomically, before anything that follows from it.
+
+    ``sealed_at`` is the position of the last seal of ``epoch``, None while the epoch is open. ``learning`` is set
+    before the first byte of a sync is written and cleared after the last. ``base`` is where the entries begin when
+    everything before was trimmed or never copied: entries start at ``base_llsn + 1``.
+    """
+
+    epoch: Epoch = Epoch(0)
+    leader_epoch: LeaderEpoch = LeaderEpoch(0)
+    sealed_at: LLSN | None = None
+    chain: tuple[StorageNodeId, ...] = ()
+    learning: bool = False
+    base_llsn: LLSN = LLSN(0)
+    base_glsn: GLSN = GLSN(0)
+    trimmed_before: GLSN = GLSN(1)
+    """Every GLSN below this one was trimmed, on request and for ever."""
+    departed: tuple[tuple[ProducerId, LLSN], ...] = ()
+    """Producers that were moved away when the epoch opened, and where that was."""
+
+
+class Found(Struct, frozen=True):
+    """What opening the files gave. ``entries`` are those above the last commit, checksums verified; ``entries_end`` is
+    the last LLSN of the contiguous entries; ``damaged`` is the first LLSN below the last durable mark whose checksum
+    is wrong (a torn tail above the mark is not damage: the storage has already cut it)."""
+
+    hard_state: HardState | None
+    last_commit: CommitContext | None
+    first_llsn: LLSN
+    entries_end: LLSN
+    tail: tuple[Entry, ...]
+    damaged: LLSN | None = None
+
+
+class Fresh(Struct, frozen=True):
+    """Nothing there, and the replica is being created."""
+
+
+class Valid(Struct, frozen=True):
+    """The replica may report: committed to ``committed_end``, entries kept up to ``keep_end`` (the rest is cut)."""
+
+    committed_end: LLSN
+    high_watermark: GLSN
+    keep_end: LLSN
+
+
+class Invalid(Struct, frozen=True):
+    """The replica's data cannot be trusted to be complete: it stays silent until it has been synced."""
+
+    reason: str
+
+
+def judge(found: Found, *, creating: bool) -> Fresh | Valid | Invalid:
+    """Apply the matrix."""
+    hard = found.hard_state
+    nothing = found.last_commit is None and found.entries_end < found.first_llsn
+    if hard is None:
+        if not nothing:
+            return Invalid("entries or commits without a hard state")
+        return Fresh() if creating else Invalid("no data where a replica used to be: an empty mount?")
+    if hard.learning:
+        return Invalid("an interrupted sync")
+    committed_end = found.last_commit.last_llsn if found.last_commit else hard.base_llsn
+    high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
+    if found.damaged is not None:
+        return Invalid(f"the entry at LLSN {found.damaged} fails its checksum")
+    if found.entries_end < committed_end:
+        return Invalid(f"committed to LLSN {committed_end}, but entries end at {found.entries_end}")
+    return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
+
+
+def _keep_end(tail: Sequence[Entry], hard: HardState, committed_end: LLSN) -> LLSN:
+    """The last uncommitted entry that may still be committed."""
+    end = committed_end
+    for entry in tail:
+        if entry.epoch != hard.epoch:
+            break
+        if hard.sealed_at is not None and entry.last_llsn > hard.sealed_at:
+            break
+        end = entry.last_llsn
+    return end

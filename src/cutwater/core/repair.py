@@ -1,0 +1,129 @@
+"""What to do next with a log stream that is not as it should be: pure planning, no decisions, no messages.
+
+The leader asks this again whenever something changed and now and then besides; every answer follows from the present
+alone, so a lost message or a new leader needs no special case. A plan always says why, also when it is to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from cutwater.core.history import CommitHistory
+from cutwater.core.order_state import LogStream
+from cutwater.types import ReplicaState, StorageNodeId, UncommitReport
+
+ADMIT_LAG_RECORDS = 1_000
+"""A learner that is no further behind than this is admitted by a short seal."""
+
+
+class Plan(Struct, frozen=True):
+    """``chain``: open the sealed stream on these. ``learners``: let these copy from that source. ``admit``: seal the
+    open stream shortly so that these learners can join. ``why``: what it waits for, or why it acts."""
+
+    why: str
+    chain: tuple[StorageNodeId, ...] = ()
+    learners: tuple[tuple[StorageNodeId, StorageNodeId], ...] = ()
+    admit: tuple[StorageNodeId, ...] = ()
+
+
+class View(Struct, frozen=True):
+    """What the leader sees of a stream's replicas. ``fallback``: alive and with room to write. ``usable``: that, and
+    not to be avoided just now because a link to it failed."""
+
+    report: Callable[[StorageNodeId], UncommitReport | None]
+    alive: Callable[[StorageNodeId], bool]
+    usable: Callable[[StorageNodeId], bool]
+    fallback: Callable[[StorageNodeId], bool]
+    invalid: Callable[[StorageNodeId], bool]
+    turn: int
+    """Counts attempts, so that a learner whose source does not answer is sent to another one."""
+
+
+def is_ready(stream: LogStream, report: UncommitReport | None) -> bool:
+    """Whether the replica is sealed exactly where the stream is, on disk."""
+    return (
+        report is not None
+        and report.state is ReplicaState.SEALED
+        and report.epoch == stream.epoch
+        and report.committed_end == report.durable_end == stream.committed_end
+    )
+
+
+def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport) -> bool:
+    """Whether commits alone cannot bring the replica to the committed end: it lacks entries, or the ranges are gone."""
+    if report.durable_end < stream.committed_end:
+        return True
+    return history.after(report.committed_end) is None
+
+
+def plan_sealed(stream: LogStream, history: CommitHistory, view: View, *, min_replication: int, patient: bool) -> Plan:
+    """Open the stream again on all that hold everything, as soon as waiting for the others makes no sense."""
+    if stream.final:
+        return Plan("sealed for good")
+    sources = [node for node in stream.replicas if view.alive(node) and is_ready(stream, view.report(node))]
+    ready = tuple(node for node in sources if view.usable(node))
+    if len(ready) < min_replication:
+        ready = tuple(node for node in sources if view.fallback(node))
+    coming = [node for node in stream.replicas if view.usable(node) and node not in ready]
+    learners = _learners(stream, history, view, coming, sources)
+    if stream.held:
+        return Plan("sealed by an operator", learners=learners)
+    if len(ready) < max(1, min_replication):
+        return Plan(f"only {ready} of {stream.replicas} hold everything and can be used", learners=learners)
+    if coming and patient:
+        return Plan(f"{coming} of {stream.replicas} are on their way", learners=learners)
+    return Plan(f"open on {ready} of {stream.replicas}", chain=ready, learners=learners)
+
+
+def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: bool) -> Plan:
+    """Bring the replicas that are not members close to the end, then let them in."""
+    absent = [node for node in stream.replicas if node not in stream.members and view.usable(node)]
+    sources = [node for node in stream.members if view.alive(node)]
+    close: list[StorageNodeId] = []
+    for node in absent:
+        report = view.report(node)
+        if report is not None and report.state is ReplicaState.SEALING and report.epoch == stream.epoch:
+            lag = stream.committed_end - report.committed_end
+            if lag <= ADMIT_LAG_RECORDS and report.durable_end == report.committed_end:
+                close.append(node)
+    far = [node for node in absent if node not in close]
+    learners = _learners(stream, history, view, far, sources)
+    if close and admit:
+        return Plan(f"let {close} join again", learners=learners, admit=tuple(close))
+    return Plan(f"{absent} are not members", learners=learners)
+
+
+def _learners(
+    stream: LogStream,
+    history: CommitHistory,
+    view: View,
+    nodes: list[StorageNodeId],
+    sources: list[StorageNodeId],
+) -> tuple[tuple[StorageNodeId, StorageNodeId], ...]:
+    pairs = []
+    for node in nodes:
+        others = [source for source in sources if source != node]
+        if not others:
+            continue
+        report = view.report(node)
+        if report is None:
+            wanted = view.invalid(node)
+        else:
+            # A replica of an older epoch first has to hear that the stream went on; it is told with its next report.
+            wanted = report.epoch == stream.epoch and must_learn(stream, history, report)
+            wanted = wanted or report.state is ReplicaState.LEARNING
+        if wanted:
+            pairs.append((node, others[view.turn % len(others)]))
+    return tuple(pairs)
+
+
+def place(
+    load: dict[StorageNodeId, int], replication: int, avoid: tuple[StorageNodeId, ...] = ()
+) -> tuple[StorageNodeId, ...] | None:
+    """The least loaded nodes for a new log stream, never two replicas on one; None if there are too few."""
+    nodes = sorted((count, node) for node, count in load.items() if node not in avoid)
+    if len(nodes) < replication:
+        return None
+    return tuple(node for _, node in nodes[:replication])

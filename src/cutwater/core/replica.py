@@ -1,0 +1,546 @@
+"""One log stream replica: sequencing, durability, commits, seal and unseal.
+
+The life of a batch at the head: ``Append`` gives it the next LLSNs and registers who waits, *then* writes and forwards
+it; ``EntriesDurable`` moves the durable end, which ``report()`` tells the metadata repository; ``Commit`` gives the
+records their GLSNs and answers the waiter. Backups do the same from ``Replicate`` on.
+
+What always holds:
+
+1. ``durable_committed_end <= committed_end <= durable_end <= written_end``, and all four fall on batch boundaries.
+2. ``report()`` tells only of what is on disk: the durable end, and the durably applied commits.
+3. A commit applies only at ``committed_end + 1`` and only in the epoch it was made for.
+4. Whatever lies beyond a stored sealed position is removed from disk before its waiters are told.
+5. A replica that is not ``trusted`` reports nothing until a sync has completed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from msgspec import Struct, structs
+
+from cutwater.core.dedup import Deduplicator
+from cutwater.core.journal import Journal
+from cutwater.core.learner import Learner
+from cutwater.core.messages import (
+    CatchUp,
+    ExcludeReplica,
+    LearnFrom,
+    Replicate,
+    SealReplica,
+    SyncBegin,
+    SyncEnd,
+    SyncEntries,
+    SyncFailed,
+    TrimReplica,
+    UnsealReplica,
+)
+from cutwater.core.recovery import HardState, Valid
+from cutwater.core.replica_events import (
+    Acked,
+    Append,
+    Commit,
+    CommitDurable,
+    Complain,
+    DropBefore,
+    Dropped,
+    EntriesDurable,
+    Failed,
+    Forward,
+    RefuseEntry,
+    Reopen,
+    ReplicaEffect,
+    ReplicaEvent,
+    ReplicateFailed,
+    ReportNow,
+    SaveDedup,
+    SaveHardState,
+    StorageFailed,
+    Truncate,
+    Unsettled,
+    Waiter,
+    WriteCommit,
+    WriteEntry,
+)
+from cutwater.core.replica_states import Step, next_state
+from cutwater.core.sync import Extent
+from cutwater.errors import (
+    ConditionFailed,
+    ContradictoryCommand,
+    InvalidArgument,
+    InvalidTransition,
+    LeaderFenced,
+    NotSealed,
+    Refused,
+    ResourceExhausted,
+    StreamSealed,
+    WrongEpoch,
+)
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Ack,
+    CommitContext,
+    Entry,
+    LeaderEpoch,
+    LogStreamId,
+    ReplicaState,
+    Revision,
+    Sequence,
+    StorageNodeId,
+    UncommitReport,
+)
+
+UNCOMMITTED_BATCHES_MAX = 4096
+"""More than this many batches between the head and the next cut, and appends are told to wait."""
+
+Effects = list[ReplicaEffect]
+
+
+class _Pending(Struct):
+    """An uncommitted entry and who waits for it."""
+
+    first_llsn: LLSN
+    count: int
+    checksum: int
+    last_sequence: Sequence
+    waiters: list[Waiter]
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.first_llsn + self.count - 1)
+
+
+class Replica:
+    """See the module's docstring. ``handle`` is the only way to change it."""
+
+    def __init__(
+        self,
+        node: StorageNodeId,
+        stream: LogStreamId,
+        hard_state: HardState,
+        recovered: Valid | None,
+        *,
+        first_llsn: LLSN,
+        tail: Iterable[Entry],
+        dedup: Deduplicator,
+    ) -> None:
+        """``recovered`` is None for a replica whose data cannot be trusted; ``tail`` is what it keeps uncommitted."""
+        self.node, self.stream = node, stream
+        self.hard_state = hard_state
+        self.state = ReplicaState.SEALING
+        self.trusted = recovered is not None
+        self.first_llsn = first_llsn
+        self.committed_end = recovered.committed_end if recovered else LLSN(0)
+        self.durable_committed_end = self.committed_end
+        self.durable_high_watermark = recovered.high_watermark if recovered else GLSN(0)
+        self.written_end = self.durable_end = recovered.keep_end if recovered else LLSN(0)
+        self.complete_through = GLSN(0)
+        self.revision = Revision(0)
+        self.generation = 0
+        self.dedup = dedup
+        self.learner: Learner | None = None
+        self._attempts = 0
+        self._last_context: CommitContext | None = None
+        self._pending: deque[_Pending] = deque()
+        self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
+        self.dedup.depart(hard_state.departed)
+        for entry in tail:
+            if entry.last_llsn <= self.durable_end:
+                self.dedup.record(entry)
+                self._pending.append(_pending(entry, self.dedup, ()))
+
+    # What others may ask.
+
+    @property
+    def extent(self) -> Extent:
+        """The committed entries that this replica holds."""
+        return Extent(self.first_llsn, self.committed_end)
+
+    @property
+    def is_head(self) -> bool:
+        return bool(self.hard_state.chain) and self.hard_state.chain[0] == self.node
+
+    def report(self) -> UncommitReport | None:
+        """What the metadata repository may rely on; None while the data cannot be trusted."""
+        if not self.trusted:
+            return None
+        return UncommitReport(
+            log_stream_id=self.stream,
+            epoch=self.hard_state.epoch,
+            state=self.state,
+            high_watermark=self.durable_high_watermark,
+            uncommitted_llsn_offset=LLSN(self.durable_committed_end + 1),
+            uncommitted_llsn_length=self.durable_end - self.durable_committed_end,
+        )
+
+    def handle(self, event: ReplicaEvent) -> Effects:
+        """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
+        which the replica has to be opened anew from disk."""
+        match event:
+            case Append():
+                return self._append(event)
+            case Replicate():
+                return self._replicate(event.entry)
+            case EntriesDurable():
+                return self._entries_durable(event)
+            case Commit():
+                return self._commit(event)
+            case CommitDurable():
+                return self._commit_durable(event)
+            case CatchUp():
+                return self._catch_up(event)
+            case SealReplica():
+                return self._seal(event)
+            case UnsealReplica():
+                return self._unseal(event)
+            case ExcludeReplica():
+                return self._exclude(event)
+            case LearnFrom():
+                return self._learn(event)
+            case SyncBegin() | SyncEntries() | SyncEnd() | SyncFailed():
+                return self._sync(event)
+            case TrimReplica():
+                return self._trim(event)
+            case Dropped():
+                self.first_llsn = max(self.first_llsn, event.first_llsn)
+                return []
+            case ReplicateFailed():
+                return self._replicate_failed(event)
+            case StorageFailed():
+                return self._storage_failed(event)
+
+    # Sequencing.
+
+    def _append(self, event: Append) -> Effects:
+        batch = event.batch
+        if batch.count < 1:
+            raise InvalidArgument("an append needs at least one record")
+        if self.state is not ReplicaState.RUNNING:
+            raise StreamSealed(f"log stream {self.stream} takes no appends now ({self.state.name}): use another one")
+        if event.epoch != self.hard_state.epoch:
+            raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch)
+        if not self.is_head:
+            raise Refused(f"storage node {self.node} is not the head of log stream {self.stream}: append to the head")
+        if batch.producer is not None:
+            known = self.dedup.find(batch.producer, batch.kind, batch.checksum)
+            if known is not None:
+                return self._append_again(event.waiter, known.first_llsn, known.glsn, known.count, known.sequence)
+        if event.if_llsn is not None and event.if_llsn != self.written_end + 1:
+            raise ConditionFailed(self.stream, event.if_llsn, LLSN(self.written_end + 1))
+        if len(self._pending) >= UNCOMMITTED_BATCHES_MAX:
+            raise ResourceExhausted(
+                f"log stream {self.stream} has {len(self._pending)} uncommitted batches", retry_ms=50
+            )
+        return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), (event.waiter,))
+
+    def _append_again(
+        self, waiter: Waiter, first_llsn: LLSN, glsn: GLSN | None, count: int, last_sequence: Sequence
+    ) -> Effects:
+        """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
+        if glsn is not None:
+            return [Acked(waiter, Ack(glsn, first_llsn, self.stream, count), last_sequence)]
+        pending = next(p for p in self._pending if p.first_llsn == first_llsn)
+        pending.waiters.append(waiter)
+        return []
+
+    def _take(self, entry: Entry, waiters: Iterable[Waiter]) -> Effects:
+        """Give an entry its place, write it, and pass it on. Waiters are registered before anything is written."""
+        assert entry.first_llsn == self.written_end + 1
+        self.dedup.record(entry)
+        self._pending.append(_pending(entry, self.dedup, waiters))
+        self.written_end = entry.last_llsn
+        effects: Effects = [WriteEntry(entry, self.generation)]
+        chain = self.hard_state.chain
+        place = chain.index(self.node)
+        if place + 1 < len(chain):
+            effects.append(Forward(chain[place + 1], Replicate(self.stream, entry)))
+        return effects
+
+    def _replicate(self, entry: Entry) -> Effects:
+        if entry.epoch != self.hard_state.epoch:
+            raise WrongEpoch(self.stream, entry.epoch, self.hard_state.epoch)
+        if self.state is not ReplicaState.RUNNING:
+            raise StreamSealed(f"the replica of log stream {self.stream} on storage node {self.node} is not running")
+        if entry.last_llsn <= self.written_end and self._has_same(entry):
+            return []
+        if entry.first_llsn != self.written_end + 1:
+            reason = f"expected LLSN {self.written_end + 1}, got {entry.first_llsn}"
+            self._step(Step.FAULT, reason)
+            return [RefuseEntry(reason), ReportNow()]
+        return self._take(entry, ())
+
+    def _has_same(self, entry: Entry) -> bool:
+        """Whether this is a repetition of an entry that is already here. A committed one was checked long ago."""
+        if entry.last_llsn <= self.committed_end:
+            return True
+        return any(p.first_llsn == entry.first_llsn and p.checksum == entry.batch.checksum for p in self._pending)
+
+    def _entries_durable(self, event: EntriesDurable) -> Effects:
+        if event.generation != self.generation:
+            return []
+        assert event.end <= self.written_end
+        self.durable_end = max(self.durable_end, event.end)
+        if self.learner is not None:
+            return self._after_learning(self.learner.entries_durable(self.durable_end))
+        return [ReportNow()]
+
+    # Commits.
+
+    def _commit(self, event: Commit) -> Effects:
+        effects = [] if event.context is None else self._apply(event.context)
+        through = self.complete_through
+        if event.context is not None:
+            complete = self.committed_end >= event.context.last_llsn
+        else:
+            complete = event.prev_high_watermark <= through
+        if complete and event.high_watermark > through:
+            self.complete_through, self.revision = event.high_watermark, event.revision
+        return effects
+
+    def _catch_up(self, event: CatchUp) -> Effects:
+        effects: Effects = []
+        for context in event.contexts:
+            effects += self._apply(context)
+        if self.committed_end == event.committed_end and event.high_watermark > self.complete_through:
+            self.complete_through, self.revision = event.high_watermark, event.revision
+        return effects
+
+    def _apply(self, context: CommitContext) -> Effects:
+        """Give GLSNs to the next uncommitted records. Repeated, early and foreign commits are normal and ignored."""
+        if context.last_llsn <= self.committed_end:
+            self._assert_same_commit(context)
+            return []
+        if context.first_llsn > self.committed_end + 1 or context.epoch != self.hard_state.epoch:
+            return []
+        if not self.trusted or self.state is ReplicaState.LEARNING:
+            return []
+        if context.first_llsn != self.committed_end + 1:
+            raise self._contradiction(f"commit {context} overlaps what is committed to {self.committed_end}")
+        sealed_at = self.hard_state.sealed_at
+        if self.state is ReplicaState.SEALED or (sealed_at is not None and context.last_llsn > sealed_at):
+            raise self._contradiction(f"commit {context} goes beyond the sealed position {sealed_at}")
+        if context.last_llsn > self.durable_end:
+            raise self._contradiction(f"commit {context} goes beyond the durable end {self.durable_end}")
+        return self._apply_next(context)
+
+    def _apply_next(self, context: CommitContext) -> Effects:
+        effects: Effects = [WriteCommit(context, self.generation)]
+        while self._pending and self._pending[0].first_llsn <= context.last_llsn:
+            pending = self._pending.popleft()
+            # Records of one batch are committed by one cut.
+            assert pending.last_llsn <= context.last_llsn
+            ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self.stream, pending.count)
+            effects += [Acked(waiter, ack, pending.last_sequence) for waiter in pending.waiters]
+        self.committed_end = context.last_llsn
+        self._last_context = context
+        self.dedup.commit(context)
+        self._journal.note("applied", context.first_llsn, "to", context.last_llsn, "as", context.first_glsn)
+        return effects
+
+    def _assert_same_commit(self, context: CommitContext) -> None:
+        last = self._last_context
+        if last is not None and last.high_watermark == context.high_watermark and last != context:
+            raise self._contradiction(f"cut {context.high_watermark} came as {context} after {last}")
+
+    def _commit_durable(self, event: CommitDurable) -> Effects:
+        if event.generation != self.generation:
+            return []
+        self.durable_committed_end = event.context.last_llsn
+        self.durable_high_watermark = event.context.high_watermark
+        if self.learner is not None:
+            return self._after_learning(self.learner.commit_durable(self.durable_committed_end))
+        self._settle_seal()
+        return [ReportNow()]
+
+    # Seal and unseal.
+
+    def _seal(self, event: SealReplica) -> Effects:
+        self._check_leader(event.leader_epoch)
+        if event.epoch < self.hard_state.epoch:
+            raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch, history=self._journal.lines())
+        if not self.trusted or self.state is ReplicaState.LEARNING:
+            raise Refused(f"the replica of log stream {self.stream} on storage node {self.node} must learn first")
+        if event.sealed_at < self.committed_end:
+            raise self._contradiction(f"asked to seal at {event.sealed_at}, below the committed {self.committed_end}")
+        earlier = self.hard_state.sealed_at if event.epoch == self.hard_state.epoch else None
+        if earlier is not None and earlier != event.sealed_at:
+            raise self._contradiction(
+                f"asked to seal at {event.sealed_at}, but epoch {event.epoch} is sealed at {earlier}"
+            )
+        if earlier is not None and self.state is ReplicaState.SEALED:
+            return []
+        same_epoch = event.epoch == self.hard_state.epoch
+        self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
+        effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at)
+        # What a replica holds of an epoch that was closed without it may differ from what the others committed.
+        effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
+        self._settle_seal()
+        return [*effects, ReportNow()]
+
+    def _cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
+        """Durably remove the entries above ``end`` and tell their waiters, who learn something definite only when a
+        stored sealed position says so."""
+        if self.written_end <= end:
+            return []
+        self.generation += 1
+        effects: Effects = [Truncate(end, self.generation)]
+        while self._pending and self._pending[-1].last_llsn > end:
+            pending = self._pending.pop()
+            # The sealed position is a minimum of durable ends, and those fall on batch boundaries.
+            assert pending.first_llsn > end
+            effects += [_settle(waiter, self.stream, definite=definite) for waiter in pending.waiters]
+        self.dedup.truncate(end)
+        self.written_end = end
+        self.durable_end = min(self.durable_end, end)
+        return effects
+
+    def _settle_seal(self) -> None:
+        """SEALED is reached when the disk holds exactly what the seal says: all committed, nothing beyond."""
+        if self.state is ReplicaState.SEALING and self.trusted:
+            sealed_at = self.hard_state.sealed_at
+            if sealed_at is not None and self.durable_committed_end == sealed_at == self.written_end:
+                self._step(Step.SEAL_REACHED, str(sealed_at))
+
+    def _unseal(self, event: UnsealReplica) -> Effects:
+        self._check_leader(event.leader_epoch)
+        epoch = self.hard_state.epoch
+        if event.epoch == epoch and self.hard_state.sealed_at is None and self.state is ReplicaState.RUNNING:
+            return []
+        if event.epoch <= epoch:
+            raise WrongEpoch(self.stream, event.epoch, epoch, history=self._journal.lines())
+        if self.node not in event.chain:
+            raise self._contradiction(f"unseal of epoch {event.epoch} for {event.chain}, without this node")
+        if self.state is not ReplicaState.SEALED or event.start != self.committed_end or event.epoch != epoch + 1:
+            raise NotSealed(
+                f"log stream {self.stream} on storage node {self.node} is {self.state.name} in epoch {epoch} at "
+                f"{self.committed_end}: it cannot open epoch {event.epoch} at {event.start}",
+                history=self._journal.lines(),
+            )
+        self._step(Step.UNSEAL, f"epoch {event.epoch} at {event.start} {event.chain}")
+        departed = tuple((producer, event.start) for producer in event.departed)
+        self.dedup.depart(departed)
+        return [
+            *self._save(
+                epoch=event.epoch,
+                leader_epoch=event.leader_epoch,
+                sealed_at=None,
+                chain=event.chain,
+                departed=departed,
+            ),
+            ReportNow(),
+        ]
+
+    def _exclude(self, event: ExcludeReplica) -> Effects:
+        self._check_leader(event.leader_epoch)
+        if event.epoch < self.hard_state.epoch:
+            raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch, history=self._journal.lines())
+        if event.epoch == self.hard_state.epoch:
+            if self.state is ReplicaState.RUNNING:
+                raise self._contradiction("excluded from the epoch in which it runs")
+            return []
+        self._step(Step.EXCLUDE, f"epoch {event.epoch}")
+        effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=None, chain=())
+        if self.trusted and self.state is not ReplicaState.LEARNING:
+            effects += self._cut_tail(self.committed_end, definite=False)
+        return [*effects, ReportNow()]
+
+    def _check_leader(self, leader_epoch: LeaderEpoch) -> None:
+        if leader_epoch < self.hard_state.leader_epoch:
+            raise LeaderFenced(
+                f"leader epoch {leader_epoch} is over, {self.hard_state.leader_epoch} leads now",
+                history=self._journal.lines(),
+            )
+
+    # Learning from a peer.
+
+    def _learn(self, event: LearnFrom) -> Effects:
+        self._check_leader(event.leader_epoch)
+        if self.learner is not None:
+            return []
+        if next_state(self.state, Step.LEARN) is None:
+            raise Refused(f"log stream {self.stream} on storage node {self.node} is {self.state.name}: it cannot learn")
+        self._step(Step.LEARN, f"from storage node {event.source}")
+        # Only committed records are copied, so an uncommitted tail would lie in their way.
+        effects = self._cut_tail(self.committed_end, definite=False)
+        self._attempts += 1
+        self.learner = Learner(self, self._attempts, event.source)
+        return [*effects, *self.learner.start()]
+
+    def _sync(self, event: SyncBegin | SyncEntries | SyncEnd | SyncFailed) -> Effects:
+        if self.learner is None or event.attempt != self.learner.attempt:
+            return []
+        return self._after_learning(self.learner.handle(event))
+
+    def _after_learning(self, effects: Effects) -> Effects:
+        learner = self.learner
+        assert learner is not None
+        if learner.failed:
+            self.learner = None
+            self._journal.note("sync failed", learner.failed)
+            return effects
+        if not learner.done:
+            return effects
+        self.learner = None
+        self.trusted = True
+        self._step(Step.LEARNED, str(self.committed_end))
+        self._settle_seal()
+        return [*effects, *self._save(learning=False), ReportNow()]
+
+    # Trim and trouble.
+
+    def _trim(self, event: TrimReplica) -> Effects:
+        if event.before <= self.hard_state.trimmed_before or not self.trusted or self.learner is not None:
+            return []
+        return [
+            *self._save(trimmed_before=event.before),
+            # Deduplication state outlives the entries that it came from.
+            SaveDedup(self.dedup.checkpoint(self.committed_end)),
+            DropBefore(event.before),
+        ]
+
+    def _replicate_failed(self, event: ReplicateFailed) -> Effects:
+        if event.epoch != self.hard_state.epoch or self.state is not ReplicaState.RUNNING:
+            return []
+        self._step(Step.FAULT, f"cannot replicate to storage node {event.peer}: {event.reason}")
+        return [Complain(event.peer), ReportNow()]
+
+    def _storage_failed(self, event: StorageFailed) -> Effects:
+        self._step(Step.FAULT, event.reason)
+        effects: Effects = [Unsettled(waiter) for pending in self._pending for waiter in pending.waiters]
+        return [*effects, Reopen(self.durable_end, self.durable_committed_end, event.reason)]
+
+    # Helpers.
+
+    def _step(self, step: Step, why: str) -> None:
+        state = next_state(self.state, step)
+        if state is None:
+            raise InvalidTransition(
+                f"log stream {self.stream} on storage node {self.node}: {step.name} ({why}) in {self.state.name}",
+                history=self._journal.lines(),
+            )
+        self._journal.note(self.state.name, "->", state.name, step.name.lower(), why)
+        self.state = state
+
+    def _save(self, **changes: object) -> Effects:
+        self.hard_state = structs.replace(self.hard_state, **changes)
+        return [SaveHardState(self.hard_state)]
+
+    def _contradiction(self, what: str) -> ContradictoryCommand:
+        return ContradictoryCommand(
+            f"log stream {self.stream} on storage node {self.node} in epoch {self.hard_state.epoch}: {what}",
+            history=self._journal.lines(),
+        )
+
+
+def _pending(entry: Entry, dedup: Deduplicator, waiters: Iterable[Waiter]) -> _Pending:
+    tag = entry.batch.producer
+    last = dedup.last_sequence(tag.producer) if tag else Sequence(0)
+    return _Pending(entry.first_llsn, entry.batch.count, entry.batch.checksum, last, list(waiters))
+
+
+def _settle(waiter: Waiter, stream: LogStreamId, *, definite: bool) -> ReplicaEffect:
+    if not definite:
+        return Unsettled(waiter)
+    return Failed(waiter, StreamSealed(f"log stream {stream} was sealed before this append was committed"))

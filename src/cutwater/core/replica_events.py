@@ -1,0 +1,226 @@
+"""What happens to a log stream replica, and what it wants done.
+
+Effects are carried out in the order in which they are returned. A *barrier* must be durable on disk before the next
+effect of the list is carried out and before the replica handles another event; if it fails, the rest of the list is
+dropped and the replica is told ``StorageFailed``. Entries and commit contexts are written in the background, in order,
+and the replica hears of it when they are durable.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.messages import (
+    CatchUp,
+    ExcludeReplica,
+    LearnFrom,
+    Replicate,
+    SealReplica,
+    SyncMessage,
+    SyncRequest,
+    TrimReplica,
+    UnsealReplica,
+)
+from cutwater.core.recovery import HardState
+from cutwater.errors import CutwaterError
+from cutwater.types import GLSN, LLSN, Ack, Batch, CommitContext, Entry, Epoch, Revision, Sequence, StorageNodeId
+
+Waiter = int
+"""Names whoever waits for the outcome of an append; given by the driver, never interpreted."""
+
+
+# Events
+
+
+class Append(Struct, frozen=True):
+    """A client's batch for the head. ``if_llsn``: only if the first record would get exactly this LLSN."""
+
+    waiter: Waiter
+    epoch: Epoch
+    batch: Batch
+    if_llsn: LLSN | None = None
+
+
+class EntriesDurable(Struct, frozen=True):
+    """Everything written up to ``end`` in this generation of the files is on disk."""
+
+    generation: int
+    end: LLSN
+
+
+class CommitDurable(Struct, frozen=True):
+    """The commit contexts up to this one are on disk."""
+
+    generation: int
+    context: CommitContext
+
+
+class Commit(Struct, frozen=True):
+    """The replica's part of a cut, or None if the cut has nothing for it."""
+
+    prev_high_watermark: GLSN
+    high_watermark: GLSN
+    revision: Revision
+    context: CommitContext | None
+
+
+class ReplicateFailed(Struct, frozen=True):
+    """The next replica of the chain did not take an entry, or cannot be reached."""
+
+    peer: StorageNodeId
+    epoch: Epoch
+    reason: str
+
+
+class StorageFailed(Struct, frozen=True):
+    """A write or an fsync failed. What was not yet durable counts as lost, for good."""
+
+    reason: str
+
+
+class Dropped(Struct, frozen=True):
+    """Trim has removed segments; the entries now begin at ``first_llsn``."""
+
+    first_llsn: LLSN
+
+
+ReplicaEvent = (
+    Append
+    | Replicate
+    | EntriesDurable
+    | CommitDurable
+    | Commit
+    | CatchUp
+    | SealReplica
+    | UnsealReplica
+    | ExcludeReplica
+    | LearnFrom
+    | SyncMessage
+    | TrimReplica
+    | Dropped
+    | ReplicateFailed
+    | StorageFailed
+)
+
+
+# Effects
+
+
+class SaveHardState(Struct, frozen=True):
+    """Barrier."""
+
+    hard_state: HardState
+
+
+class SaveDedup(Struct, frozen=True):
+    """Barrier."""
+
+    checkpoint: DedupCheckpoint
+
+
+class Truncate(Struct, frozen=True):
+    """Barrier: remove the entries above ``end``; later writes belong to the next generation."""
+
+    end: LLSN
+    generation: int
+
+
+class Restart(Struct, frozen=True):
+    """Barrier: remove all entries and commit contexts; the next entry written is ``first_llsn``."""
+
+    first_llsn: LLSN
+    generation: int
+
+
+class WriteEntry(Struct, frozen=True):
+    entry: Entry
+    generation: int
+
+
+class WriteCommit(Struct, frozen=True):
+    context: CommitContext
+    generation: int
+
+
+class DropBefore(Struct, frozen=True):
+    """Remove whole segments below this GLSN."""
+
+    before: GLSN
+
+
+class Forward(Struct, frozen=True):
+    peer: StorageNodeId
+    message: Replicate
+
+
+class RefuseEntry(Struct, frozen=True):
+    """Tell the sender of an entry that it was not taken."""
+
+    reason: str
+
+
+class Acked(Struct, frozen=True):
+    """The append is committed. ``last_sequence`` is the producer's last one in the stream at that place."""
+
+    waiter: Waiter
+    ack: Ack
+    last_sequence: Sequence
+
+
+class Failed(Struct, frozen=True):
+    """The append is definitely not in the log and never will be."""
+
+    waiter: Waiter
+    error: CutwaterError
+
+
+class Unsettled(Struct, frozen=True):
+    """This replica can no longer tell the outcome."""
+
+    waiter: Waiter
+
+
+class ReportNow(Struct, frozen=True):
+    """Something changed that the metadata repository should know at once."""
+
+
+class Complain(Struct, frozen=True):
+    """Tell the metadata repository that this peer could not be reached."""
+
+    peer: StorageNodeId
+
+
+class AskSync(Struct, frozen=True):
+    source: StorageNodeId
+    request: SyncRequest
+
+
+class Reopen(Struct, frozen=True):
+    """Cut the files back to what is known to be durable, then recover the replica from disk as after a restart."""
+
+    durable_end: LLSN
+    durable_committed_end: LLSN
+    reason: str
+
+
+ReplicaEffect = (
+    SaveHardState
+    | SaveDedup
+    | Truncate
+    | Restart
+    | WriteEntry
+    | WriteCommit
+    | DropBefore
+    | Forward
+    | RefuseEntry
+    | Acked
+    | Failed
+    | Unsettled
+    | ReportNow
+    | Complain
+    | AskSync
+    | Reopen
+)
+
+BARRIERS = (SaveHardState, SaveDedup, Truncate, Restart)

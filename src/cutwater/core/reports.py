@@ -1,0 +1,54 @@
+"""Which reports count.
+
+Only the newest report of a storage node counts, by (incarnation, sequence); a new incarnation voids all earlier ones.
+A seal and an unseal void what replicas said of that stream before: they have to speak again, in the new epoch.
+"""
+
+from __future__ import annotations
+
+from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, UncommitReport
+
+
+class ReportBook:
+    """The newest report of every storage node, by log stream, as one leader has heard them."""
+
+    def __init__(self) -> None:
+        self._newest: dict[StorageNodeId, Report] = {}
+        self._by_stream: dict[LogStreamId, dict[StorageNodeId, UncommitReport]] = {}
+
+    def admit(self, report: Report) -> bool:
+        """Take a report in, unless it is older than what is known of its node."""
+        node = report.storage_node_id
+        known = self._newest.get(node)
+        if known is not None:
+            if (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
+                return False
+            now_reported = {ur.log_stream_id for ur in report.uncommit_reports}
+            for old in known.uncommit_reports:
+                if old.log_stream_id not in now_reported:
+                    self._by_stream.get(old.log_stream_id, {}).pop(node, None)
+        self._newest[node] = report
+        for ur in report.uncommit_reports:
+            self._by_stream.setdefault(ur.log_stream_id, {})[node] = ur
+        return True
+
+    def void(self, stream: LogStreamId) -> None:
+        """Forget what was said of a stream: it was sealed or opened since."""
+        self._by_stream.pop(stream, None)
+
+    def of(self, stream: LogStreamId, node: StorageNodeId) -> UncommitReport | None:
+        reports = self._by_stream.get(stream)
+        return None if reports is None else reports.get(node)
+
+    def newest(self, node: StorageNodeId) -> Report | None:
+        return self._newest.get(node)
+
+    def is_writable(self, node: StorageNodeId) -> bool:
+        report = self._newest.get(node)
+        return report is not None and report.node_state is NodeState.READY
+
+    def forget(self, node: StorageNodeId) -> None:
+        """The node was removed from the cluster."""
+        report = self._newest.pop(node, None)
+        for ur in report.uncommit_reports if report else ():
+            self._by_stream.get(ur.log_stream_id, {}).pop(node, None)

@@ -1,0 +1,73 @@
+"""Sync: how a replica that lacks committed records gets them from a peer.
+
+Only *committed* entries are copied, in LLSN order, and their commit contexts come last, so a destination that stops
+half-way never claims a commit whose entries it lacks. The plan is arithmetic on four numbers and covers every case of
+how two ranges of LLSNs can lie to each other.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+from cutwater.errors import Refused
+from cutwater.types import LLSN
+
+
+class Extent(Struct, frozen=True):
+    """The committed entries that a replica holds: ``first`` to ``end``; ``first == end + 1`` when all are trimmed."""
+
+    first: LLSN
+    end: LLSN
+
+    @property
+    def empty(self) -> bool:
+        return self.first > self.end
+
+
+class SyncCase(enum.Enum):
+    EQUAL = "already equal: nothing to copy"
+    EMPTY = "destination holds nothing: copy all"
+    BEHIND = "destination is behind: copy what it lacks"
+    BELOW = "destination ends below the source's first entry: drop its entries, copy all"
+    TRIMMED_FURTHER = "destination trimmed further than the source: copy what it lacks, never what it trimmed"
+    SOURCE_TRIMMED = "source holds no entries, all are trimmed: drop the entries, take over the position"
+
+
+class SyncPlan(Struct, frozen=True):
+    """What to do: drop everything first (``restart_at`` is then the first LLSN that the destination will hold), then
+    copy the entries ``copy.first`` to ``copy.end``; ``copy`` is empty when there are none."""
+
+    case: SyncCase
+    restart_at: LLSN | None
+    copy: Extent
+
+
+def plan_sync(source: Extent, destination: Extent) -> SyncPlan:
+    """How to bring ``destination`` to exactly the committed end of ``source``.
+
+    1. Afterwards the destination ends where the source ends.
+    2. It holds every entry that the source holds, except below what it had trimmed itself.
+    3. Nothing that it already holds is copied again, unless a hole would lie between the two.
+    """
+    if destination.end > source.end:
+        raise Refused(
+            f"the source is committed to LLSN {source.end} and the destination already to {destination.end}: "
+            "choose another source, or wait until this one has caught up"
+        )
+    nothing = Extent(LLSN(source.end + 1), source.end)
+    if destination.end == source.end:
+        return SyncPlan(SyncCase.EQUAL, None, nothing)
+    if source.empty:
+        return SyncPlan(SyncCase.SOURCE_TRIMMED, source.first, nothing)
+    if destination.end + 1 < source.first:
+        # A hole would lie between what the destination has and what the source can give.
+        case = SyncCase.EMPTY if destination.empty else SyncCase.BELOW
+        return SyncPlan(case, source.first, source)
+    missing = Extent(LLSN(destination.end + 1), source.end)
+    if destination.empty:
+        case = SyncCase.TRIMMED_FURTHER if destination.end >= source.first else SyncCase.EMPTY
+        return SyncPlan(case, None, missing)
+    case = SyncCase.TRIMMED_FURTHER if destination.first > source.first else SyncCase.BEHIND
+    return SyncPlan(case, None, missing)

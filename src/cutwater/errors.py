@@ -1,0 +1,217 @@
+"""The error tree: one class per thing that can go wrong, with a stable code.
+
+::
+
+    CutwaterError
+     ├─ InvalidArgument              invalid_argument       the caller's input is wrong; nothing was done
+     ├─ NotFound                     not_found              no such topic, log stream or storage node
+     ├─ AlreadyExists                already_exists         the name or number is taken
+     ├─ Refused                      refused                the state of the cluster forbids it; nothing was done
+     │   ├─ StreamSealed             stream_sealed          the log stream takes no appends; will never appear
+     │   ├─ WrongEpoch               wrong_epoch            named an epoch that is not the current one    (retriable)
+     │   ├─ NotSealed                not_sealed             this needs a sealed log stream
+     │   ├─ ConditionFailed          condition_failed       a conditional append found another end
+     │   └─ LastCopy                 last_copy              would remove the last copy of committed records
+     ├─ Fenced                       fenced                 someone newer has taken over
+     │   ├─ LeaderFenced             leader_fenced          another metadata repository node leads now
+     │   └─ ProducerFenced           producer_fenced        the producer's name was opened again elsewhere
+     ├─ SequenceError                sequence_error         a producer's numbering is broken
+     │   ├─ SequenceGap              sequence_gap           a number before this one never arrived
+     │   ├─ SequenceReused           sequence_reused        the same number with other bytes
+     │   └─ SequenceExpired          sequence_expired       too old to tell whether it is a repeat
+     ├─ AppendUnknown                append_unknown         the outcome is not known: it may or may not appear
+     ├─ Trimmed                      trimmed                the position was trimmed; carries the first one left
+     ├─ NotYetCommitted              not_yet_committed      the position is above the committed end        (retriable)
+     ├─ NoRecordHere                 no_record_here         the position is a tick or a fence, not a record
+     ├─ Damaged                      damaged                the stored bytes fail their checksum           (retriable)
+     ├─ Unavailable                  unavailable            cannot be served now                           (retriable)
+     │   ├─ NotLeader                not_leader             ask the leader                                 (retriable)
+     │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
+     │   ├─ ResourceExhausted        resource_exhausted     a limit is reached; carries a time to wait     (retriable)
+     │   └─ DeadlineExceeded         deadline_exceeded      the caller's time is up                        (retriable)
+     └─ ProtocolViolation            protocol_violation     a part of the cluster said what cannot be; an alarm
+         ├─ InvalidTransition        invalid_transition     a replica was asked for a step its state forbids
+         ├─ ImpossibleReport         impossible_report      a report contradicts what was decided
+         ├─ ContradictoryCommand     contradictory_command  two commands of one authority exclude each other
+         └─ OrderLayerLostMemory     order_layer_lost_memory  a replica knows of a cut that the order layer does not
+
+A *definite* failure means that the append will never appear. ``retriable`` means that the same call may succeed later
+without anyone changing the request. Errors of the core carry the recent ``history`` of the object concerned, so that
+the first message already tells how it got there.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from cutwater.types import GLSN, LLSN, Epoch, LogStreamId, Sequence
+
+
+class CutwaterError(Exception):
+    """Base of all errors that Cutwater raises on purpose."""
+
+    code: ClassVar[str] = "cutwater_error"
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, history: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.history = history
+
+    def __str__(self) -> str:
+        if not self.history:
+            return self.message
+        return "\n  ".join((self.message, "what happened before, newest last:", *self.history))
+
+
+class InvalidArgument(CutwaterError):
+    code = "invalid_argument"
+
+
+class NotFound(CutwaterError):
+    code = "not_found"
+
+
+class AlreadyExists(CutwaterError):
+    code = "already_exists"
+
+
+class Refused(CutwaterError):
+    code = "refused"
+
+
+class StreamSealed(Refused):
+    code = "stream_sealed"
+
+
+class WrongEpoch(Refused):
+    code = "wrong_epoch"
+    retriable = True
+
+    def __init__(self, stream: LogStreamId, given: Epoch, current: Epoch, *, history: tuple[str, ...] = ()) -> None:
+        super().__init__(
+            f"log stream {stream} is in epoch {current}, not {given}: fetch the catalog and try again", history=history
+        )
+        self.stream, self.given, self.current = stream, given, current
+
+
+class NotSealed(Refused):
+    code = "not_sealed"
+
+
+class ConditionFailed(Refused):
+    code = "condition_failed"
+
+    def __init__(self, stream: LogStreamId, expected: LLSN, actual: LLSN) -> None:
+        super().__init__(
+            f"log stream {stream}: the next LLSN is {actual}, not {expected} as the append demands: "
+            "read what was appended meanwhile and decide again"
+        )
+        self.stream, self.expected, self.actual = stream, expected, actual
+
+
+class LastCopy(Refused):
+    code = "last_copy"
+
+
+class Fenced(CutwaterError):
+    code = "fenced"
+
+
+class LeaderFenced(Fenced):
+    code = "leader_fenced"
+
+
+class ProducerFenced(Fenced):
+    code = "producer_fenced"
+
+
+class SequenceError(CutwaterError):
+    code = "sequence_error"
+
+
+class SequenceGap(SequenceError):
+    code = "sequence_gap"
+
+    def __init__(self, message: str, *, expected: Sequence) -> None:
+        super().__init__(message)
+        self.expected = expected
+
+
+class SequenceReused(SequenceError):
+    code = "sequence_reused"
+
+
+class SequenceExpired(SequenceError):
+    code = "sequence_expired"
+
+
+class AppendUnknown(CutwaterError):
+    code = "append_unknown"
+
+
+class Trimmed(CutwaterError):
+    code = "trimmed"
+
+    def __init__(self, asked: GLSN, first_left: GLSN) -> None:
+        super().__init__(f"GLSN {asked} was trimmed: the first one left is {first_left}, start there")
+        self.asked, self.first_left = asked, first_left
+
+
+class NotYetCommitted(CutwaterError):
+    code = "not_yet_committed"
+    retriable = True
+
+
+class NoRecordHere(CutwaterError):
+    code = "no_record_here"
+
+
+class Damaged(CutwaterError):
+    code = "damaged"
+    retriable = True
+
+
+class Unavailable(CutwaterError):
+    code = "unavailable"
+    retriable = True
+
+
+class NotLeader(Unavailable):
+    code = "not_leader"
+
+
+class ReadOnly(Unavailable):
+    code = "read_only"
+
+
+class ResourceExhausted(Unavailable):
+    code = "resource_exhausted"
+
+    def __init__(self, message: str, *, retry_ms: int) -> None:
+        super().__init__(f"{message}: try again in {retry_ms} ms")
+        self.retry_ms = retry_ms
+
+
+class DeadlineExceeded(Unavailable):
+    code = "deadline_exceeded"
+
+
+class ProtocolViolation(CutwaterError):
+    code = "protocol_violation"
+
+
+class InvalidTransition(ProtocolViolation):
+    code = "invalid_transition"
+
+
+class ImpossibleReport(ProtocolViolation):
+    code = "impossible_report"
+
+
+class ContradictoryCommand(ProtocolViolation):
+    code = "contradictory_command"
+
+
+class OrderLayerLostMemory(ProtocolViolation):
+    code = "order_layer_lost_memory"
