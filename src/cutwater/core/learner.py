@@ -40,11 +40,12 @@ class Learner:
         self._replica = replica
         self._plan: SyncPlan | None = None
         self._end: SyncEnd | None = None
+        self._committing = False
 
     def start(self) -> Effects:
-        """Ask for what is missing. Data that cannot be trusted is dropped first: the source has all of it."""
+        """Ask for what is missing. A replica that has lost committed entries drops the rest: the source has them."""
         replica = self._replica
-        effects: Effects = [] if replica.trusted else self._restart(LLSN(1), GLSN(0))
+        effects: Effects = self._restart(LLSN(1), GLSN(0)) if replica.has_lost_entries else []
         return [*effects, AskSync(self.source, SyncRequest(replica.stream, self.attempt, replica.extent))]
 
     def handle(self, event: SyncBegin | SyncEntries | SyncEnd | SyncFailed) -> Effects:
@@ -54,6 +55,8 @@ class Learner:
             case SyncEntries():
                 return self._write(event)
             case SyncEnd():
+                if self._end is not None:
+                    return []
                 if self._plan is None or self._replica.written_end != self._plan.copy.end:
                     return self._fail("the source ended before it had sent everything")
                 self._end = event
@@ -63,8 +66,9 @@ class Learner:
 
     def entries_durable(self, durable_end: LLSN) -> Effects:
         """Once all entries are on disk, and not before, their commits may be written."""
-        if self._end is None or self._plan is None or durable_end < self._plan.copy.end:
+        if self._committing or self._end is None or self._plan is None or durable_end < self._plan.copy.end:
             return []
+        self._committing = True
         replica = self._replica
         contexts = [c for c in self._end.contexts if c.last_llsn > replica.committed_end]
         replica.committed_end = self._plan.copy.end
@@ -93,6 +97,8 @@ class Learner:
         replica = self._replica
         effects: Effects = []
         for entry in event.entries:
+            if self._plan is not None and entry.last_llsn <= replica.written_end:
+                continue
             if self._plan is None or entry.first_llsn != replica.written_end + 1:
                 return self._fail(f"expected LLSN {replica.written_end + 1}, got {entry.first_llsn}")
             replica.written_end = entry.last_llsn
@@ -107,6 +113,7 @@ class Learner:
         replica.written_end = replica.durable_end = replica.committed_end = replica.durable_committed_end = base
         replica.durable_high_watermark = base_glsn
         replica.complete_through = GLSN(0)
+        replica.has_lost_entries = False
         replica.dedup = Deduplicator()
         replica.hard_state = structs.replace(replica.hard_state, learning=True, base_llsn=base, base_glsn=base_glsn)
         return [SaveHardState(replica.hard_state), Restart(first_llsn, replica.generation)]

@@ -130,7 +130,7 @@ class OrderLayer:
         self._heard = dict.fromkeys(state.nodes, now.monotonic)
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
         self._requests: deque[Asked] = deque()
-        self._in_flight: tuple[d.Decision, ...] = ()
+        self._in_flight: tuple[d.Decision, ...] | None = None
         self._held: Effects = []
         """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
         self._urgent: Effects = []
@@ -290,17 +290,19 @@ class OrderLayer:
 
     def _turn(self, now: Instant) -> Effects:
         effects, self._urgent = self._urgent, []
-        if self._in_flight:
+        if self._in_flight is not None:
             return effects
         effects += self._release()
         if self.halted is None:
             effects += self._answer_reports()
             after = self.state.index
-            self._in_flight = tuple(self._decide(now))
-            if self._in_flight:
-                effects.append(Store(self.leader_epoch, after, self._in_flight))
-        if not self._in_flight:
-            # What needed no decision follows from stored state and leaves at once.
+            decided = tuple(self._decide(now))
+            if decided or any(isinstance(held, Reply) for held in self._held):
+                # Also an answer that needed no decision waits for the store: only there can a leader learn that it is
+                # one no longer, and a deposed one must not show a past as the present.
+                self._in_flight = decided
+                effects.append(Store(self.leader_epoch, after, decided))
+        if self._in_flight is None:
             effects += self._release()
             effects += self._compact()
         return effects
@@ -439,8 +441,8 @@ class OrderLayer:
     def _stored(self, event: Stored, now: Instant) -> None:
         if event.index != self.state.index:
             raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
-        decisions, self._in_flight = self._in_flight, ()
-        for decision in decisions:
+        decisions, self._in_flight = self._in_flight, None
+        for decision in decisions or ():
             self._announce(decision, now)
 
     def _announce(self, decision: d.Decision, now: Instant) -> None:

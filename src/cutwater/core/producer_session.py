@@ -76,6 +76,7 @@ class ProducerSession:
         self.stream = LogStreamId(0)
         self.last_sequence = Sequence(0)
         self._grant: ProducerGrant | None = None
+        self._move: MoveProducerRequest | None = None
         self._unsettled: dict[Sequence, Batch] = {}
 
     @property
@@ -125,7 +126,10 @@ class ProducerSession:
                 return [self._fence(self._grant)]
             case Phase.READY:
                 return self._resend()
-            case _:
+            case Phase.MOVING:
+                assert self._move is not None
+                return [AskMetadata(self._move)]
+            case Phase.SETTLING | Phase.FENCED:
                 return []
 
     def stream_closed(self, stream: LogStreamId, stream_epoch: Epoch) -> list[SessionEffect]:
@@ -146,10 +150,10 @@ class ProducerSession:
                     raise ProtocolViolation(f"sealed log stream {fate.stream} has an uncommitted batch {known}")
                 effects += self.acked(known.sequence, Ack(known.glsn, known.first_llsn, fate.stream, known.count))
         self.phase = Phase.MOVING
-        move = MoveProducerRequest(
+        self._move = MoveProducerRequest(
             self.producer, self._grant.epoch, fate.stream, fate.stream_epoch, max(fate.last_sequence, self._base())
         )
-        return [*effects, AskMetadata(move)]
+        return [*effects, AskMetadata(self._move)]
 
     def _base(self) -> Sequence:
         """The last sequence before the first unsettled one; older ones may lie in streams further back."""

@@ -74,9 +74,13 @@ class Valid(Struct, frozen=True):
 
 
 class Invalid(Struct, frozen=True):
-    """The replica's data cannot be trusted to be complete: it stays silent until it has been synced."""
+    """The replica's data cannot be trusted to be complete: it stays silent until it has been synced.
+
+    ``kept`` is the committed prefix that is as good as ever and need not be copied again; None if there is none.
+    """
 
     reason: str
+    kept: Valid | None = None
 
 
 def judge(found: Found, *, creating: bool) -> Fresh | Valid | Invalid:
@@ -87,14 +91,16 @@ def judge(found: Found, *, creating: bool) -> Fresh | Valid | Invalid:
         if not nothing:
             return Invalid("entries or commits without a hard state")
         return Fresh() if creating else Invalid("no data where a replica used to be: an empty mount?")
-    if hard.learning:
-        return Invalid("an interrupted sync")
     committed_end = found.last_commit.last_llsn if found.last_commit else hard.base_llsn
     high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
-    if found.damaged is not None:
-        return Invalid(f"the entry at LLSN {found.damaged} fails its checksum")
     if found.entries_end < committed_end:
         return Invalid(f"committed to LLSN {committed_end}, but entries end at {found.entries_end}")
+    kept = Valid(committed_end, high_watermark, committed_end)
+    if hard.learning:
+        # Commit contexts are copied last, so what they cover is complete.
+        return Invalid("an interrupted sync", kept)
+    if found.damaged is not None:
+        return Invalid(f"the entry at LLSN {found.damaged} fails its checksum", kept)
     return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
 
 

@@ -36,7 +36,7 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.recovery import HardState, Valid
+from cutwater.core.recovery import HardState, Invalid, Valid
 from cutwater.core.replica_events import (
     Acked,
     Append,
@@ -120,22 +120,26 @@ class Replica:
         node: StorageNodeId,
         stream: LogStreamId,
         hard_state: HardState,
-        recovered: Valid | None,
+        recovered: Valid | Invalid,
         *,
         first_llsn: LLSN,
         tail: Iterable[Entry],
         dedup: Deduplicator,
     ) -> None:
-        """``recovered`` is None for a replica whose data cannot be trusted; ``tail`` is what it keeps uncommitted."""
+        """``recovered`` is what the files hold; ``tail`` is what of it is uncommitted. Of an invalid replica, the files
+        must be cut back to what it keeps."""
         self.node, self.stream = node, stream
         self.hard_state = hard_state
         self.state = ReplicaState.SEALING
-        self.trusted = recovered is not None
+        self.trusted = isinstance(recovered, Valid)
+        kept = recovered if isinstance(recovered, Valid) else recovered.kept
+        self.has_lost_entries = kept is None
+        """Not even what is committed is all there: a sync has to begin anew."""
         self.first_llsn = first_llsn
-        self.committed_end = recovered.committed_end if recovered else LLSN(0)
+        self.committed_end = kept.committed_end if kept else LLSN(0)
         self.durable_committed_end = self.committed_end
-        self.durable_high_watermark = recovered.high_watermark if recovered else GLSN(0)
-        self.written_end = self.durable_end = recovered.keep_end if recovered else LLSN(0)
+        self.durable_high_watermark = kept.high_watermark if kept else GLSN(0)
+        self.written_end = self.durable_end = kept.keep_end if kept else LLSN(0)
         self.complete_through = GLSN(0)
         self.revision = Revision(0)
         self.generation = 0

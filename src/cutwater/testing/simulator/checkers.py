@@ -1,0 +1,395 @@
+"""The guarantees, each as a named check over the history of one simulated (or real) cluster.
+
+A check raises ``Violation`` with the guarantee's name. Each takes time linear in the history, up to a sort. None of
+them uses the code it checks, with two exceptions: the sequence of decisions is replayed through ``OrderState``, which
+refuses contradictions, and the watermark clock is compared with a dumb oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from msgspec import Struct
+
+from cutwater.core import decisions as d
+from cutwater.core.order_state import OrderState
+from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
+from cutwater.errors import CutwaterError
+from cutwater.testing.simulator.record import Outcome, Record, event_times
+from cutwater.testing.simulator.world import Violation
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    MILLISECOND,
+    Batch,
+    BatchKind,
+    CommitContext,
+    CutTime,
+    Entry,
+    Epoch,
+    LogStreamId,
+    StorageNodeId,
+)
+
+
+class ReplicaDump(Struct, frozen=True):
+    """What one replica holds at the end, all of it committed."""
+
+    node: StorageNodeId
+    first_llsn: LLSN
+    committed_end: LLSN
+    entries: tuple[Entry, ...]
+    contexts: tuple[CommitContext, ...]
+
+
+class Evidence(Struct):
+    """Everything the checks look at. ``written`` has every entry that any replica ever wrote, by place and epoch."""
+
+    decisions: list[d.Decision]
+    record: Record
+    dumps: dict[LogStreamId, list[ReplicaDump]]
+    applied: dict[LogStreamId, list[CommitContext]]
+    written: dict[tuple[LogStreamId, Epoch, LLSN], Batch]
+    subscribed_through: GLSN
+    """Subscribers had time to reach this position."""
+
+
+class Log:
+    """The log that the decisions describe, with the content that replicas hold."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.state = OrderState()
+        self.cuts: list[d.Cut] = []
+        self.seals: list[d.Seal] = []
+        self.contexts: dict[LogStreamId, list[CommitContext]] = {}
+        try:
+            for decision in evidence.decisions:
+                self.state.apply(decision)
+                if isinstance(decision, d.Cut):
+                    self.cuts.append(decision)
+                    for commit in decision.commits:
+                        self.contexts.setdefault(commit.stream, []).append(commit.context)
+                elif isinstance(decision, d.Seal):
+                    self.seals.append(decision)
+        except CutwaterError as error:
+            raise Violation("12 one cut sequence", str(error)) from error
+        self.trimmed_before = max((t.trimmed_before for t in self.state.topics.values()), default=GLSN(1))
+        self.batches: list[tuple[GLSN, LogStreamId, LLSN, CutTime, Batch]] = []
+        """Every committed batch in GLSN order."""
+        for cut in self.cuts:
+            for commit in cut.commits:
+                self._add(commit.stream, commit.context, evidence)
+
+    def _add(self, stream: LogStreamId, context: CommitContext, evidence: Evidence) -> None:
+        llsn = context.first_llsn
+        while llsn <= context.last_llsn:
+            batch = evidence.written.get((stream, context.epoch, llsn))
+            if batch is None:
+                raise Violation("2 dense", f"log stream {stream} has nothing at LLSN {llsn} of epoch {context.epoch}")
+            self.batches.append((context.glsn_of(llsn), stream, llsn, context.time, batch))
+            llsn = LLSN(llsn + batch.count)
+        if llsn != context.last_llsn + 1:
+            raise Violation("8 batches", f"log stream {stream}: a batch crosses the end of commit {context}")
+
+
+def check_unique(log: Log, evidence: Evidence) -> None:
+    """1: one value per GLSN, byte-identical on every replica."""
+    decided = {(stream, c.high_watermark): c for stream, contexts in log.contexts.items() for c in contexts}
+    for stream, contexts in evidence.applied.items():
+        for context in contexts:
+            if decided.get((stream, context.high_watermark)) != context:
+                raise Violation("1 unique", f"a replica of log stream {stream} applied {context}, never decided")
+    content = {(stream, llsn): batch for _, stream, llsn, _, batch in log.batches}
+    for stream, dumps in evidence.dumps.items():
+        for dump in dumps:
+            for entry in dump.entries:
+                if content.get((stream, entry.first_llsn)) != entry.batch:
+                    raise Violation("1 unique", f"node {dump.node} holds other bytes at {stream}/{entry.first_llsn}")
+    seen: dict[GLSN, int] = {}
+    for op in evidence.record.appends:
+        if op.ack is not None and seen.setdefault(op.ack.glsn, op.payload) != op.payload:
+            raise Violation("1 unique", f"GLSN {op.ack.glsn} was acknowledged to {seen[op.ack.glsn]} and {op.payload}")
+
+
+def check_dense(log: Log, evidence: Evidence) -> None:
+    """2: GLSN 1..HWM without holes, LLSN contiguous per stream."""
+    next_glsn = 1
+    for cut in log.cuts:
+        for commit in cut.commits:
+            if commit.context.first_glsn != next_glsn:
+                raise Violation("2 dense", f"GLSN {next_glsn} is missing before {commit}")
+            next_glsn += commit.context.count
+        next_glsn += 1 if cut.is_tick else 0
+        if next_glsn != cut.high_watermark + 1:
+            raise Violation("2 dense", f"cut {cut.high_watermark} ends at {next_glsn - 1}")
+    for stream, contexts in log.contexts.items():
+        for before, after in pairwise(contexts):
+            if after.first_llsn != before.last_llsn + 1:
+                raise Violation("2 dense", f"log stream {stream} jumps from {before.last_llsn} to {after.first_llsn}")
+
+
+def check_durable(log: Log, evidence: Evidence) -> None:
+    """3: after an ack, a read of that GLSN gives that record, a retriable error, or *trimmed* if trim was asked."""
+    at = {glsn: (stream, llsn, batch) for glsn, stream, llsn, _, batch in log.batches}
+    for op in evidence.record.appends:
+        if op.ack is None:
+            continue
+        stream, llsn, batch = at.get(op.ack.glsn, (None, 0, None))
+        if batch is None or evidence.record.op_of(batch) is not op or (stream, llsn) != (op.ack.stream, op.ack.llsn):
+            raise Violation("3 durable", f"append {op.payload} was acknowledged as {op.ack}, the log has {batch}")
+    _check_held(log, evidence)
+    for read in evidence.record.reads:
+        op, run = read.op, read.run
+        assert op.ack is not None
+        if run is not None and (run.first_glsn != op.ack.glsn or evidence.record.op_of(run.batch) is not op):
+            raise Violation("3 durable", f"a read of GLSN {op.ack.glsn} gave {run}")
+        if read.error == "trimmed" and not op.ack.glsn < read.first_left <= log.trimmed_before:
+            raise Violation("3 durable", f"a read of {op.ack.glsn} said trimmed before {read.first_left}, nobody asked")
+
+
+def _check_held(log: Log, evidence: Evidence) -> None:
+    """Every committed record that was not trimmed is on every replica that counts."""
+    for stream, dumps in evidence.dumps.items():
+        info = log.state.streams[stream]
+        keep = [llsn for glsn, s, llsn, _, b in log.batches if s == stream and glsn + b.count - 1 >= log.trimmed_before]
+        for dump in dumps:
+            held = {entry.first_llsn for entry in dump.entries}
+            lost = [llsn for llsn in keep if llsn not in held]
+            if lost or dump.committed_end != info.committed_end:
+                raise Violation(
+                    "3 durable",
+                    f"node {dump.node} should hold log stream {stream} to {info.committed_end}, "
+                    f"has {dump.first_llsn} to {dump.committed_end} without {lost[:5]}",
+                )
+
+
+def check_no_phantom(log: Log, evidence: Evidence) -> None:
+    """4: a definite failure never appears; an unknown at most once."""
+    times: dict[int, int] = {}
+    for glsn, _, _, _, batch in log.batches:
+        if batch.kind is not BatchKind.DATA:
+            continue
+        op = evidence.record.op_of(batch)
+        if op is None:
+            raise Violation("13 damage", f"GLSN {glsn} holds bytes that nobody sent: {batch}")
+        times[op.payload] = times.get(op.payload, 0) + 1
+    for op in evidence.record.appends:
+        limit = 0 if op.outcome is Outcome.FAIL else 1
+        if times.get(op.payload, 0) > limit:
+            raise Violation(
+                "4 no phantom", f"append {op.payload} ({op.outcome.value}) is there {times[op.payload]} times"
+            )
+
+
+def check_real_time(log: Log, evidence: Evidence) -> None:
+    """5: an append that ended before another began has the smaller GLSN."""
+    done = [op for op in evidence.record.appends if op.ack is not None]
+    ends = sorted(done, key=lambda op: op.completed)
+    highest, i = 0, 0
+    for op in sorted(done, key=lambda op: op.invoked):
+        while i < len(ends) and ends[i].completed < op.invoked:
+            ack = ends[i].ack
+            assert ack is not None
+            highest, i = max(highest, ack.glsn), i + 1
+        assert op.ack is not None
+        if op.ack.glsn <= highest:
+            raise Violation(
+                "5 real time", f"append {op.payload} got GLSN {op.ack.glsn} after {highest} was acknowledged"
+            )
+
+
+def check_tail(log: Log, evidence: Evidence) -> None:
+    """6: the tail never goes back, and is never behind what was acknowledged or seen before it was asked for."""
+    seen = [(tail.completed, tail.high_watermark) for tail in evidence.record.tails]
+    seen += [(op.completed, GLSN(op.ack.glsn + op.ack.count - 1)) for op in evidence.record.appends if op.ack]
+    seen.sort()
+    highest, i = 0, 0
+    for tail in sorted(evidence.record.tails, key=lambda tail: tail.invoked):
+        while i < len(seen) and seen[i][0] < tail.invoked:
+            highest, i = max(highest, seen[i][1]), i + 1
+        if tail.high_watermark < highest:
+            raise Violation("6 tail", f"the tail was {tail.high_watermark} after {highest} had been seen")
+
+
+def check_subscribe(log: Log, evidence: Evidence) -> None:
+    """7: subscribe is exactly the log from its start, over any failover."""
+    data = [(glsn, stream, llsn, batch) for glsn, stream, llsn, _, batch in log.batches if batch.kind is BatchKind.DATA]
+    index = {glsn: i for i, (glsn, _, _, _) in enumerate(data)}
+    for subscriber, segments in evidence.record.segments.items():
+        for segment in segments:
+            _check_segment(subscriber, segment.start, segment.through, segment.runs, data, index)
+        if segments and segments[-1].through < evidence.subscribed_through:
+            raise Violation(
+                "7 subscribe",
+                f"subscriber {subscriber} stands at {segments[-1].through}, not {evidence.subscribed_through}",
+            )
+        if any(after.start > log.trimmed_before for after in segments[1:]):
+            raise Violation("7 subscribe", f"subscriber {subscriber} was told trimmed where nobody trimmed")
+
+
+def _check_segment(
+    subscriber: int,
+    start: GLSN,
+    through: GLSN,
+    runs: list,  # type: ignore[type-arg]
+    data: list[tuple[GLSN, LogStreamId, LLSN, Batch]],
+    index: dict[GLSN, int],
+) -> None:
+    got = [(run.first_glsn, run.stream, run.first_llsn, run.batch) for run in runs]
+    if got:
+        i = index.get(got[0][0])
+        if i is None or data[i : i + len(got)] != got:
+            raise Violation("7 subscribe", f"subscriber {subscriber} from {start} got another sequence than the log")
+        skipped = i > 0 and data[i - 1][0] + data[i - 1][3].count - 1 >= start
+        if skipped:
+            raise Violation("7 subscribe", f"subscriber {subscriber} from {start} missed GLSN {data[i - 1][0]}")
+        rest = data[i + len(got)] if i + len(got) < len(data) else None
+    else:
+        rest = next((item for item in data if item[0] + item[3].count - 1 >= start), None)
+    if rest is not None and rest[0] + rest[3].count - 1 <= through:
+        raise Violation("7 subscribe", f"subscriber {subscriber} went past GLSN {rest[0]} without it")
+
+
+def check_producer_order(log: Log, evidence: Evidence) -> None:
+    """8: producer order per stream; batches all or nothing (the log is made of whole batches, see ``Log``)."""
+    last: dict[tuple[str, LogStreamId], int] = {}
+    for glsn, stream, _, _, batch in log.batches:
+        tag = batch.producer
+        if tag is None or batch.kind is not BatchKind.DATA:
+            continue
+        if tag.sequence <= last.get((tag.producer, stream), 0):
+            raise Violation("8 producer order", f"GLSN {glsn}: {tag} after sequence {last[tag.producer, stream]}")
+        last[tag.producer, stream] = tag.sequence
+
+
+def check_exactly_once(log: Log, evidence: Evidence) -> None:
+    """9: exactly once per (producer, sequence) over retries, seals, restarts, other streams."""
+    places: dict[tuple[str, int], GLSN] = {}
+    for glsn, _, _, _, batch in log.batches:
+        tag = batch.producer
+        if tag is None or batch.kind is not BatchKind.DATA:
+            continue
+        if (tag.producer, tag.sequence) in places:
+            raise Violation("9 exactly once", f"{tag} is at {places[tag.producer, tag.sequence]} and at {glsn}")
+        places[tag.producer, tag.sequence] = glsn
+    for op in evidence.record.appends:
+        if op.producer is not None and op.ack and places.get((op.producer, op.sequence)) != op.ack.glsn:
+            raise Violation("9 exactly once", f"append {op.payload} of {op.producer}/{op.sequence} is not at {op.ack}")
+
+
+def check_trim(log: Log, evidence: Evidence) -> None:
+    """10: trim is monotone and durable."""
+    for trim in evidence.record.trims:
+        if trim.before > log.trimmed_before:
+            raise Violation("10 trim", f"a trim before {trim.before} was answered, the log says {log.trimmed_before}")
+        for read in evidence.record.reads:
+            assert read.op.ack is not None
+            gone = read.op.ack.glsn < trim.before and read.invoked > trim.completed
+            if gone and read.error == "trimmed" and read.first_left < trim.before:
+                # A replica that has not heard of the newer trim may still name the older one, but never invent one.
+                continue
+    for cut_back in evidence.record.reads:
+        if cut_back.error == "trimmed" and cut_back.first_left > log.trimmed_before:
+            raise Violation("10 trim", f"a read said trimmed before {cut_back.first_left}, nobody asked for that")
+
+
+def check_sealed(log: Log, evidence: Evidence) -> None:
+    """11: sealed never grows: nothing of an epoch is committed, or held as committed, beyond its sealed position."""
+    ends: dict[tuple[LogStreamId, Epoch], LLSN] = {}
+    for seal in log.seals:
+        if ends.setdefault((seal.stream, seal.epoch), seal.sealed_at) != seal.sealed_at:
+            raise Violation("11 sealed", f"{seal} after {ends[seal.stream, seal.epoch]}")
+    for stream, dumps in evidence.dumps.items():
+        for dump in dumps:
+            for entry in dump.entries:
+                end = ends.get((stream, entry.epoch))
+                if end is not None and entry.last_llsn > end:
+                    raise Violation("11 sealed", f"node {dump.node} holds {stream}/{entry.last_llsn}, sealed at {end}")
+
+
+def check_watermark(log: Log, evidence: Evidence) -> None:
+    """Event time: the clock's watermark at every record equals what the sentence of the design says."""
+    strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
+    clock, oracle = WatermarkClock(), _WatermarkOracle(50 * MILLISECOND, 300 * MILLISECOND)
+    batches = iter(log.batches)
+    time = CutTime(0)
+    for decision in evidence.decisions:
+        if isinstance(decision, d.CreateStream):
+            clock.add_stream(decision.stream, strategy, time)
+            oracle.streams[decision.stream] = (None, time)
+        elif isinstance(decision, d.Seal) and decision.final:
+            clock.remove_stream(decision.stream)
+            del oracle.streams[decision.stream]
+        elif isinstance(decision, d.Cut):
+            time = decision.time
+            if decision.is_tick:
+                clock.tick(decision.high_watermark, time)
+                oracle.position(time)
+            for _ in decision.commits:
+                _compare_commit(batches, _.context, clock, oracle)
+            if clock.watermark != oracle.watermark:
+                raise Violation("watermark", f"{clock.watermark} at {decision.high_watermark}, not {oracle.watermark}")
+
+
+def _compare_commit(batches, context, clock, oracle) -> None:  # type: ignore[no-untyped-def]
+    left = context.count
+    while left:
+        glsn, stream, _, time, batch = next(batches)
+        left -= batch.count
+        if batch.kind is BatchKind.FENCE:
+            clock.header(stream, glsn, batch.count, time, None)
+            oracle.spoke(stream, None, time)
+            continue
+        seen = clock.batch(stream, glsn, time, event_times(batch))
+        expected = []
+        for event_time in event_times(batch):
+            expected.append(oracle.watermark)
+            oracle.spoke(stream, event_time, time)
+        if seen != expected:
+            raise Violation("watermark", f"records from GLSN {glsn} saw {seen}, not {expected}")
+
+
+class _WatermarkOracle:
+    """The minimum over the streams that are not idle of maximum − bound − 1 ms, recomputed at every position."""
+
+    def __init__(self, bound_us: int, idle_after_us: int) -> None:
+        self.bound_us, self.idle_after_us = bound_us, idle_after_us
+        self.streams: dict[LogStreamId, tuple[int | None, int]] = {}
+        self.watermark = -(2**63)
+
+    def spoke(self, stream: LogStreamId, event_time: int | None, time: CutTime) -> None:
+        newest = self.streams[stream][0]
+        if event_time is not None:
+            newest = event_time if newest is None else max(newest, event_time)
+        self.streams[stream] = (newest, time)
+        self.position(time)
+
+    def position(self, time: CutTime) -> None:
+        heads = [newest for newest, spoke in self.streams.values() if time - spoke <= self.idle_after_us]
+        if heads and None not in heads:
+            lowest = min(newest for newest in heads if newest is not None)
+            self.watermark = max(self.watermark, lowest - self.bound_us - MILLISECOND)
+
+
+CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
+    "1 unique": check_unique,
+    "2 dense": check_dense,
+    "3 durable": check_durable,
+    "4 no phantom": check_no_phantom,
+    "5 real time": check_real_time,
+    "6 tail": check_tail,
+    "7 subscribe": check_subscribe,
+    "8 producer order": check_producer_order,
+    "9 exactly once": check_exactly_once,
+    "10 trim": check_trim,
+    "11 sealed": check_sealed,
+    "watermark": check_watermark,
+}
+"""12 is checked by replaying the decisions (``Log``); 13 to 16 need the running cluster, see ``cluster.py``."""
+
+
+def check_all(evidence: Evidence) -> None:
+    log = Log(evidence)
+    for check in CHECKS.values():
+        check(log, evidence)

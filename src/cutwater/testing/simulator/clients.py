@@ -1,0 +1,385 @@
+"""Simulated clients: appenders, producers, subscribers, readers, and an operator. They use the core as a client does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from cutwater.core.producer_session import (
+    AskFate,
+    AskMetadata,
+    Fate,
+    Phase,
+    ProducerSession,
+    SendBatch,
+    SessionEffect,
+    Settled,
+)
+from cutwater.core.requests import Catalog, CatalogRequest, ProducerGrant, Request, StreamInfo
+from cutwater.core.subscription import ReadAnswer, Subscription
+from cutwater.errors import (
+    AppendUnknown,
+    CutwaterError,
+    NotLeader,
+    NotSealed,
+    ProducerFenced,
+    SequenceExpired,
+    SequenceReused,
+    Trimmed,
+)
+from cutwater.testing.simulator.protocol import AppendAnswer, AppendCall, Call, FateCall, ReadCall, Return
+from cutwater.testing.simulator.record import AppendOp, Outcome, ReadOp, Record, Segment, TailOp
+from cutwater.testing.simulator.world import Address, Process, Violation, World
+from cutwater.types import (
+    GLSN,
+    MILLISECOND,
+    BatchKind,
+    EventTime,
+    LogStreamId,
+    ProducerId,
+    Revision,
+    Sequence,
+    TopicId,
+)
+
+Callback = Callable[[Any], None]
+"""Gets the value or the error of a call, or None when no answer came in time."""
+
+
+class Client(Process):
+    """Calls with a deadline, a cached catalog, and a way to find the leader of the metadata repository."""
+
+    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int) -> None:
+        super().__init__(world, ("client", number))
+        self.number, self.record, self.metadata_nodes = number, record, metadata_nodes
+        self.rng = Random(f"client/{world.seed}/{number}")
+        self.catalog = Catalog(Revision(0), GLSN(0), 0, (), ())  # type: ignore[arg-type]
+        self.stopping = False
+        self._calls: dict[int, Callback] = {}
+        self._next_call = 0
+        self._leader = 1
+
+    def on_start(self) -> None:
+        raise NotImplementedError
+
+    def on_message(self, source: Address, message: Any) -> None:
+        if isinstance(message, Return):
+            callback = self._calls.pop(message.call_id, None)
+            if callback is not None:
+                callback(message.outcome)
+
+    def call(self, target: Address, body: object, timeout_us: int, callback: Callback) -> None:
+        self._next_call += 1
+        call_id = self._next_call
+        self._calls[call_id] = callback
+        self.send(target, Call(call_id, body))
+        self.after(timeout_us, self._timeout, call_id)
+
+    def _timeout(self, call_id: int) -> None:
+        callback = self._calls.pop(call_id, None)
+        if callback is not None:
+            callback(None)
+
+    def ask(self, request: Request, callback: Callback, timeout_us: int = 150 * MILLISECOND) -> None:
+        """Ask the metadata repository; with no answer, or from one that does not lead, the next try goes elsewhere."""
+
+        def answered(outcome: Any) -> None:
+            if outcome is None or isinstance(outcome, NotLeader):
+                self._leader = self._leader % self.metadata_nodes + 1
+            callback(outcome)
+
+        self.call(("mr", self._leader), request, timeout_us, answered)
+
+    def refresh(self, then: Callable[[], None] | None = None) -> None:
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, Catalog) and outcome.revision >= self.catalog.revision:
+                self.catalog = outcome
+            if then is not None:
+                then()
+
+        self.ask(CatalogRequest(), answered)
+
+    def stream(self, stream: LogStreamId) -> StreamInfo | None:
+        return next((info for info in self.catalog.streams if info.stream == stream), None)
+
+    def event_time(self) -> EventTime:
+        """Somewhere around now, in some disorder."""
+        return EventTime(self.world.now + self.rng.randint(-200, 50) * MILLISECOND)
+
+
+class Appender(Client):
+    """Appends to any open stream, one batch at a time, and never sends one twice."""
+
+    def on_start(self) -> None:
+        self.refresh(self._next)
+
+    def _next(self) -> None:
+        if self.stopping:
+            return
+        streams = [info for info in self.catalog.streams if info.is_open and info.chain]
+        if not streams:
+            self.after(20 * MILLISECOND, self.refresh, self._next)
+            return
+        info = self.rng.choice(streams)
+        op = self.record.new_append(self.number, self.world.now, self.rng.choice((1, 1, 2, 3)), self.event_time())
+        call = AppendCall(info.stream, info.epoch, op.batch)
+        timeout = self.rng.choice((60, 200, 500)) * MILLISECOND
+        self.call(("sn", info.chain[0]), call, timeout, lambda outcome: self._done(op, outcome))
+
+    def _done(self, op: AppendOp, outcome: Any) -> None:
+        op.completed = self.world.now
+        if isinstance(outcome, AppendAnswer):
+            op.outcome, op.ack = Outcome.OK, outcome.ack
+        elif outcome is None or isinstance(outcome, AppendUnknown):
+            op.outcome = Outcome.UNKNOWN
+        else:
+            op.outcome = Outcome.FAIL
+        self.world.trace("append", op.payload, op.outcome.value, op.ack.glsn if op.ack else 0)
+        pause = int(self.rng.random() * 2 * self.world.options.append_pause_us)
+        if op.outcome is Outcome.OK:
+            self.after(pause, self._next)
+        else:
+            self.after(pause, self.refresh, self._next)
+
+
+class Producer(Client):
+    """A named producer with a few batches in flight."""
+
+    RETRY_US = 120 * MILLISECOND
+    IN_FLIGHT_MAX = 3
+
+    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int, name: str, topic: str) -> None:
+        super().__init__(world, number, record, metadata_nodes)
+        self.session = ProducerSession(ProducerId(name), topic)
+        self._ops: dict[Sequence, AppendOp] = {}
+        self._epoch = 0
+        self._progress = 0
+        self._seen_closed = 0
+
+    def on_start(self) -> None:
+        self.refresh(lambda: self._do(self.session.start()))
+        self._tick()
+        self.after(int(self.rng.random() * self.world.options.append_pause_us), self._next)
+
+    def _next(self) -> None:
+        ready = self.session.phase is Phase.READY and len(self.session.unsettled) < self.IN_FLIGHT_MAX
+        if ready and not self.stopping:
+            count = self.rng.choice((1, 1, 2, 3))
+            op = self.record.new_append(self.number, self.world.now, count, self.event_time())
+            sequence, effects = self.session.submit(op.batch)
+            op.producer, op.sequence = self.session.producer, sequence
+            self._ops[sequence] = op
+            self._do(effects)
+        self.after(int(self.rng.random() * 2 * self.world.options.append_pause_us), self._next)
+
+    def _tick(self) -> None:
+        """Now and then look whether things move on, and repeat the present step if they do not."""
+        self.after(self.RETRY_US, self._tick)
+        waits = bool(self.session.unsettled) or self.session.phase is not Phase.READY
+        if waits and self.session.phase is not Phase.FENCED:
+            self.refresh(self._nudge)
+
+    def _nudge(self) -> None:
+        session = self.session
+        info = self.stream(session.stream)
+        closed = info is not None and not info.is_open
+        self._seen_closed = self._seen_closed + 1 if closed else 0
+        if session.phase is Phase.SETTLING and info is not None and info.is_open:
+            self._do(session.move_refused())
+        elif closed and info is not None and self._seen_closed >= 2:
+            self._do(session.stream_closed(info.stream, info.epoch) or session.retry())
+        else:
+            self._do(session.retry())
+
+    def _do(self, effects: list[SessionEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendBatch():
+                    self._send(effect)
+                case AskFate():
+                    self._ask_fate(effect)
+                case AskMetadata():
+                    self.ask(effect.request, self._answered)
+                case Settled():
+                    op = self._ops[effect.sequence]
+                    op.outcome, op.ack, op.completed = Outcome.OK, effect.ack, self.world.now
+                    self.world.trace("produced", op.payload, effect.ack.glsn)
+
+    def _send(self, effect: SendBatch) -> None:
+        info = self.stream(effect.stream)
+        if info is None or not info.is_open:
+            return
+        batch = effect.batch
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, AppendAnswer):
+                if batch.kind is BatchKind.FENCE:
+                    self._do(self.session.fence_committed(effect.stream, Sequence(outcome.last_sequence)))
+                else:
+                    assert batch.producer is not None
+                    self._do(self.session.acked(batch.producer.sequence, outcome.ack))
+            elif isinstance(outcome, ProducerFenced):
+                self.session.fenced()
+            elif isinstance(outcome, (SequenceReused, SequenceExpired)):
+                raise Violation("9 exactly once", f"producer {self.session.producer}: {outcome}")
+
+        self.call(("sn", info.chain[0]), AppendCall(effect.stream, info.epoch, batch), 400 * MILLISECOND, answered)
+
+    def _ask_fate(self, effect: AskFate) -> None:
+        info = self.stream(effect.stream)
+        if info is None or not info.chain:
+            return
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, Fate):
+                self._do(self.session.fate_known(outcome))
+
+        target = self.rng.choice(info.chain)
+        call = FateCall(effect.stream, effect.stream_epoch, self.session.producer)
+        self.call(("sn", target), call, 100 * MILLISECOND, answered)
+
+    def _answered(self, outcome: Any) -> None:
+        if isinstance(outcome, ProducerGrant):
+            self._do(self.session.granted(outcome))
+        elif isinstance(outcome, ProducerFenced):
+            self.session.fenced()
+        elif isinstance(outcome, NotSealed):
+            self._do(self.session.move_refused())
+
+
+class Subscriber(Client):
+    """Follows all topics from the first record on."""
+
+    POLL_US = 25 * MILLISECOND
+
+    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int, topics: set[TopicId]) -> None:
+        super().__init__(world, number, record, metadata_nodes)
+        self.topics = topics
+        self.segments = record.segments[number] = []
+        self._reading: set[LogStreamId] = set()
+        self._restart(GLSN(1))
+
+    def _restart(self, start: GLSN) -> None:
+        self.subscription = Subscription(self.topics, start)
+        self.segments.append(Segment(start, [], GLSN(start - 1)))
+
+    def on_start(self) -> None:
+        self._poll()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.refresh(self._take_catalog)
+        self.after(100 * MILLISECOND, self._refresh)
+
+    def _take_catalog(self) -> None:
+        self._feed(lambda: self.subscription.take_catalog(self.catalog))
+
+    def _poll(self) -> None:
+        self.after(self.POLL_US, self._poll)
+        if self.subscription.needs_catalog:
+            self.refresh(self._take_catalog)
+        for info, position in self.subscription.wants():
+            if info.stream not in self._reading and info.replicas:
+                self._reading.add(info.stream)
+                self._read(info.stream, self.rng.choice(info.replicas), position)
+
+    def _read(self, stream: LogStreamId, node: int, position: GLSN) -> None:
+        subscription = self.subscription
+
+        def answered(outcome: Any) -> None:
+            self._reading.discard(stream)
+            if subscription is not self.subscription:
+                return
+            if isinstance(outcome, ReadAnswer):
+                self._feed(lambda: subscription.take_answer(outcome))
+            elif isinstance(outcome, Trimmed) and outcome.first_left > subscription.next_glsn:
+                self._restart(outcome.first_left)
+
+        self.call(("sn", node), ReadCall(stream, position, 8), 80 * MILLISECOND, answered)
+
+    def _feed(self, take: Callable[[], None]) -> None:
+        try:
+            take()
+        except Trimmed as error:
+            self._restart(error.first_left)
+            return
+        except CutwaterError as error:
+            raise Violation("7 subscribe", str(error)) from error
+        segment = self.segments[-1]
+        segment.runs += self.subscription.take_ready()
+        segment.through = GLSN(self.subscription.next_glsn - 1)
+
+
+class Reader(Client):
+    """Reads acknowledged records back from any replica, and asks for the tail."""
+
+    def on_start(self) -> None:
+        self.refresh(self._next)
+
+    def _next(self) -> None:
+        self.after(self.rng.randint(10, 40) * MILLISECOND, self._next)
+        if self.rng.random() < 0.4:
+            self._ask_tail()
+        else:
+            self._read_back()
+
+    def _ask_tail(self) -> None:
+        invoked = self.world.now
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, Catalog):
+                self.catalog = outcome if outcome.revision >= self.catalog.revision else self.catalog
+                self.record.tails.append(TailOp(self.number, invoked, self.world.now, outcome.high_watermark))
+
+        self.ask(CatalogRequest(), answered)
+
+    def _read_back(self) -> None:
+        if not self.record.appends:
+            return
+        op = self.rng.choice(self.record.appends[-60:])
+        info = self.stream(op.ack.stream) if op.ack else None
+        if op.ack is None or info is None or not info.replicas:
+            return
+        invoked = self.world.now
+
+        def answered(outcome: Any) -> None:
+            read = ReadOp(op, invoked, self.world.now, None)
+            if isinstance(outcome, ReadAnswer):
+                read.run = outcome.runs[0] if outcome.runs else None
+                read.error = "" if outcome.runs else "not_yet_committed"
+            elif isinstance(outcome, Trimmed):
+                read.error, read.first_left = outcome.code, outcome.first_left
+            else:
+                read.error = outcome.code if isinstance(outcome, CutwaterError) else "timeout"
+            self.record.reads.append(read)
+
+        target = self.rng.choice(info.replicas)
+        self.call(("sn", target), ReadCall(op.ack.stream, op.ack.glsn, 1), 60 * MILLISECOND, answered)
+
+
+class Operator(Client):
+    """Changes the cluster on request of the nemesis."""
+
+    def on_start(self) -> None:
+        self.refresh()
+
+    def request(self, request: Request, then: Callback | None = None) -> None:
+        def answered(outcome: Any) -> None:
+            kind = type(outcome).__name__
+            self.world.trace("operator", type(request).__name__, kind)
+            if then is not None:
+                then(outcome)
+
+        self.ask(request, answered)
+
+    def insist(self, request: Request, then: Callback) -> None:
+        """Ask again until it is done."""
+
+        def answered(outcome: Any) -> None:
+            if outcome is None or (isinstance(outcome, CutwaterError) and outcome.retriable):
+                self.after(30 * MILLISECOND, self.insist, request, then)
+            else:
+                then(outcome)
+
+        self.ask(request, answered)

@@ -1,0 +1,318 @@
+"""A whole simulated cluster, from set-up through misfortune to the final inspection."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from msgspec import Struct
+
+from cutwater.core.order import OrderLayer
+from cutwater.core.order_requests import catalog
+from cutwater.core.requests import AddNodeRequest, Created, CreateTopicRequest, UnsealRequest
+from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
+from cutwater.testing.simulator.clients import Appender, Client, Operator, Producer, Reader, Subscriber
+from cutwater.testing.simulator.disk import is_intact
+from cutwater.testing.simulator.metadata_node import MetadataNode
+from cutwater.testing.simulator.nemesis import Nemesis
+from cutwater.testing.simulator.options import Options
+from cutwater.testing.simulator.record import Outcome, Record
+from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.testing.simulator.store import SimulatedStore
+from cutwater.testing.simulator.world import Process, Violation, World
+from cutwater.types import (
+    GLSN,
+    MILLISECOND,
+    SECOND,
+    CommitContext,
+    LogStreamId,
+    MetadataNodeId,
+    ReplicaState,
+    StorageNodeId,
+    TopicId,
+)
+
+SETUP_US = 3 * SECOND
+RECOVERY_US = 6 * SECOND
+"""After the faults end, appends succeed and replicas converge within this time."""
+HISTORY_RANGES_MAX = 5_000
+
+
+class Result(Struct, frozen=True):
+    """One simulation: what happened, or what must not have."""
+
+    seed: int
+    options: Options
+    trace_hash: str
+    events: int
+    violation: str | None
+    guarantee: str | None
+    appends: dict[str, int]
+    high_watermark: GLSN
+    cuts: int
+    leaders: int
+    seals: int
+
+
+class Cluster:
+    topic = "t"
+
+    def __init__(self, seed: int, options: Options) -> None:
+        self.options = options
+        self.world = World(seed, options)
+        self.record = Record()
+        self.store = SimulatedStore(self.world)
+        self.world.stored_high_watermark = lambda: self.store.high_watermark
+        self.storage_nodes: list[StorageNode] = []
+        for _ in range(options.storage_nodes):
+            self.add_storage_node(start=False)
+        self.metadata_nodes = [
+            MetadataNode(self.world, MetadataNodeId(i + 1), options.metadata_nodes, self.store)
+            for i in range(options.metadata_nodes)
+        ]
+        self._numbers = count(1)
+        self.clients: list[Client] = []
+        self.producers: list[Producer] = []
+        self.operator = Operator(self.world, next(self._numbers), self.record, options.metadata_nodes)
+        self.nemesis = Nemesis(self)
+        self.world.on_death = self.nemesis.revive
+        self._created: Created | None = None
+
+    def add_storage_node(self, *, start: bool = True) -> StorageNode:
+        number = StorageNodeId(len(self.storage_nodes) + 1)
+        node = StorageNode(self.world, number, self.options.metadata_nodes)
+        self.storage_nodes.append(node)
+        if start:
+            node.start()
+        return node
+
+    def add_producer(self, name: str) -> None:
+        nodes = self.options.metadata_nodes
+        producer = Producer(self.world, next(self._numbers), self.record, nodes, name, self.topic)
+        self.producers.append(producer)
+        self.clients.append(producer)
+        producer.start()
+
+    def leader(self) -> OrderLayer | None:
+        """The order layer that leads by the store's word."""
+        for node in self.metadata_nodes:
+            if node.alive and node.order is not None and node.order.leader_epoch == self.store.leader_epoch:
+                return node.order
+        return None
+
+    # Phases.
+
+    def run(self) -> None:
+        self._set_up()
+        self._start_clients()
+        self.nemesis.start()
+        self.world.run_until(self.world.now + self.options.duration_us)
+        self.nemesis.stop()
+        self._recover()
+        self._inspect()
+
+    def _set_up(self) -> None:
+        servers: list[Process] = [*self.metadata_nodes, *self.storage_nodes, self.operator]
+        self.world.healing = True
+        for process in servers:
+            process.start()
+        for node in self.storage_nodes:
+            self.operator.insist(AddNodeRequest(node.node), lambda outcome: None)
+        self.world.after(200 * MILLISECOND, self._create_topic)
+        if not self.world.run_until(self.world.now + SETUP_US, self._is_open):
+            raise Violation("15 liveness", f"a new cluster does not open its streams: {self._explain()}")
+        self.world.healing = False
+
+    def _create_topic(self) -> None:
+        def created(outcome: Any) -> None:
+            if isinstance(outcome, Created):
+                self._created = outcome
+            else:
+                self.world.after(50 * MILLISECOND, self._create_topic)
+
+        request = CreateTopicRequest(self.topic, self.options.streams, self.options.replication)
+        self.operator.insist(request, created)
+
+    def _is_open(self) -> bool:
+        leader = self.leader()
+        if leader is None or self._created is None:
+            return False
+        return all(stream.is_open for stream in leader.state.streams.values())
+
+    def _start_clients(self) -> None:
+        options = self.options
+        for _ in range(options.appenders):
+            self.clients.append(Appender(self.world, next(self._numbers), self.record, options.metadata_nodes))
+        for _ in range(options.subscribers):
+            number = next(self._numbers)
+            topics = {TopicId(1)}
+            self.clients.append(Subscriber(self.world, number, self.record, options.metadata_nodes, topics))
+        self.clients.append(Reader(self.world, next(self._numbers), self.record, options.metadata_nodes))
+        for client in self.clients:
+            client.start()
+        for i in range(options.producers):
+            self.add_producer(f"p{i + 1}")
+
+    def _recover(self) -> None:
+        """15: after the fault heals, appends succeed within seconds; 14: replicas converge."""
+        healed = self.world.now
+        appends = self.record.appends
+
+        def appended() -> bool:
+            return any(op.outcome is Outcome.OK and op.invoked >= healed for op in appends[-20:])
+
+        self._release_streams()
+        if not self.world.run_until(healed + RECOVERY_US, appended):
+            raise Violation("15 liveness", f"no append succeeded after the faults ended: {self._explain()}")
+        for client in self.clients:
+            client.stopping = True
+        if not self.world.run_until(self.world.now + RECOVERY_US, self._has_converged):
+            raise Violation("14 converge", f"the cluster does not come to rest: {self._explain()}")
+        self._scrub()
+
+    def _release_streams(self) -> None:
+        """Operators unseal what they sealed."""
+        leader = self.leader()
+        for stream in leader.state.streams.values() if leader else ():
+            if stream.held and not stream.final:
+                self.operator.request(UnsealRequest(stream.stream))
+        self.world.after(100 * MILLISECOND, self._release_streams)
+
+    def _has_converged(self) -> bool:
+        if self.world.events % 20:
+            return False
+        leader = self.leader()
+        return leader is not None and self._unrest(leader) is None
+
+    def _unrest(self, leader: OrderLayer) -> str | None:
+        """What is not yet as it should be at the end, or None."""
+        state = leader.state
+        nodes = {node.node: node for node in self.storage_nodes}
+        for stream in state.streams.values():
+            if stream.final:
+                continue
+            if not stream.is_open or set(stream.members) != set(stream.replicas):
+                return f"log stream {stream.stream}: {leader.explanations.get(stream.stream)} {stream}"
+            for node in stream.members:
+                replica = nodes[node].replicas.get(stream.stream)
+                if replica is None or replica.state is not ReplicaState.RUNNING:
+                    return f"log stream {stream.stream} on storage node {node} does not run"
+                if not replica.durable_committed_end == replica.written_end == stream.committed_end:
+                    return f"log stream {stream.stream} on storage node {node} is not at {stream.committed_end}"
+        for producer in self.producers:
+            if producer.session.unsettled and producer.session.phase.name != "FENCED":
+                return f"producer {producer.number} has unsettled batches in {producer.session.phase}"
+        kept = sum(len(history) for history in state.histories.values())
+        if kept > sum(1 for stream in state.streams.values() if stream.final):
+            return f"the commit history still has {kept} ranges"
+        last = max((stream.last_glsn for stream in state.streams.values()), default=GLSN(0))
+        for number, segments in self.record.segments.items():
+            if segments[-1].through < last:
+                return f"subscriber {number} stands at {segments[-1].through} of {last}"
+        return None
+
+    def _explain(self) -> str:
+        leader = self.leader()
+        if leader is None:
+            return "nobody leads"
+        if leader.halted is not None:
+            return str(leader.halted)
+        return self._unrest(leader) or f"{leader.explanations}"
+
+    def _scrub(self) -> None:
+        """13: damage is repaired from a peer. Every node verifies what it holds, as ``verify`` does."""
+
+        def damaged() -> list[tuple[StorageNode, LogStreamId, int]]:
+            found = []
+            for node in self.storage_nodes:
+                for stream, disk in node.disks.items():
+                    if node.node in self._members(stream):
+                        found += [(node, stream, i) for i, e in enumerate(disk.entries) if not is_intact(e)]
+            return found
+
+        for _ in range(20):
+            bad = damaged()
+            if not bad:
+                return
+            for node, stream, i in bad:
+                node.repair_entry(stream, node.disks[stream].entries[i].first_llsn)
+            self.world.run_until(self.world.now + 50 * MILLISECOND)
+        raise Violation("13 damage", f"not repaired: {[(n.node, s, i) for n, s, i in damaged()]}")
+
+    def _members(self, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
+        leader = self.leader()
+        return leader.state.streams[stream].members if leader is not None else ()
+
+    # Inspection.
+
+    def _inspect(self) -> None:
+        leader = self.leader()
+        assert leader is not None
+        state = leader.state
+        for metadata_node in self.metadata_nodes:
+            if metadata_node.history_max > HISTORY_RANGES_MAX:
+                raise Violation("16 bounded", f"{metadata_node.history_max} ranges were kept")
+        dumps: dict[LogStreamId, list[ReplicaDump]] = {}
+        for stream in state.streams.values():
+            holders = stream.members if not stream.final else self._holders(stream.stream, stream.members)
+            dumps[stream.stream] = [self._dump(self.storage_nodes[node - 1], stream.stream) for node in holders]
+        applied: dict[LogStreamId, list[CommitContext]] = {}
+        for node in self.storage_nodes:
+            for lsid, contexts in node.applied.items():
+                applied.setdefault(lsid, []).extend(contexts.values())
+        for op in self.record.appends:
+            if op.outcome is Outcome.PENDING:
+                op.outcome = Outcome.UNKNOWN
+        last = max((info.last_glsn for info in catalog(state).streams), default=GLSN(0))
+        check_all(Evidence(self.store.decisions, self.record, dumps, applied, self.world.written, last))
+
+    def _holders(self, stream: LogStreamId, members: tuple[StorageNodeId, ...]) -> list[StorageNodeId]:
+        """Of a stream that is sealed for good: the replicas that have reached the end; at least one must."""
+        nodes = {node.node: node for node in self.storage_nodes}
+        sealed = [n for n in members if nodes[n].replicas[stream].state is ReplicaState.SEALED]
+        if not sealed:
+            raise Violation("14 converge", f"no replica of the finished log stream {stream} has reached its end")
+        return sealed
+
+    def _dump(self, node: StorageNode, stream: LogStreamId) -> ReplicaDump:
+        disk, replica = node.disks[stream], node.replicas[stream]
+        committed = replica.durable_committed_end
+        return ReplicaDump(
+            node.node,
+            disk.first_llsn,
+            committed,
+            tuple(entry for entry in disk.entries if entry.last_llsn <= committed),
+            tuple(disk.contexts),
+        )
+
+
+def simulate(seed: int, options: Options, log: list[str] | None = None) -> Result:
+    """Run one cluster to its end. Any exception that is not a ``Violation`` counts as one: the core must not crash."""
+    cluster = Cluster(seed, options)
+    cluster.world.log = log
+    violation = guarantee = None
+    try:
+        cluster.run()
+    except Violation as error:
+        violation, guarantee = str(error), error.guarantee
+    except Exception as error:
+        violation, guarantee = f"crash: {type(error).__name__}: {error}", "crash"
+        if log is not None:
+            raise
+    outcomes = {outcome.value: 0 for outcome in Outcome}
+    for op in cluster.record.appends:
+        outcomes[op.outcome.value] += 1
+    decisions = cluster.store.decisions
+    return Result(
+        seed,
+        options,
+        cluster.world.trace_hash(),
+        cluster.world.events,
+        violation,
+        guarantee,
+        outcomes,
+        cluster.store.high_watermark,
+        sum(1 for decision in decisions if type(decision).__name__ == "Cut"),
+        cluster.store.leader_epoch,
+        sum(1 for decision in decisions if type(decision).__name__ == "Seal"),
+    )

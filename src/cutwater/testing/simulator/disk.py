@@ -1,0 +1,155 @@
+"""A simulated disk under one replica: it keeps what was synced, and as little else as a real one might.
+
+Writes go to a volatile buffer first. A sync moves the buffer to the platter and leaves a durable mark. When the power
+goes, a random prefix of what was not synced survives, and the last of it may be torn.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from random import Random
+from zlib import crc32
+
+from msgspec import structs
+
+from cutwater.core.commit_index import first_llsn_at_or_after
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.recovery import Found, HardState
+from cutwater.types import GLSN, LLSN, CommitContext, Entry
+
+
+class ReplicaDisk:
+    """The files of one replica: entries, commit contexts, hard state, deduplication checkpoint."""
+
+    def __init__(self, first_llsn: LLSN = LLSN(1)) -> None:
+        self.hard_state: HardState | None = None
+        self.dedup: DedupCheckpoint | None = None
+        self.first_llsn = first_llsn
+        self.entries: list[Entry] = []
+        self.contexts: list[CommitContext] = []
+        self.entries_synced = 0
+        self.contexts_synced = 0
+        self.marked_end = LLSN(first_llsn - 1)
+        """Everything up to here was once synced, so a bad checksum at or below it is damage, not a torn write."""
+
+    @property
+    def end(self) -> LLSN:
+        return self.entries[-1].last_llsn if self.entries else LLSN(self.first_llsn - 1)
+
+    def synced_end(self) -> LLSN:
+        if self.entries_synced == 0:
+            return LLSN(self.first_llsn - 1)
+        return self.entries[self.entries_synced - 1].last_llsn
+
+    # Writing.
+
+    def write(self, entry: Entry) -> None:
+        assert entry.first_llsn == self.end + 1, (entry.first_llsn, self.end)
+        self.entries.append(entry)
+
+    def write_context(self, context: CommitContext) -> None:
+        assert context.last_llsn <= self.synced_end(), "a commit context implies that its entries are on disk"
+        self.contexts.append(context)
+
+    def sync(self, entries: int, contexts: int) -> None:
+        self.entries_synced = max(self.entries_synced, min(entries, len(self.entries)))
+        self.contexts_synced = max(self.contexts_synced, min(contexts, len(self.contexts)))
+        self.marked_end = max(self.marked_end, self.synced_end())
+
+    def truncate(self, end: LLSN) -> None:
+        while self.entries and self.entries[-1].last_llsn > end:
+            self.entries.pop()
+        self.entries_synced = len(self.entries)
+        self.marked_end = self.end
+
+    def restart(self, first_llsn: LLSN) -> None:
+        self.first_llsn = first_llsn
+        self.entries.clear()
+        self.contexts.clear()
+        self.entries_synced = self.contexts_synced = 0
+        self.marked_end = LLSN(first_llsn - 1)
+
+    def drop_before(self, before: GLSN) -> LLSN:
+        """Remove whole entries below a GLSN, committed and synced ones only; where the entries begin now."""
+        llsn = first_llsn_at_or_after(self.contexts, before)
+        if llsn is None:
+            llsn = LLSN(self.contexts[-1].last_llsn + 1) if self.contexts else self.first_llsn
+        keep = 0
+        while keep < self.entries_synced and self.entries[keep].last_llsn < llsn:
+            keep += 1
+        if keep:
+            self.first_llsn = LLSN(self.entries[keep - 1].last_llsn + 1)
+            del self.entries[:keep]
+            self.entries_synced -= keep
+        return self.first_llsn
+
+    # Misfortune.
+
+    def lose_power(self, rng: Random, *, torn: bool) -> None:
+        survivors = rng.randint(self.entries_synced, len(self.entries))
+        tear = torn and survivors > self.entries_synced and rng.random() < 0.5
+        del self.entries[survivors:]
+        if tear:
+            self.entries[-1] = _damaged(self.entries[-1])
+        survivors = rng.randint(self.contexts_synced, len(self.contexts))
+        # A commit context whose entries did not survive cannot have been written: entries are synced before it.
+        del self.contexts[survivors:]
+
+    def cut_back(self, end: LLSN, committed_end: LLSN) -> None:
+        """After a failed sync: what was not known to be durable counts as lost."""
+        while self.entries and self.entries[-1].last_llsn > end:
+            self.entries.pop()
+        while self.contexts and self.contexts[-1].last_llsn > committed_end:
+            self.contexts.pop()
+        self.entries_synced, self.contexts_synced = len(self.entries), len(self.contexts)
+        self.marked_end = self.end
+
+    def damage(self, llsn: LLSN) -> None:
+        """A bit flips in the entry that holds this LLSN."""
+        i = self.index_of(llsn)
+        self.entries[i] = _damaged(self.entries[i])
+
+    # Reading.
+
+    def find(self) -> Found:
+        """What opening the files gives: recovery points and the tail, not the whole log."""
+        last = self.contexts[-1] if self.contexts else None
+        base = self.hard_state.base_llsn if self.hard_state else LLSN(0)
+        committed_end = last.last_llsn if last else base
+        tail: list[Entry] = []
+        damaged: LLSN | None = None
+        for i in range(self.index_of(LLSN(committed_end + 1)), len(self.entries)):
+            entry = self.entries[i]
+            if not is_intact(entry):
+                if entry.last_llsn <= self.marked_end:
+                    damaged = entry.first_llsn
+                else:
+                    del self.entries[i:]
+                break
+            tail.append(entry)
+        end = self.end
+        self.entries_synced, self.contexts_synced = len(self.entries), len(self.contexts)
+        return Found(self.hard_state, last, self.first_llsn, end, tuple(tail), damaged)
+
+    def index_of(self, llsn: LLSN) -> int:
+        """Where the entry that holds this LLSN is, or would be."""
+        i = bisect_right(self.entries, llsn, key=lambda entry: entry.first_llsn) - 1
+        return i if i >= 0 and llsn <= self.entries[i].last_llsn else i + 1
+
+    def repair(self, entry: Entry) -> bool:
+        """Put an intact copy in the place of a damaged entry."""
+        i = self.index_of(entry.first_llsn)
+        if i < len(self.entries) and self.entries[i].first_llsn == entry.first_llsn and is_intact(entry):
+            self.entries[i] = entry
+            return True
+        return False
+
+
+def is_intact(entry: Entry) -> bool:
+    return crc32(entry.batch.body) == entry.batch.checksum
+
+
+def _damaged(entry: Entry) -> Entry:
+    body = entry.batch.body
+    wrong = bytes([body[0] ^ 1]) + body[1:] if body else b"?"
+    return structs.replace(entry, batch=structs.replace(entry.batch, body=wrong))

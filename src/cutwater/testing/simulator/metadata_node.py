@@ -1,0 +1,223 @@
+"""A simulated metadata repository node: follower or leader, driving the order layer of the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order_events import (
+    Alarm,
+    Asked,
+    Compact,
+    OrderEffect,
+    OrderEvent,
+    PeerComplaint,
+    Reply,
+    ReportArrived,
+    Send,
+    StepDown,
+    Store,
+    Stored,
+    StoreRefused,
+    Wake,
+)
+from cutwater.core.order_state import OrderState
+from cutwater.errors import CutwaterError, NotLeader, ProtocolViolation
+from cutwater.testing.simulator.protocol import (
+    Call,
+    ComplaintMessage,
+    Heartbeat,
+    Relay,
+    ReportMessage,
+    Return,
+)
+from cutwater.testing.simulator.store import SimulatedStore
+from cutwater.testing.simulator.world import Address, Process, Violation, World
+from cutwater.types import MILLISECOND, DecisionIndex, Instant, LeaderEpoch, MetadataNodeId, StorageNodeId
+
+WAKE_EVERY_US = 25 * MILLISECOND
+HEARTBEAT_EVERY_US = 30 * MILLISECOND
+ELECTION_AFTER_US = 120 * MILLISECOND
+STORE_RETRY_US = 60 * MILLISECOND
+RELAY_FRESH_US = 300 * MILLISECOND
+
+ORDER_OPTIONS = OrderOptions(
+    node_dead_after_us=250 * MILLISECOND,
+    reopen_patience_us=60 * MILLISECOND,
+    retry_us_min=80 * MILLISECOND,
+    retry_us_max=640 * MILLISECOND,
+    tick_us_min=100 * MILLISECOND,
+    tick_us_max=800 * MILLISECOND,
+    compact_every_decisions=16,
+)
+"""As in a real cluster, ten times faster."""
+
+
+class MetadataNode(Process):
+    """Everything here is volatile: what must last is in the store."""
+
+    def __init__(self, world: World, node: MetadataNodeId, nodes: int, store: SimulatedStore) -> None:
+        super().__init__(world, ("mr", node))
+        self.node, self.nodes, self.store = node, nodes, store
+        self.clock_offset = 0
+        self.alarms: list[str] = []
+        self.history_max = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.order: OrderLayer | None = None
+        self._leader: tuple[LeaderEpoch, MetadataNodeId] = (LeaderEpoch(0), self.node)
+        self._leader_heard = self.world.now
+        self._callers: dict[int, tuple[Address, int]] = {}
+        self._next_request = 0
+        self._via: dict[StorageNodeId, dict[MetadataNodeId, int]] = {}
+        self._write: Store | None = None
+
+    def instant(self) -> Instant:
+        return Instant(self.world.now, self.world.now + 1_700_000_000_000_000 + self.clock_offset)
+
+    # Life.
+
+    def on_start(self) -> None:
+        self._reset()
+        self.after(WAKE_EVERY_US, self._wake)
+        self.after(self._election_delay() if self.lives > 1 or self.node > 1 else 0, self._elect)
+
+    def _election_delay(self) -> int:
+        return ELECTION_AFTER_US + int(self.world.rng.random() * ELECTION_AFTER_US)
+
+    def _wake(self) -> None:
+        self.after(WAKE_EVERY_US, self._wake)
+        self._feed(Wake())
+
+    def _elect(self) -> None:
+        """Take over when the leader has not been heard of for a while."""
+        if self.order is None and (
+            self.world.now - self._leader_heard >= ELECTION_AFTER_US or self.store.leader_epoch == 0
+        ):
+            loaded = self.store.acquire(self.node, self._seen_epoch())
+            if loaded is not None:
+                state = OrderState(loaded.snapshot, loaded.decisions)
+                self._lead(loaded.leader_epoch, state)
+        self.after(self._election_delay(), self._elect)
+
+    def _seen_epoch(self) -> LeaderEpoch:
+        return self.store.leader_epoch
+
+    def _lead(self, epoch: LeaderEpoch, state: OrderState) -> None:
+        self._write = None
+        self._leader = (epoch, self.node)
+        self.order = OrderLayer(epoch, state, self.instant(), ORDER_OPTIONS)
+        self._heartbeat(epoch)
+
+    def _heartbeat(self, epoch: LeaderEpoch) -> None:
+        if self.order is None or self.order.leader_epoch != epoch:
+            return
+        for other in range(1, self.nodes + 1):
+            if other != self.node:
+                self.send(("mr", other), Heartbeat(epoch, self.node))
+        self.after(HEARTBEAT_EVERY_US, self._heartbeat, epoch)
+
+    # Messages.
+
+    def on_message(self, source: Address, message: Any) -> None:
+        match message:
+            case Heartbeat():
+                if message.leader_epoch >= self._leader[0]:
+                    self._leader = (message.leader_epoch, message.leader)
+                    self._leader_heard = self.world.now
+            case ReportMessage() | ComplaintMessage():
+                self._from_storage(source, self.node, message)
+            case Relay():
+                if message.target[0] == "sn":
+                    self.send(message.target, message.message)
+                else:
+                    self._from_storage(message.target, MetadataNodeId(source[1]), message.message)
+            case Call():
+                self._call(source, message)
+
+    def _from_storage(self, source: Address, via: MetadataNodeId, message: ReportMessage | ComplaintMessage) -> None:
+        """A follower passes on what storage nodes say; the leader takes it in and remembers the way back."""
+        if self.order is None:
+            leader = self._leader[1]
+            if via == self.node and leader != self.node:
+                self.send(("mr", leader), Relay(("mr", 0), message))
+            return
+        if isinstance(message, ReportMessage):
+            self._via.setdefault(message.report.storage_node_id, {})[via] = self.world.now
+            self._feed(ReportArrived(message.report))
+        else:
+            self._feed(PeerComplaint(message.stream, message.complainer, message.peer))
+
+    def _call(self, source: Address, call: Call) -> None:
+        if self.order is None:
+            self.send(source, Return(call.call_id, NotLeader(f"metadata node {self._leader[1]} leads")))
+            return
+        self._next_request += 1
+        self._callers[self._next_request] = (source, call.call_id)
+        self._feed(Asked(self._next_request, call.body))
+
+    # The order layer.
+
+    def _feed(self, event: OrderEvent) -> None:
+        if self.order is None:
+            return
+        try:
+            effects = self.order.handle(event, self.instant())
+        except ProtocolViolation as error:
+            raise Violation("12 one cut sequence", str(error)) from error
+        except CutwaterError as error:
+            self.world.trace("refused", self.address, error.code)
+            return
+        for effect in effects:
+            self._carry_out(effect)
+        if self.order is not None:
+            kept = sum(len(history) for history in self.order.state.histories.values())
+            self.history_max = max(self.history_max, kept)
+
+    def _carry_out(self, effect: OrderEffect) -> None:
+        match effect:
+            case Store():
+                self._write = effect
+                self._submit(effect)
+            case Send():
+                self._send_to_storage(effect)
+            case Reply():
+                source, call_id = self._callers.pop(effect.request_id, (None, 0))
+                if source is not None:
+                    self.send(source, Return(call_id, effect.outcome))
+            case Compact():
+                if self.order is not None:
+                    self.store.compact(self.order.leader_epoch, effect.snapshot)
+            case Alarm():
+                self.world.trace("alarm", self.address, effect.error.code)
+                self.alarms.append(effect.error.message)
+            case StepDown():
+                self.world.trace("step down", self.address)
+                self.order = None
+                self._leader_heard = self.world.now
+
+    def _submit(self, write: Store) -> None:
+        """Write, and write the same again if no answer comes: the store tells whether it has it already."""
+        if self._write is not write or self.order is None or self.order.leader_epoch != write.leader_epoch:
+            return
+        life = self.lives
+        self.store.append(write, lambda index: self._run(life, self._stored, (write, index)))
+        self.after(STORE_RETRY_US, self._submit, write)
+
+    def _stored(self, write: Store, index: DecisionIndex | None) -> None:
+        if self._write is not write or self.order is None or self.order.leader_epoch != write.leader_epoch:
+            return
+        self._write = None
+        self._feed(StoreRefused("another leader writes") if index is None else Stored(index))
+
+    def _send_to_storage(self, effect: Send) -> None:
+        """Back along the ways on which the node's last reports came: directly, or through followers."""
+        ways = self._via.get(effect.node, {})
+        fresh = [via for via, at in ways.items() if self.world.now - at < RELAY_FRESH_US]
+        target: Address = ("sn", effect.node)
+        for via in fresh or [self.node]:
+            if via == self.node:
+                self.send(target, effect.message)
+            else:
+                self.send(("mr", via), Relay(target, effect.message))

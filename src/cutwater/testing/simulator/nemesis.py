@@ -1,0 +1,241 @@
+"""The nemesis: lets things go wrong, as the options say, until it is told to stop; then makes everything well again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from cutwater.core.requests import (
+    AddNodeRequest,
+    AddStreamRequest,
+    RemoveNodeRequest,
+    ReplaceRequest,
+    SealRequest,
+    TrimRequest,
+    UnsealRequest,
+)
+from cutwater.testing.simulator.disk import is_intact
+from cutwater.testing.simulator.record import TrimOp
+from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.testing.simulator.world import Address, Process
+from cutwater.types import GLSN, MILLISECOND, LogStreamId, StorageNodeId
+
+if TYPE_CHECKING:
+    from cutwater.testing.simulator.cluster import Cluster
+
+
+class Nemesis:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.rng = Random(f"nemesis/{self.world.seed}")
+        self.stopped = False
+        self.bad_disk = StorageNodeId(self.rng.randint(1, cluster.options.storage_nodes))
+
+    def start(self) -> None:
+        options = self.cluster.options
+        for every_us, strike in (
+            (options.partition_every_us, self._partition),
+            (options.crash_storage_every_us, self._crash_storage),
+            (options.crash_metadata_every_us, self._crash_metadata),
+            (options.crash_all_storage_every_us, self._crash_all_storage),
+            (options.pause_every_us, self._pause),
+            (options.bit_flip_every_us, self._flip_bit),
+            (options.disk_full_every_us, self._fill_disk),
+            (options.clock_jump_every_us, self._jump_clock),
+            (options.seal_every_us, self._seal),
+            (options.finalize_every_us, self._finalize),
+            (options.replace_every_us, self._replace),
+            (options.trim_every_us, self._trim),
+            (options.add_stream_every_us, self._add_stream),
+            (options.nodes_come_and_go_every_us, self._nodes_come_and_go),
+            (options.reopen_producer_every_us, self._reopen_producer),
+        ):
+            if every_us:
+                self._again(every_us, strike)
+
+    def stop(self) -> None:
+        """All faults end: the network heals, disks have room, processes run again, clocks go on from where they are."""
+        self.stopped = True
+        self.world.healing = True
+        self.world.heal_network()
+        for process in list(self.world.processes.values()):
+            if isinstance(process, StorageNode):
+                process.disk_full = False
+            process.resume()
+            if not process.alive and process.address[0] != "client":
+                process.start()
+        for stream in self.cluster.operator.catalog.streams:
+            if not stream.is_open and not stream.final:
+                self.cluster.operator.insist(UnsealRequest(stream.stream), lambda outcome: None)
+
+    def _again(self, every_us: int, strike: Callable[[], None]) -> None:
+        def now() -> None:
+            if not self.stopped:
+                strike()
+                self._again(every_us, strike)
+
+        self.world.after(int(every_us * (0.3 + 1.4 * self.rng.random())), now)
+
+    def _later(self, low_ms: int, high_ms: int, what: Callable[[], None]) -> None:
+        def now() -> None:
+            if not self.stopped:
+                what()
+
+        self.world.after(self.rng.randint(low_ms, high_ms) * MILLISECOND, now)
+
+    # The network.
+
+    def _partition(self) -> None:
+        servers = [address for address in self.world.processes if address[0] != "client"]
+        one = self.rng.choice(servers)
+        others = [address for address in servers if address != one]
+        if self.rng.random() < 0.5:
+            others = [self.rng.choice(others)]
+        one_way = self.cluster.options.asymmetric_partitions and self.rng.random() < 0.5
+        times = self.rng.randint(2, 5) if self.cluster.options.flapping_partitions else 1
+        self._cut(one, others, one_way, times)
+
+    def _cut(self, one: Address, others: list[Address], one_way: bool, times: int) -> None:
+        pairs = [(one, other) for other in others]
+        if not one_way:
+            pairs += [(other, one) for other in others]
+        for pair in pairs:
+            self.world.block(*pair)
+        self.world.trace("partition", one, others, one_way)
+
+        def mend() -> None:
+            for pair in pairs:
+                self.world.unblock(*pair)
+            if times > 1:
+                self._later(10, 60, lambda: self._cut(one, others, one_way, times - 1))
+
+        longest = 400 if times == 1 else 60
+        self._later(10, longest, mend)
+
+    # Processes.
+
+    def _crash_storage(self) -> None:
+        self._crash(self.rng.choice(self.cluster.storage_nodes))
+
+    def _crash_metadata(self) -> None:
+        self._crash(self.rng.choice(self.cluster.metadata_nodes))
+
+    def _crash_all_storage(self) -> None:
+        for node in self.cluster.storage_nodes:
+            self._crash(node)
+
+    def _crash(self, process: Process) -> None:
+        process.kill()
+        self._later(20, 500, lambda: None if process.alive else process.start())
+
+    def revive(self, process: Process) -> None:
+        """A process that died by itself comes back as well."""
+        self._later(20, 300, lambda: None if process.alive else process.start())
+
+    def _pause(self) -> None:
+        servers: list[Process] = [*self.cluster.storage_nodes, *self.cluster.metadata_nodes]
+        process = self.rng.choice(servers)
+        process.pause()
+        self._later(50, 600, process.resume)
+
+    # Disks and clocks.
+
+    def _flip_bit(self) -> None:
+        """One disk of the cluster goes bad; a bit is flipped only where another disk still has the entry."""
+        node = self.cluster.storage_nodes[self.bad_disk - 1]
+        candidates = [stream for stream, disk in node.disks.items() if disk.entries_synced]
+        if not candidates:
+            return
+        stream = self.rng.choice(candidates)
+        disk = node.disks[stream]
+        entry = disk.entries[self.rng.randrange(disk.entries_synced)]
+        for other in self.cluster.storage_nodes:
+            copy = other.disks.get(stream) if other is not node else None
+            if copy is None:
+                continue
+            i = copy.index_of(entry.first_llsn)
+            if i < copy.entries_synced and copy.entries[i] == entry and is_intact(entry):
+                disk.damage(entry.first_llsn)
+                self.world.trace("bit flip", node.node, stream, entry.first_llsn)
+                return
+
+    def _fill_disk(self) -> None:
+        node = self.rng.choice(self.cluster.storage_nodes)
+        node.disk_full = True
+        self.world.trace("disk full", node.node)
+
+        def free() -> None:
+            node.disk_full = False
+
+        self._later(50, 400, free)
+
+    def _jump_clock(self) -> None:
+        node = self.rng.choice(self.cluster.metadata_nodes)
+        node.clock_offset += self.rng.choice((-1, 1)) * self.rng.choice((10, 1_000, 60_000)) * MILLISECOND
+
+    # Operations.
+
+    def _some_stream(self) -> LogStreamId | None:
+        streams = [info.stream for info in self.cluster.operator.catalog.streams if not info.final]
+        self.cluster.operator.refresh()
+        return self.rng.choice(streams) if streams else None
+
+    def _seal(self) -> None:
+        stream = self._some_stream()
+        if stream is not None:
+            self.cluster.operator.request(SealRequest(stream))
+            self._later(30, 300, lambda: self.cluster.operator.insist(UnsealRequest(stream), lambda outcome: None))
+
+    def _finalize(self) -> None:
+        """For good; another stream takes its place."""
+        stream = self._some_stream()
+        if stream is not None:
+            self.cluster.operator.request(AddStreamRequest(self.cluster.topic))
+            self.cluster.operator.request(SealRequest(stream, final=True))
+
+    def _replace(self) -> None:
+        stream = self._some_stream()
+        info = self.cluster.operator.stream(stream) if stream is not None else None
+        if info is None:
+            return
+        old = self.rng.choice(info.replicas)
+        spare = [node.node for node in self.cluster.storage_nodes if node.node not in info.replicas]
+        if not spare:
+            return
+        new = self.rng.choice(spare)
+        operator = self.cluster.operator
+        operator.request(SealRequest(info.stream))
+        self._later(30, 100, lambda: operator.request(ReplaceRequest(info.stream, old, new)))
+        self._later(110, 300, lambda: operator.insist(UnsealRequest(info.stream), lambda outcome: None))
+
+    def _trim(self) -> None:
+        operator = self.cluster.operator
+        before = GLSN(int(operator.catalog.high_watermark * self.rng.random() * 0.7) + 1)
+
+        def trimmed(outcome: object) -> None:
+            if outcome is not None and not isinstance(outcome, Exception):
+                self.cluster.record.trims.append(TrimOp(before, self.cluster.topic, self.world.now))
+
+        operator.refresh()
+        operator.request(TrimRequest(self.cluster.topic, before), trimmed)
+
+    def _add_stream(self) -> None:
+        if len(self.cluster.operator.catalog.streams) < 8:
+            self.cluster.operator.request(AddStreamRequest(self.cluster.topic))
+
+    def _nodes_come_and_go(self) -> None:
+        """Add a new node, or try to remove one; the order layer refuses what would lose data."""
+        operator = self.cluster.operator
+        if len(self.cluster.storage_nodes) < 6 and self.rng.random() < 0.5:
+            node = self.cluster.add_storage_node()
+            operator.insist(AddNodeRequest(node.node), lambda outcome: None)
+        else:
+            operator.request(RemoveNodeRequest(self.rng.choice(self.cluster.storage_nodes).node))
+
+    def _reopen_producer(self) -> None:
+        """Someone else opens a producer's name while the old holder goes on as if nothing had happened."""
+        if self.cluster.producers and len(self.cluster.producers) < 6:
+            old = self.rng.choice(self.cluster.producers)
+            self.cluster.add_producer(old.session.producer)

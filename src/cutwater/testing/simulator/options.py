@@ -1,0 +1,123 @@
+"""Everything that a simulation can do wrong, as one description. A seed turns on a random subset."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct, structs
+
+from cutwater.types import MILLISECOND, SECOND
+
+
+class Options(Struct, frozen=True):
+    """One simulated cluster and its misfortunes. Probabilities are per occasion, times are microseconds."""
+
+    storage_nodes: int = 3
+    metadata_nodes: int = 1
+    streams: int = 2
+    replication: int = 3
+    appenders: int = 2
+    producers: int = 1
+    subscribers: int = 1
+    duration_us: int = 2 * SECOND
+    append_pause_us: int = 15 * MILLISECOND
+
+    # The network.
+    message_loss: float = 0.0
+    message_duplication: float = 0.0
+    message_reordering: float = 0.0
+    message_delay_us_max: int = 300
+    partition_every_us: int = 0
+    asymmetric_partitions: bool = False
+    flapping_partitions: bool = False
+
+    # Processes.
+    crash_storage_every_us: int = 0
+    crash_metadata_every_us: int = 0
+    crash_all_storage_every_us: int = 0
+    crash_between_effects: float = 0.0
+    pause_every_us: int = 0
+
+    # Disks.
+    torn_writes: bool = False
+    fsync_us_max: int = 800
+    fsync_failure: float = 0.0
+    bit_flip_every_us: int = 0
+    disk_full_every_us: int = 0
+
+    # The order layer's store, and clocks.
+    store_us_max: int = 800
+    store_lost_reply: float = 0.0
+    clock_jump_every_us: int = 0
+
+    # Operations under load.
+    seal_every_us: int = 0
+    finalize_every_us: int = 0
+    replace_every_us: int = 0
+    trim_every_us: int = 0
+    add_stream_every_us: int = 0
+    nodes_come_and_go_every_us: int = 0
+    reopen_producer_every_us: int = 0
+
+    def faults(self) -> dict[str, object]:
+        """The switches that differ from a quiet world, for people."""
+        quiet = Options()
+        return {
+            name: getattr(self, name) for name in self.__struct_fields__ if getattr(self, name) != getattr(quiet, name)
+        }
+
+
+def random_options(seed: int) -> Options:
+    """A cluster and a subset of the faults, both chosen by the seed."""
+    rng = Random(f"options/{seed}")
+    replication = rng.choice((1, 2, 3, 3, 3))
+    options = Options(
+        storage_nodes=rng.randint(3, 5),
+        metadata_nodes=rng.choice((1, 2, 3, 3)),
+        streams=rng.randint(2, 4),
+        replication=replication,
+        appenders=rng.randint(1, 3),
+        producers=rng.randint(0, 2),
+        subscribers=rng.randint(1, 2),
+        append_pause_us=rng.choice((8, 15, 30)) * MILLISECOND,
+    )
+    changes: dict[str, object] = {}
+    for name, values in _CHOICES.items():
+        if rng.random() < _SHARE:
+            changes[name] = rng.choice(values)
+    if replication == 1:
+        # A single copy on a bad disk is lost by definition.
+        changes.pop("bit_flip_every_us", None)
+    return structs.replace(options, **changes)
+
+
+_SHARE = 0.35
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "message_loss": (0.002, 0.01, 0.03),
+    "message_duplication": (0.01, 0.05, 0.2),
+    "message_reordering": (0.01, 0.05),
+    "message_delay_us_max": (2_000, 10_000),
+    "partition_every_us": (400_000, 800_000),
+    "asymmetric_partitions": (True,),
+    "flapping_partitions": (True,),
+    "crash_storage_every_us": (300_000, 700_000),
+    "crash_metadata_every_us": (400_000, 900_000),
+    "crash_all_storage_every_us": (800_000,),
+    "crash_between_effects": (0.0005, 0.002),
+    "pause_every_us": (500_000,),
+    "torn_writes": (True,),
+    "fsync_us_max": (3_000, 10_000),
+    "fsync_failure": (0.002, 0.01),
+    "bit_flip_every_us": (300_000,),
+    "disk_full_every_us": (700_000,),
+    "store_us_max": (5_000, 20_000),
+    "store_lost_reply": (0.01, 0.05),
+    "clock_jump_every_us": (300_000,),
+    "seal_every_us": (300_000, 600_000),
+    "finalize_every_us": (800_000,),
+    "replace_every_us": (500_000,),
+    "trim_every_us": (300_000,),
+    "add_stream_every_us": (500_000,),
+    "nodes_come_and_go_every_us": (700_000,),
+    "reopen_producer_every_us": (400_000,),
+}

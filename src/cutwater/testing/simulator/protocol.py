@@ -1,0 +1,102 @@
+"""What simulated processes say to each other besides the messages of the core: calls, answers and heartbeats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Batch,
+    Entry,
+    Epoch,
+    LeaderEpoch,
+    LogStreamId,
+    MetadataNodeId,
+    ProducerId,
+    Report,
+    StorageNodeId,
+)
+
+
+class Call(Struct, frozen=True):
+    """A question that wants an answer."""
+
+    call_id: int
+    body: Any
+
+
+class Return(Struct, frozen=True):
+    """The answer to a call: a value or an error, as an exception object."""
+
+    call_id: int
+    outcome: Any
+
+
+# To storage nodes.
+
+
+class AppendCall(Struct, frozen=True):
+    stream: LogStreamId
+    epoch: Epoch
+    batch: Batch
+
+
+class ReadCall(Struct, frozen=True):
+    """Committed runs of a stream from a GLSN on."""
+
+    stream: LogStreamId
+    from_glsn: GLSN
+    runs_max: int = 64
+
+
+class FateCall(Struct, frozen=True):
+    stream: LogStreamId
+    stream_epoch: Epoch
+    producer: ProducerId
+
+
+class CopyCall(Struct, frozen=True):
+    """An intact copy of the committed entry that holds this LLSN."""
+
+    stream: LogStreamId
+    llsn: LLSN
+
+
+class CopyReturn(Struct, frozen=True):
+    stream: LogStreamId
+    entry: Entry
+
+
+# To and between metadata repository nodes.
+
+
+class ReportMessage(Struct, frozen=True):
+    report: Report
+
+
+class ComplaintMessage(Struct, frozen=True):
+    stream: LogStreamId
+    complainer: StorageNodeId
+    peer: StorageNodeId
+
+
+class Heartbeat(Struct, frozen=True):
+    leader_epoch: LeaderEpoch
+    leader: MetadataNodeId
+
+
+class Relay(Struct, frozen=True):
+    """The leader asks a follower to pass a message on to a storage node, or a follower passes one to the leader."""
+
+    target: tuple[str, int]
+    message: Any
+
+
+class AppendAnswer(Struct, frozen=True):
+    """A committed append, with the producer's last sequence at that place."""
+
+    ack: Any
+    last_sequence: int

@@ -1,0 +1,557 @@
+"""A simulated storage node: drives the replicas of the core over simulated disks and a simulated network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutwater.core.commit_index import context_of_llsn, first_llsn_at_or_after
+from cutwater.core.dedup import Deduplicator
+from cutwater.core.messages import (
+    CatchUp,
+    CommitMessage,
+    CreateReplica,
+    ExcludeReplica,
+    LearnFrom,
+    Replicate,
+    SealReplica,
+    SyncBegin,
+    SyncEnd,
+    SyncEntries,
+    SyncFailed,
+    SyncRequest,
+    TrimReplica,
+    UnsealReplica,
+)
+from cutwater.core.producer_session import Fate
+from cutwater.core.recovery import Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.replica import Replica
+from cutwater.core.replica_events import (
+    Acked,
+    Append,
+    AskSync,
+    Commit,
+    CommitDurable,
+    Complain,
+    DropBefore,
+    Dropped,
+    EntriesDurable,
+    Failed,
+    Forward,
+    RefuseEntry,
+    Reopen,
+    ReplicaEffect,
+    ReplicaEvent,
+    ReplicateFailed,
+    ReportNow,
+    Restart,
+    SaveDedup,
+    SaveHardState,
+    StorageFailed,
+    Truncate,
+    Unsettled,
+    WriteCommit,
+    WriteEntry,
+)
+from cutwater.core.subscription import ReadAnswer, Run
+from cutwater.core.sync import plan_sync
+from cutwater.errors import (
+    AppendUnknown,
+    CutwaterError,
+    Damaged,
+    NotFound,
+    NotSealed,
+    ProtocolViolation,
+    ReadOnly,
+    Trimmed,
+    Unavailable,
+)
+from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
+from cutwater.testing.simulator.protocol import (
+    AppendAnswer,
+    AppendCall,
+    Call,
+    ComplaintMessage,
+    CopyCall,
+    CopyReturn,
+    FateCall,
+    ReadCall,
+    ReportMessage,
+    Return,
+)
+from cutwater.testing.simulator.world import Address, Process, Violation, World
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    MILLISECOND,
+    CommitContext,
+    Entry,
+    Incarnation,
+    LogStreamId,
+    NodeState,
+    ReplicaState,
+    Report,
+    StorageNodeId,
+)
+
+REPORT_EVERY_US = 50 * MILLISECOND
+REPORT_DELAY_US = 500
+SYNC_ENTRIES_MAX = 16
+SYNC_TIMEOUT_US = 300 * MILLISECOND
+LEADER_SILENCE_US = 200 * MILLISECOND
+
+
+class _Crash(Exception):
+    """The process dies between two effects."""
+
+
+class StorageNode(Process):
+    """The volatile part dies with the process; ``disks`` and ``incarnation`` do not."""
+
+    def __init__(self, world: World, node: StorageNodeId, metadata_nodes: int) -> None:
+        super().__init__(world, ("sn", node))
+        self.node = node
+        self.metadata_nodes = metadata_nodes
+        self.disks: dict[LogStreamId, ReplicaDisk] = {}
+        self.disk_full = False
+        self.bad_disk = False
+        self.alarms: list[str] = []
+        self.applied: dict[LogStreamId, dict[GLSN, CommitContext]] = {}
+        """Every commit that any replica here ever applied, for the checkers."""
+        self.incarnation = Incarnation(0)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.replicas: dict[LogStreamId, Replica] = {}
+        self._waiters: dict[int, tuple[Address, int]] = {}
+        self._next_waiter = 0
+        self._sequence = 0
+        self._report_due = False
+        self._syncing: set[LogStreamId] = set()
+        self._turn = 0
+        self._leader_heard = self.world.now
+
+    # Life.
+
+    def on_start(self) -> None:
+        self._reset()
+        self.incarnation = Incarnation(self.incarnation + 1)
+        for stream in self.disks:
+            self._open(stream)
+        self._report_now()
+        self.after(REPORT_EVERY_US, self._report_timer)
+
+    def on_kill(self) -> None:
+        for disk in self.disks.values():
+            disk.lose_power(self.world.rng, torn=self.world.options.torn_writes)
+
+    def _open(self, stream: LogStreamId, creating: CreateReplica | None = None) -> None:
+        """Recover a replica from its disk, or create it."""
+        disk = self.disks.setdefault(stream, ReplicaDisk())
+        found = disk.find()
+        verdict = judge(found, creating=creating is not None)
+        if isinstance(verdict, Fresh):
+            assert creating is not None
+            disk.hard_state = HardState(base_glsn=creating.high_watermark)
+            verdict = Valid(LLSN(0), creating.high_watermark, LLSN(0))
+        hard_state = disk.hard_state or HardState()
+        dedup = Deduplicator(disk.dedup)
+        kept = verdict.kept if isinstance(verdict, Invalid) else verdict
+        tail: list[Entry] = []
+        if kept is not None:
+            disk.truncate(kept.keep_end)
+            self._replay(disk, dedup, kept.committed_end)
+            tail = [entry for entry in found.tail if entry.last_llsn <= kept.keep_end]
+        if isinstance(verdict, Invalid):
+            self.world.trace("invalid", self.node, stream, verdict.reason)
+        self.replicas[stream] = Replica(
+            self.node, stream, hard_state, verdict, first_llsn=disk.first_llsn, tail=tail, dedup=dedup
+        )
+
+    def _replay(self, disk: ReplicaDisk, dedup: Deduplicator, committed_end: LLSN) -> None:
+        """Deduplication state = its checkpoint + the committed entries after it."""
+        after = disk.dedup.upto if disk.dedup else LLSN(0)
+        for entry in disk.entries:
+            if after < entry.first_llsn and entry.last_llsn <= committed_end:
+                dedup.record(entry)
+                context = context_of_llsn(disk.contexts, entry.first_llsn)
+                assert context is not None
+                dedup.commit(context)
+
+    # Messages.
+
+    def on_message(self, source: Address, message: Any) -> None:
+        try:
+            self._dispatch(source, message)
+        except _Crash:
+            self._die()
+
+    def _die(self) -> None:
+        self.kill()
+        self.world.on_death(self)
+
+    def _dispatch(self, source: Address, message: Any) -> None:
+        match message:
+            case Call():
+                self._call(source, message)
+            case CommitMessage():
+                self._leader_heard = self.world.now
+                by_stream = {commit.stream: commit.context for commit in message.commits}
+                for stream in (*by_stream, *message.quiet):
+                    event = Commit(
+                        message.prev_high_watermark, message.high_watermark, message.revision, by_stream.get(stream)
+                    )
+                    self._handle(stream, event)
+            case CreateReplica():
+                if message.stream not in self.replicas:
+                    self._open(message.stream, message)
+                    self._report_now()
+            case CatchUp() | SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom() | TrimReplica():
+                self._leader_heard = self.world.now
+                self._handle(message.stream, message)
+            case Replicate():
+                self._replicate(source, message)
+            case SyncRequest():
+                self._serve_sync(source, message)
+            case SyncBegin() | SyncEntries() | SyncEnd() | SyncFailed():
+                self._handle(message.stream, message)
+            case ReplicateFailed():
+                pass
+            case CopyReturn():
+                disk = self.disks.get(message.stream)
+                if disk is not None:
+                    disk.repair(message.entry)
+            case _:
+                self._handle(message[0], message[1])
+
+    def _handle(self, stream: LogStreamId, event: ReplicaEvent) -> None:
+        replica = self.replicas.get(stream)
+        if replica is None:
+            return
+        try:
+            effects = replica.handle(event)
+        except ProtocolViolation as error:
+            self._alarm(stream, error)
+        except CutwaterError as error:
+            self.world.trace("refused", self.node, stream, error.code)
+        else:
+            self._carry_out(stream, replica, effects)
+
+    def _alarm(self, stream: LogStreamId, error: ProtocolViolation) -> None:
+        """A healthy cluster never gets here: the simulation counts it as a violation."""
+        raise Violation("12 one cut sequence", f"storage node {self.node} was told what cannot be: {error}")
+
+    # Effects.
+
+    def _carry_out(self, stream: LogStreamId, replica: Replica, effects: list[ReplicaEffect]) -> None:
+        options, rng = self.world.options, self.world.rng
+        for effect in effects:
+            if (
+                options.crash_between_effects > 0
+                and not self.world.healing
+                and rng.random() < options.crash_between_effects
+            ):
+                raise _Crash
+            if not self._carry_out_one(stream, replica, effect):
+                return
+
+    def _carry_out_one(self, stream: LogStreamId, replica: Replica, effect: ReplicaEffect) -> bool:
+        disk = self.disks[stream]
+        match effect:
+            case WriteEntry():
+                if self.disk_full:
+                    self._fail_storage(stream, "no space left on device")
+                    return False
+                self._note_written(stream, effect.entry)
+                disk.write(effect.entry)
+                self._sync_soon(stream)
+            case WriteCommit():
+                disk.write_context(effect.context)
+                self.applied.setdefault(stream, {})[effect.context.high_watermark] = effect.context
+                self._sync_soon(stream)
+            case SaveHardState():
+                disk.hard_state = effect.hard_state
+            case SaveDedup():
+                disk.dedup = effect.checkpoint
+            case Truncate():
+                disk.truncate(effect.end)
+            case Restart():
+                disk.restart(effect.first_llsn)
+            case DropBefore():
+                self._handle(stream, Dropped(disk.drop_before(effect.before)))
+            case Forward():
+                self._forward(stream, effect)
+            case Acked():
+                if effect.ack.glsn + effect.ack.count - 1 > self.world.stored_high_watermark():
+                    raise Violation("12 one cut sequence", f"{effect.ack} was acknowledged before its cut was stored")
+                self._answer_waiter(effect.waiter, AppendAnswer(effect.ack, effect.last_sequence))
+            case Failed():
+                self._answer_waiter(effect.waiter, effect.error)
+            case Unsettled():
+                self._answer_waiter(effect.waiter, AppendUnknown("the head can no longer tell the outcome"))
+            case ReportNow():
+                self._report_now()
+            case Complain():
+                self._to_metadata(ComplaintMessage(stream, self.node, effect.peer))
+            case AskSync():
+                source: Address = ("sn", effect.source)
+                self.send(source, effect.request)
+                self.after(SYNC_TIMEOUT_US, self._watch_sync, stream, effect.request.attempt)
+            case Reopen():
+                disk.cut_back(effect.durable_end, effect.durable_committed_end)
+                self._open(stream)
+                self._report_now()
+                return False
+            case RefuseEntry():
+                pass
+        return True
+
+    def _note_written(self, stream: LogStreamId, entry: Entry) -> None:
+        """At one place of one epoch there is only one content, whoever writes it."""
+        batch = self.world.written.setdefault((stream, entry.epoch, entry.first_llsn), entry.batch)
+        if batch != entry.batch:
+            raise Violation("1 unique", f"log stream {stream} has two contents at LLSN {entry.first_llsn}")
+
+    def _forward(self, stream: LogStreamId, effect: Forward) -> None:
+        failed = ReplicateFailed(effect.peer, effect.message.entry.epoch, "the connection broke")
+        self.send(("sn", effect.peer), effect.message, lambda: self.on_message(self.address, (stream, failed)))
+
+    def _replicate(self, source: Address, message: Replicate) -> None:
+        """Take an entry from the replica before this one; tell it if that was not possible."""
+        replica = self.replicas.get(message.stream)
+        refused = ReplicateFailed(self.node, message.entry.epoch, "refused")
+        if replica is None:
+            self.send(source, (message.stream, refused))
+            return
+        try:
+            effects = replica.handle(message)
+        except CutwaterError as error:
+            self.world.trace("refused", self.node, message.stream, error.code)
+            self.send(source, (message.stream, refused))
+            return
+        if any(isinstance(effect, RefuseEntry) for effect in effects):
+            self.send(source, (message.stream, refused))
+        self._carry_out(message.stream, replica, effects)
+
+    # The disk.
+
+    def _sync_soon(self, stream: LogStreamId) -> None:
+        """Group commit: one sync at a time, and what is written meanwhile goes into the next."""
+        if stream in self._syncing:
+            return
+        self._syncing.add(stream)
+        disk, replica = self.disks[stream], self.replicas[stream]
+        delay = 50 + int(self.world.rng.random() * self.world.options.fsync_us_max)
+        written = (len(disk.entries), disk.end, len(disk.contexts), disk.contexts[-1] if disk.contexts else None)
+        self.after(delay, self._synced, stream, replica, replica.generation, written)
+
+    def _synced(
+        self,
+        stream: LogStreamId,
+        replica: Replica,
+        generation: int,
+        written: tuple[int, LLSN, int, CommitContext | None],
+    ) -> None:
+        self._syncing.discard(stream)
+        disk = self.disks[stream]
+        if self.replicas.get(stream) is not replica or replica.generation != generation:
+            if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
+                self._sync_soon(stream)
+            return
+        options = self.world.options
+        if options.fsync_failure > 0 and not self.world.healing and self.world.rng.random() < options.fsync_failure:
+            self._fail_storage(stream, "input/output error on fsync")
+            return
+        entries, end, contexts, context = written
+        # Trim may have removed entries from the front meanwhile; only what was there when the sync began is synced.
+        synced_before = disk.contexts_synced
+        disk.sync(disk.index_of(LLSN(end + 1)), contexts)
+        if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
+            self._sync_soon(stream)
+        try:
+            if end > replica.durable_end:
+                self._handle(stream, EntriesDurable(generation, end))
+            if context is not None and contexts > synced_before:
+                self._handle(stream, CommitDurable(generation, context))
+        except _Crash:
+            self._die()
+
+    def _fail_storage(self, stream: LogStreamId, reason: str) -> None:
+        self.world.trace("storage failed", self.node, stream, reason)
+        self._handle(stream, StorageFailed(reason))
+
+    # Reports.
+
+    def _report_timer(self) -> None:
+        if self.world.now - self._leader_heard > LEADER_SILENCE_US:
+            # Nobody answers: perhaps both metadata nodes that cover this one are gone.
+            self._turn += 1
+            self._leader_heard = self.world.now
+        self._send_report()
+        self.after(REPORT_EVERY_US, self._report_timer)
+
+    def _report_now(self) -> None:
+        if not self._report_due:
+            self._report_due = True
+            self.after(REPORT_DELAY_US, self._send_report)
+
+    def _send_report(self) -> None:
+        self._report_due = False
+        self._sequence += 1
+        reports = [replica.report() for replica in self.replicas.values()]
+        running = [r.complete_through for r in self.replicas.values() if r.state is ReplicaState.RUNNING]
+        report = Report(
+            self.node,
+            self.incarnation,
+            self._sequence,
+            NodeState.READ_ONLY if self.disk_full else NodeState.READY,
+            tuple(ur for ur in reports if ur is not None),
+            min(running, default=GLSN(0)),
+            tuple(stream for stream, replica in self.replicas.items() if not replica.trusted),
+        )
+        self._check_report(report)
+        self._to_metadata(ReportMessage(report))
+
+    def _check_report(self, report: Report) -> None:
+        """The base of every other promise: a report never includes what a power cut could take back."""
+        for ur in report.uncommit_reports:
+            if ur.state is ReplicaState.LEARNING:
+                continue
+            disk = self.disks[ur.log_stream_id]
+            if ur.durable_end > disk.synced_end():
+                raise Violation("3 durable", f"storage node {self.node} reports {ur}, synced to {disk.synced_end()}")
+            applied = disk.contexts[disk.contexts_synced - 1].high_watermark if disk.contexts_synced else 0
+            base = disk.hard_state.base_glsn if disk.hard_state else 0
+            if ur.high_watermark > max(applied, base):
+                raise Violation("3 durable", f"storage node {self.node} reports HWM {ur}, on disk is {applied}")
+
+    def _to_metadata(self, message: object) -> None:
+        """To the two metadata nodes that cover this one."""
+        n = self.metadata_nodes
+        for i in range(min(2, n)):
+            self.send(("mr", (self.node + self._turn + i) % n + 1), message)
+
+    # Calls from clients and peers.
+
+    def _call(self, source: Address, call: Call) -> None:
+        try:
+            match call.body:
+                case AppendCall():
+                    self._append(source, call.call_id, call.body)
+                case ReadCall():
+                    self._return(source, call.call_id, self._read(call.body))
+                case FateCall():
+                    self._return(source, call.call_id, self._fate(call.body))
+                case CopyCall():
+                    self._copy(source, call.body)
+        except CutwaterError as error:
+            self._return(source, call.call_id, error)
+
+    def _return(self, target: Address, call_id: int, outcome: object) -> None:
+        self.send(target, Return(call_id, outcome))
+
+    def _append(self, source: Address, call_id: int, call: AppendCall) -> None:
+        replica = self._replica(call.stream)
+        if self.disk_full:
+            raise ReadOnly(f"storage node {self.node} has no room left")
+        self._next_waiter += 1
+        waiter = self._next_waiter
+        effects = replica.handle(Append(waiter, call.epoch, call.batch))
+        self._waiters[waiter] = (source, call_id)
+        self._carry_out(call.stream, replica, effects)
+
+    def _answer_waiter(self, waiter: int, outcome: object) -> None:
+        source, call_id = self._waiters.pop(waiter, (None, 0))
+        if source is not None:
+            self._return(source, call_id, outcome)
+
+    def _replica(self, stream: LogStreamId) -> Replica:
+        replica = self.replicas.get(stream)
+        if replica is None:
+            raise NotFound(f"storage node {self.node} has no replica of log stream {stream}")
+        return replica
+
+    def _read(self, call: ReadCall) -> ReadAnswer:
+        replica, disk = self._replica(call.stream), self.disks[call.stream]
+        if not replica.trusted or replica.state is ReplicaState.LEARNING:
+            raise Unavailable(f"storage node {self.node} is still learning log stream {call.stream}")
+        if call.from_glsn < replica.hard_state.trimmed_before:
+            raise Trimmed(call.from_glsn, replica.hard_state.trimmed_before)
+        runs: list[Run] = []
+        llsn = first_llsn_at_or_after(disk.contexts, call.from_glsn)
+        i = len(disk.entries) if llsn is None else disk.index_of(llsn)
+        while i < len(disk.entries) and len(runs) < call.runs_max:
+            entry = disk.entries[i]
+            if entry.last_llsn > self._readable_end(replica):
+                break
+            context = context_of_llsn(disk.contexts, entry.first_llsn)
+            glsn = context.glsn_of(entry.first_llsn) if context else GLSN(0)
+            if not is_intact(entry):
+                self._fetch_copy(call.stream, entry.first_llsn)
+                if not runs:
+                    raise Damaged(f"log stream {call.stream} at LLSN {entry.first_llsn} fails its checksum here")
+                break
+            runs.append(Run(call.stream, entry.first_llsn, glsn, context.time if context else 0, entry.batch))  # type: ignore[arg-type]
+            i += 1
+        more = i < len(disk.entries) and disk.entries[i].last_llsn <= replica.committed_end
+        through = replica.complete_through
+        if more:
+            through = min(through, runs[-1].last_glsn) if runs else GLSN(0)
+        return ReadAnswer(call.stream, tuple(runs), through, replica.revision)
+
+    def _readable_end(self, replica: Replica) -> LLSN:
+        """Nothing is served that is not committed."""
+        return replica.committed_end
+
+    def _fate(self, call: FateCall) -> Fate:
+        replica = self._replica(call.stream)
+        if replica.state is not ReplicaState.SEALED or replica.hard_state.epoch != call.stream_epoch:
+            raise NotSealed(f"log stream {call.stream} is not sealed in epoch {call.stream_epoch} here")
+        last, batches = replica.dedup.fate(call.producer)
+        return Fate(call.stream, call.stream_epoch, last, batches)
+
+    # Sync and repair between peers.
+
+    def _serve_sync(self, target: Address, request: SyncRequest) -> None:
+        stream, attempt = request.stream, request.attempt
+        try:
+            replica, disk = self._replica(stream), self.disks[stream]
+            if not replica.trusted or replica.state is ReplicaState.LEARNING:
+                raise Unavailable(f"storage node {self.node} is itself learning log stream {stream}")
+            plan = plan_sync(replica.extent, request.extent)
+            start = disk.index_of(plan.copy.first) if not plan.copy.empty else len(disk.entries)
+            entries = [e for e in disk.entries[start:] if e.last_llsn <= plan.copy.end]
+            for entry in entries:
+                if not is_intact(entry):
+                    self._fetch_copy(stream, entry.first_llsn)
+                    raise Damaged(f"log stream {stream} at LLSN {entry.first_llsn} fails its checksum here")
+        except CutwaterError as error:
+            self.send(target, SyncFailed(stream, attempt, error.message))
+            return
+        base = context_of_llsn(disk.contexts, LLSN(plan.copy.first - 1))
+        base_glsn = base.high_watermark if base else replica.hard_state.base_glsn
+        self.send(target, SyncBegin(stream, attempt, plan, base_glsn))
+        for i in range(0, len(entries), SYNC_ENTRIES_MAX):
+            self.send(target, SyncEntries(stream, attempt, tuple(entries[i : i + SYNC_ENTRIES_MAX])))
+        first = plan.restart_at or LLSN(request.extent.end + 1)
+        contexts = tuple(c for c in disk.contexts if c.last_llsn >= first - 1 and c.last_llsn <= replica.committed_end)
+        dedup = replica.dedup.checkpoint(replica.committed_end)
+        self.send(target, SyncEnd(stream, attempt, contexts, dedup, replica.hard_state.trimmed_before))
+
+    def _watch_sync(self, stream: LogStreamId, attempt: int) -> None:
+        """No end of the sync in good time: the source is gone, or a part was lost."""
+        self.on_message(self.address, SyncFailed(stream, attempt, "timed out"))
+
+    def repair_entry(self, stream: LogStreamId, llsn: LLSN) -> None:
+        self._fetch_copy(stream, llsn)
+
+    def _fetch_copy(self, stream: LogStreamId, llsn: LLSN) -> None:
+        """Damage is repaired from whoever has an intact copy."""
+        for kind, peer in self.world.processes:
+            if kind == "sn" and peer != self.node:
+                self.send(("sn", peer), Call(0, CopyCall(stream, llsn)))
+
+    def _copy(self, source: Address, call: CopyCall) -> None:
+        replica, disk = self._replica(call.stream), self.disks[call.stream]
+        i = disk.index_of(call.llsn)
+        if i < len(disk.entries) and disk.entries[i].last_llsn <= replica.committed_end and is_intact(disk.entries[i]):
+            self.send(source, CopyReturn(call.stream, disk.entries[i]))

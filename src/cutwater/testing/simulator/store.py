@@ -1,0 +1,83 @@
+"""The simulated store of the metadata repository: linearizable, fenced, and as slow and lossy as its clients deserve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from cutwater.core.decisions import Cut, Decision
+from cutwater.core.order_events import Store
+from cutwater.core.order_state import Snapshot
+from cutwater.testing.simulator.world import World
+from cutwater.types import GLSN, DecisionIndex, LeaderEpoch, MetadataNodeId
+
+
+class Loaded(Struct, frozen=True):
+    leader_epoch: LeaderEpoch
+    snapshot: Snapshot
+    decisions: tuple[Decision, ...]
+
+
+class SimulatedStore:
+    """``decisions`` is what was ever stored and is for the checkers; clients get the snapshot and what follows it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.leader_epoch = LeaderEpoch(0)
+        self.leader: MetadataNodeId | None = None
+        self.decisions: list[Decision] = []
+        self.high_watermark = GLSN(0)
+        self._snapshot = Snapshot()
+
+    @property
+    def last_index(self) -> DecisionIndex:
+        return DecisionIndex(len(self.decisions))
+
+    def acquire(self, node: MetadataNodeId, seen: LeaderEpoch) -> Loaded | None:
+        """Become leader if nobody else has meanwhile; what is stored."""
+        if self.leader_epoch != seen:
+            return None
+        self.leader_epoch = LeaderEpoch(self.leader_epoch + 1)
+        self.leader = node
+        self.world.trace("leader", node, self.leader_epoch)
+        return self.load()
+
+    def load(self) -> Loaded:
+        return Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions[self._snapshot.index :]))
+
+    def append(self, write: Store, done: Callable[[DecisionIndex | None], None]) -> None:
+        """``done`` gets the index of the last decision, or None if the write was refused; it may never be called."""
+        delay = 100 + int(self.world.rng.random() * self.world.options.store_us_max)
+        self.world.after(delay // 2, self._append, write, done, delay - delay // 2)
+
+    def _append(self, write: Store, done: Callable[[DecisionIndex | None], None], delay: int) -> None:
+        index = self._write(write)
+        options = self.world.options
+        if (
+            options.store_lost_reply > 0
+            and not self.world.healing
+            and self.world.rng.random() < options.store_lost_reply
+        ):
+            return
+        self.world.after(delay, done, index)
+
+    def _write(self, write: Store) -> DecisionIndex | None:
+        if write.leader_epoch != self.leader_epoch:
+            return None
+        end = write.after + len(write.decisions)
+        if self.last_index == write.after:
+            self.decisions.extend(write.decisions)
+            for decision in write.decisions:
+                if isinstance(decision, Cut):
+                    self.high_watermark = decision.high_watermark
+            self.world.trace("stored", write.leader_epoch, self.last_index, self.high_watermark)
+            return self.last_index
+        if self.last_index == end and tuple(self.decisions[write.after :]) == write.decisions:
+            # The same bytes again: the first answer was lost.
+            return self.last_index
+        return None
+
+    def compact(self, leader_epoch: LeaderEpoch, snapshot: Snapshot) -> None:
+        if leader_epoch == self.leader_epoch and snapshot.index > self._snapshot.index:
+            self._snapshot = snapshot

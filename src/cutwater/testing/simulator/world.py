@@ -1,0 +1,208 @@
+"""The simulated world: one thread, one heap of things to come, one source of randomness, no clock but its own."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from hashlib import blake2b
+from random import Random
+from typing import Any
+
+from cutwater.testing.simulator.options import Options
+from cutwater.testing.simulator.protocol import Call, Return
+from cutwater.types import GLSN, LLSN, MILLISECOND, Batch, Epoch, Instant, LogStreamId
+
+Address = tuple[str, int]
+"""What a process is and its number: ``("sn", 1)``, ``("mr", 2)``, ``("client", 3)``."""
+
+BROKEN_LINK_NOTICED_US = 30 * MILLISECOND
+
+
+class Violation(Exception):
+    """A guarantee does not hold."""
+
+    def __init__(self, guarantee: str, what: str) -> None:
+        super().__init__(f"{guarantee}: {what}")
+        self.guarantee = guarantee
+
+
+class World:
+    """Virtual time, the network between processes, and the trace of everything that happens."""
+
+    def __init__(self, seed: int, options: Options) -> None:
+        self.seed, self.options = seed, options
+        self.rng = Random(f"world/{seed}")
+        self.now = 0
+        self.processes: dict[Address, Process] = {}
+        self.healing = False
+        self.events = 0
+        self.log: list[str] | None = None
+        """Set to a list to keep the trace as text, for people."""
+        self.written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
+        """Every entry that any replica ever wrote, for the checkers."""
+        self.stored_high_watermark: Callable[[], GLSN] = lambda: GLSN(0)
+        self.on_death: Callable[[Process], None] = lambda process: None
+        """Told of processes that die by themselves."""
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self._hash = blake2b(digest_size=16)
+        self._blocked: set[tuple[Address, Address]] = set()
+        self._link_times: dict[tuple[Address, Address], int] = {}
+
+    # Time.
+
+    def after(self, delay_us: int, what: Callable[..., None], *args: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now + delay_us, self._order, what, args))
+
+    def run_until(self, time: int, stop: Callable[[], bool] | None = None) -> bool:
+        """Let things happen until the given time, or until ``stop`` says so; whether it did."""
+        while self._heap and self._heap[0][0] <= time:
+            self.now, _, what, args = heapq.heappop(self._heap)
+            self.events += 1
+            what(*args)
+            if stop is not None and stop():
+                return True
+        self.now = time
+        return False
+
+    # The trace.
+
+    def trace(self, *what: object) -> None:
+        line = f"{self.now} {' '.join(map(str, what))}"
+        self._hash.update(line.encode())
+        if self.log is not None:
+            self.log.append(line)
+
+    def trace_hash(self) -> str:
+        return self._hash.hexdigest()
+
+    # The network.
+
+    def block(self, source: Address, target: Address) -> None:
+        self._blocked.add((source, target))
+
+    def unblock(self, source: Address, target: Address) -> None:
+        self._blocked.discard((source, target))
+
+    def heal_network(self) -> None:
+        self._blocked.clear()
+
+    def send(
+        self, source: Address, target: Address, message: object, on_broken: Callable[[], None] | None = None
+    ) -> None:
+        """A message on its way. ``on_broken`` is told to the sender, after a while, if it did not arrive: the
+        connection broke. Whoever does not ask for it never learns of a loss."""
+        options, rng = self.options, self.rng
+        lost = (source, target) in self._blocked
+        if not self.healing:
+            lost = lost or (options.message_loss > 0 and rng.random() < options.message_loss)
+        if lost:
+            self.trace("lost", source, target, type(message).__name__)
+            if on_broken is not None:
+                self._tell_broken(source, on_broken)
+            return
+        copies = 1
+        if options.message_duplication > 0 and not self.healing and rng.random() < options.message_duplication:
+            # A call is sent once: nothing below a client repeats an append.
+            copies = 1 if isinstance(message, Call | Return) else 2
+        for _ in range(copies):
+            self.after(self._arrival(source, target) - self.now, self._deliver, source, target, message, on_broken)
+
+    def _arrival(self, source: Address, target: Address) -> int:
+        options, rng = self.options, self.rng
+        at = self.now + 30 + int(rng.random() * options.message_delay_us_max)
+        if options.message_reordering > 0 and not self.healing and rng.random() < options.message_reordering:
+            return at + int(rng.random() * 20 * MILLISECOND)
+        link = (source, target)
+        at = max(at, self._link_times.get(link, 0))
+        self._link_times[link] = at
+        return at
+
+    def _deliver(self, source: Address, target: Address, message: object, on_broken: Callable[[], None] | None) -> None:
+        process = self.processes.get(target)
+        if process is None or not process.alive:
+            if on_broken is not None:
+                self._tell_broken(source, on_broken)
+            return
+        process.arrive(source, message)
+
+    def _tell_broken(self, source: Address, on_broken: Callable[[], None]) -> None:
+        sender = self.processes.get(source)
+        if sender is not None and sender.alive:
+            sender.after(BROKEN_LINK_NOTICED_US, on_broken)
+
+
+class Process:
+    """Something that receives messages, can be killed, and can be stopped and resumed like a real process."""
+
+    def __init__(self, world: World, address: Address) -> None:
+        self.world, self.address = world, address
+        self.alive = False
+        self.paused = False
+        self.lives = 0
+        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        world.processes[address] = self
+
+    # For subclasses.
+
+    def on_start(self) -> None:
+        raise NotImplementedError
+
+    def on_message(self, source: Address, message: Any) -> None:
+        raise NotImplementedError
+
+    def on_kill(self) -> None:
+        """The process is gone; what its disks keep of unsynced writes is decided now."""
+
+    # For everyone.
+
+    def start(self) -> None:
+        assert not self.alive
+        self.alive, self.paused = True, False
+        self.lives += 1
+        self.world.trace("start", self.address)
+        self.on_start()
+
+    def kill(self) -> None:
+        if self.alive:
+            self.alive, self.paused = False, False
+            self._backlog.clear()
+            self.world.trace("kill", self.address)
+            self.on_kill()
+
+    def pause(self) -> None:
+        if self.alive:
+            self.paused = True
+            self.world.trace("pause", self.address)
+
+    def resume(self) -> None:
+        if self.alive and self.paused:
+            self.paused = False
+            self.world.trace("resume", self.address)
+            backlog, self._backlog = self._backlog, []
+            life = self.lives
+            for what, args in backlog:
+                self._run(life, what, args)
+
+    def after(self, delay_us: int, what: Callable[..., None], *args: Any) -> None:
+        """Do it later, if this life of the process lasts so long."""
+        self.world.after(delay_us, self._run, self.lives, what, args)
+
+    def arrive(self, source: Address, message: Any) -> None:
+        self.world.trace(source, self.address, type(message).__name__)
+        self._run(self.lives, self.on_message, (source, message))
+
+    def send(self, target: Address, message: object, on_broken: Callable[[], None] | None = None) -> None:
+        self.world.send(self.address, target, message, on_broken)
+
+    def instant(self) -> Instant:
+        return Instant(self.world.now, self.world.now)
+
+    def _run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if not self.alive or life != self.lives:
+            return
+        if self.paused:
+            self._backlog.append((what, args))
+        else:
+            what(*args)
