@@ -194,6 +194,9 @@ class UncommitReport(Struct, frozen=True):
 class Report(Struct, frozen=True):
     """What a storage node tells the metadata repository. Only the newest ``(incarnation, sequence)`` counts.
 
+    ``leader_epoch`` is the newest leader that the node has heard of. A leader believes only reports that name it: an
+    older one may have been on its way since before decisions that the leader knows of.
+
     ``applied_high_watermark`` is the last cut up to which all running replicas of the node know to be complete; not
     durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored data cannot be
     trusted: they report nothing and wait to be synced.
@@ -202,6 +205,7 @@ class Report(Struct, frozen=True):
     storage_node_id: StorageNodeId
     incarnation: Incarnation
     sequence: int
+    leader_epoch: LeaderEpoch
     node_state: NodeState
     uncommit_reports: tuple[UncommitReport, ...]
     applied_high_watermark: GLSN = GLSN(0)

@@ -13,7 +13,18 @@ from cutwater.core import decisions as d
 from cutwater.core import messages as m
 from cutwater.core.cut import Candidate, make_cut
 from cutwater.core.order import OrderLayer, OrderOptions
-from cutwater.core.order_events import Asked, OrderEffect, OrderEvent, Reply, ReportArrived, Send, Store, Stored, Wake
+from cutwater.core.order_events import (
+    Alarm,
+    Asked,
+    OrderEffect,
+    OrderEvent,
+    Reply,
+    ReportArrived,
+    Send,
+    Store,
+    Stored,
+    Wake,
+)
 from cutwater.core.order_state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError
@@ -148,12 +159,23 @@ class Leader:
         node_state: NodeState = NodeState.READY,
         applied: int | None = None,
         invalid: tuple[LogStreamId, ...] = (),
+        leader_epoch: int = LEADER,
     ) -> ReportArrived:
-        """The node's next report. Unless told otherwise it has heard of every cut."""
+        """The node's next report. Unless told otherwise it has heard of this leader and of every cut."""
         if sequence is None:
             sequence = self._sequences[node] = self._sequences.get(node, 0) + 1
         heard = self.state.high_watermark if applied is None else GLSN(applied)
-        return ReportArrived(Report(node, Incarnation(incarnation), sequence, node_state, reports, heard, invalid))
+        report = Report(
+            storage_node_id=node,
+            incarnation=Incarnation(incarnation),
+            sequence=sequence,
+            leader_epoch=LeaderEpoch(leader_epoch),
+            node_state=node_state,
+            uncommit_reports=reports,
+            applied_high_watermark=heard,
+            invalid=invalid,
+        )
+        return ReportArrived(report)
 
     def ask(self, request: Request) -> Asked:
         self._requests += 1
@@ -182,6 +204,20 @@ def stores(effects: Iterable[OrderEffect]) -> list[d.Decision]:
 def sends(effects: Iterable[OrderEffect], kind: type | None = None) -> list[Send]:
     """The messages among the effects, or those of one kind."""
     return [e for e in effects if isinstance(e, Send) and (kind is None or isinstance(e.message, kind))]
+
+
+def plain(effects: Iterable[OrderEffect]) -> list[object]:
+    """The effects with errors replaced by their classes, so that whole lists can be compared."""
+    found: list[object] = []
+    for effect in effects:
+        match effect:
+            case Alarm():
+                found.append((Alarm, type(effect.error)))
+            case Reply(outcome=CutwaterError()):
+                found.append((Reply, effect.request_id, type(effect.outcome)))
+            case _:
+                found.append(effect)
+    return found
 
 
 class FakeReplica:
@@ -254,6 +290,8 @@ class FakeNodes:
             return
         if isinstance(message, m.CreateReplica):
             self.replicas.setdefault((node, message.stream), FakeReplica(message.high_watermark))
+            return
+        if isinstance(message, m.LeaderHello):
             return
         replica = self.replicas[node, message.stream]
         match message:

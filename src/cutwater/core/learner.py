@@ -77,7 +77,7 @@ class Learner:
         return [WriteCommit(context, replica.generation) for context in contexts]
 
     def commit_durable(self, durable_committed_end: LLSN) -> Effects:
-        if self._plan is None or durable_committed_end < self._plan.copy.end:
+        if not self._committing or self._plan is None or durable_committed_end < self._plan.copy.end:
             return []
         return self._finish()
 

@@ -24,6 +24,12 @@ from cutwater.types import (
 # From the leader of the metadata repository to storage nodes.
 
 
+class LeaderHello(Struct, frozen=True, tag=True):
+    """I lead now; speak to me."""
+
+    leader_epoch: LeaderEpoch
+
+
 class CreateReplica(Struct, frozen=True, tag=True):
     """Begin to store a log stream. A new stream starts at the high watermark of its creation; a new replica of an
     existing stream starts at 0 and has to learn."""
@@ -99,7 +105,15 @@ class TrimReplica(Struct, frozen=True, tag=True):
 
 
 LeaderMessage = (
-    CreateReplica | CommitMessage | CatchUp | SealReplica | UnsealReplica | ExcludeReplica | LearnFrom | TrimReplica
+    LeaderHello
+    | CreateReplica
+    | CommitMessage
+    | CatchUp
+    | SealReplica
+    | UnsealReplica
+    | ExcludeReplica
+    | LearnFrom
+    | TrimReplica
 )
 
 # Between storage nodes.

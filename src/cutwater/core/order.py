@@ -25,6 +25,7 @@ from cutwater.core.messages import (
     CommitMessage,
     CreateReplica,
     ExcludeReplica,
+    LeaderHello,
     LeaderMessage,
     LearnFrom,
     SealReplica,
@@ -131,6 +132,9 @@ class OrderLayer:
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
         self._requests: deque[Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
+        self._alarmed = False
+        self._confirm = False
+        """Ask the store, with an empty write, whether this leader still leads."""
         self._held: Effects = []
         """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
         self._urgent: Effects = []
@@ -180,10 +184,13 @@ class OrderLayer:
         node = report.storage_node_id
         if node not in self.state.nodes:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
+        self._heard[node] = now.monotonic
+        if report.leader_epoch != self.leader_epoch:
+            self._introduce(report)
+            return
         known = self._book.newest(node)
         if not self._book.admit(report):
             return
-        self._heard[node] = now.monotonic
         self._spoke.add(node)
         if known is not None and known.incarnation != report.incarnation:
             for stream in self.state.streams_on(node):
@@ -194,19 +201,28 @@ class OrderLayer:
             if lsid in self.state.streams:
                 self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
 
+    def _introduce(self, report: Report) -> None:
+        """A report that does not name this leader may be older than what it knows: it has to be made anew."""
+        if report.leader_epoch > self.leader_epoch:
+            self._halt(f"storage node {report.storage_node_id} knows leader epoch {report.leader_epoch}")
+        self._send(report.storage_node_id, LeaderHello(self.leader_epoch))
+
     def _examine(self, node: StorageNodeId, ur: UncommitReport, now: Instant) -> None:
         """Hold one replica's words against what was decided."""
         stream = self.state.streams.get(ur.log_stream_id)
         if stream is None or ur.high_watermark > self.state.high_watermark or ur.epoch > stream.epoch:
-            self._halt(
-                f"storage node {node} reports {ur}, of which the order layer at {self._position()} knows nothing"
-            )
+            self._halt(f"storage node {node} reports {ur}, of which the order layer knows nothing")
             return
         if node not in stream.replicas:
             return
         if node in stream.members:
             floor = stream.committed_end if ur.epoch == stream.epoch else stream.start
-            if ur.durable_end < floor or ur.state is ReplicaState.LEARNING:
+            if ur.state is ReplicaState.LEARNING:
+                self._distrust(stream, node, "it is learning")
+                return
+            if ur.durable_end < floor:
+                what = f"log stream {stream.stream} on storage node {node} ends at LLSN {ur.durable_end}, below {floor}"
+                self._alarm(ImpossibleReport(f"{what}: it has lost what it had on disk and is quarantined"))
                 self._distrust(stream, node, f"it ends at LLSN {ur.durable_end}, below {floor}")
                 return
         if not stream.is_open:
@@ -221,7 +237,7 @@ class OrderLayer:
             self._want_seal(stream, f"the replica on storage node {node} is sealing")
         elif ur.epoch == stream.epoch:
             if ur.state is ReplicaState.SEALED:
-                self._halt(f"storage node {node} reports {ur}, but the stream is open at {self._position()}")
+                self._halt(f"storage node {node} reports {ur}, but the stream is open")
             self._moved.add(stream.stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
@@ -246,20 +262,21 @@ class OrderLayer:
         """A replica that counts cannot be believed any more: it has to learn from a peer."""
         if node not in stream.members:
             return
-        if node not in self._distrusted.setdefault(stream.stream, set()):
-            self._distrusted[stream.stream].add(node)
-            self._urgent.append(
-                Alarm(ImpossibleReport(f"log stream {stream.stream} on storage node {node} is quarantined: {why}"))
-            )
+        self._distrusted.setdefault(stream.stream, set()).add(node)
         self._want_seal(stream, f"the replica on storage node {node} is quarantined: {why}")
+
+    def _alarm(self, error: CutwaterError) -> None:
+        self._urgent.append(Alarm(error))
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
         self._seals.setdefault(stream.stream, reason)
 
     def _halt(self, what: str) -> None:
+        """No more cuts. Before it becomes an alarm the store is asked: the commonest reason to know less than a storage
+        node is to have been deposed without noticing."""
         if self.halted is None:
-            self.halted = OrderLayerLostMemory(f"no more cuts: {what}")
-            self._urgent.append(Alarm(self.halted))
+            self.halted = OrderLayerLostMemory(f"no more cuts at {self._position()}: {what}")
+            self._confirm = True
 
     def _position(self) -> str:
         return f"decision {self.state.index}, high watermark {self.state.high_watermark}"
@@ -293,16 +310,19 @@ class OrderLayer:
         if self._in_flight is not None:
             return effects
         effects += self._release()
-        if self.halted is None:
+        after = self.state.index
+        decided: tuple[d.Decision, ...] = ()
+        if self.halted is not None:
+            self._refuse_requests(self.halted)
+        else:
             effects += self._answer_reports()
-            after = self.state.index
             decided = tuple(self._decide(now))
-            if decided or any(isinstance(held, Reply) for held in self._held):
-                # Also an answer that needed no decision waits for the store: only there can a leader learn that it is
-                # one no longer, and a deposed one must not show a past as the present.
-                self._in_flight = decided
-                effects.append(Store(self.leader_epoch, after, decided))
-        if self._in_flight is None:
+        if decided or self._confirm or any(isinstance(held, Reply) for held in self._held):
+            # Also an answer that needed no decision waits for the store: only there can a leader learn that it is one
+            # no longer, and a deposed one must not show a past as the present.
+            self._in_flight, self._confirm = decided, False
+            effects.append(Store(self.leader_epoch, after, decided))
+        else:
             effects += self._release()
             effects += self._compact()
         return effects
@@ -384,6 +404,11 @@ class OrderLayer:
                     self._heard[decision.node] = now.monotonic
             self._held.append(Reply(asked.request_id, answer))
 
+    def _refuse_requests(self, why: CutwaterError) -> None:
+        for asked in self._requests:
+            self._held.append(Reply(asked.request_id, why))
+        self._requests.clear()
+
     def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision]) -> None:
         distrusted = self._distrusted.pop(stream.stream, set())
         if stream.is_open:
@@ -442,6 +467,9 @@ class OrderLayer:
         if event.index != self.state.index:
             raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
         decisions, self._in_flight = self._in_flight, None
+        if self.halted is not None and not self._confirm and not self._alarmed:
+            self._alarmed = True
+            self._alarm(self.halted)
         for decision in decisions or ():
             self._announce(decision, now)
 
@@ -564,7 +592,7 @@ class OrderLayer:
     def _catch_up(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Effects:
         """Every later range of the stream; nothing if the replica must learn, which repair will see to."""
         contexts = self.state.histories[stream.stream].after(ur.committed_end)
-        if contexts is None:
+        if contexts is None or ur.durable_end < stream.committed_end:
             return []
         state = self.state
         message = CatchUp(stream.stream, contexts, stream.committed_end, state.high_watermark, state.revision)

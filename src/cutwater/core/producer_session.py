@@ -144,6 +144,10 @@ class ProducerSession:
         if self.phase is not Phase.SETTLING or fate.stream != self.stream or self._grant is None:
             return []
         effects: list[SessionEffect] = []
+        if any(known.epoch > self._grant.epoch for known in fate.batches):
+            # The same numbers may mean someone else's batches by now.
+            self.fenced()
+            return []
         for known in fate.batches:
             if known.kind is BatchKind.DATA and known.sequence in self._unsettled:
                 if known.glsn is None:

@@ -30,7 +30,8 @@ from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch,
 class HardState(Struct, frozen=True):
     """What a replica must remember besides its records. Saved atomically, before anything that follows from it.
 
-    ``sealed_at`` is the position of the last seal of ``epoch``, None while the epoch is open. ``learning`` is set
+    ``sealed_at`` is the position of the last seal of ``epoch``, None while the epoch is open. ``chain`` are the members
+    of ``epoch``, empty if this replica was not one of them. ``learning`` is set
     before the first byte of a sync is written and cleared after the last. ``base`` is where the entries begin when
     everything before was trimmed or never copied: entries start at ``base_llsn + 1``.
     """

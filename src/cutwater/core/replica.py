@@ -83,6 +83,7 @@ from cutwater.types import (
     Ack,
     CommitContext,
     Entry,
+    Epoch,
     LeaderEpoch,
     LogStreamId,
     ReplicaState,
@@ -223,8 +224,7 @@ class Replica:
             raise InvalidArgument("an append needs at least one record")
         if self.state is not ReplicaState.RUNNING:
             raise StreamSealed(f"log stream {self.stream} takes no appends now ({self.state.name}): use another one")
-        if event.epoch != self.hard_state.epoch:
-            raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch)
+        self._check_epoch(event.epoch)
         if not self.is_head:
             raise Refused(f"storage node {self.node} is not the head of log stream {self.stream}: append to the head")
         if batch.producer is not None:
@@ -263,8 +263,7 @@ class Replica:
         return effects
 
     def _replicate(self, entry: Entry) -> Effects:
-        if entry.epoch != self.hard_state.epoch:
-            raise WrongEpoch(self.stream, entry.epoch, self.hard_state.epoch)
+        self._check_epoch(entry.epoch)
         if self.state is not ReplicaState.RUNNING:
             raise StreamSealed(f"the replica of log stream {self.stream} on storage node {self.node} is not running")
         if entry.last_llsn <= self.written_end and self._has_same(entry):
@@ -318,7 +317,8 @@ class Replica:
             return []
         if context.first_llsn > self.committed_end + 1 or context.epoch != self.hard_state.epoch:
             return []
-        if not self.trusted or self.state is ReplicaState.LEARNING:
+        if not self.hard_state.chain or not self.trusted or self.state is ReplicaState.LEARNING:
+            # Not a member of this epoch: whatever it commits has to be learned.
             return []
         if context.first_llsn != self.committed_end + 1:
             raise self._contradiction(f"commit {context} overlaps what is committed to {self.committed_end}")
@@ -377,7 +377,8 @@ class Replica:
             return []
         same_epoch = event.epoch == self.hard_state.epoch
         self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
-        effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at)
+        chain = self.hard_state.chain if same_epoch else ()
+        effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at, chain=chain)
         # What a replica holds of an epoch that was closed without it may differ from what the others committed.
         effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
         self._settle_seal()
@@ -449,6 +450,11 @@ class Replica:
         if self.trusted and self.state is not ReplicaState.LEARNING:
             effects += self._cut_tail(self.committed_end, definite=False)
         return [*effects, ReportNow()]
+
+    def _check_epoch(self, epoch: Epoch) -> None:
+        """Appends and entries belong to one epoch; one from another is late, or early."""
+        if epoch != self.hard_state.epoch:
+            raise WrongEpoch(self.stream, epoch, self.hard_state.epoch)
 
     def _check_leader(self, leader_epoch: LeaderEpoch) -> None:
         if leader_epoch < self.hard_state.leader_epoch:

@@ -63,7 +63,14 @@ class _Source:
         """The first GLSN that has not arrived yet."""
         self.last_llsn: LLSN | None = None
         self.runs: deque[Run] = deque()
-        self.complete_through = GLSN(max(info.created_at, position - 1))
+        self.complete_through = GLSN(position - 1)
+        self.complete(info.created_at)
+
+    def complete(self, through: GLSN) -> None:
+        """Everything up to here has arrived, or never was."""
+        if through > self.complete_through:
+            self.complete_through = through
+            self.position = max(self.position, GLSN(through + 1))
 
 
 class Subscription:
@@ -103,7 +110,7 @@ class Subscription:
             source.info = info
             if info.last_glsn < source.position:
                 # Everything that is committed there has arrived, or lies before our start.
-                source.complete_through = max(source.complete_through, catalog.high_watermark)
+                source.complete(catalog.high_watermark)
 
     def take_answer(self, answer: ReadAnswer) -> None:
         """Records of one stream, from one of its replicas; what has arrived before is dropped."""
@@ -120,9 +127,7 @@ class Subscription:
             source.runs.append(run)
             source.position, source.last_llsn = GLSN(run.last_glsn + 1), run.last_llsn
         if self._knows(answer.revision):
-            if answer.complete_through > source.complete_through:
-                source.complete_through = answer.complete_through
-                source.position = max(source.position, GLSN(answer.complete_through + 1))
+            source.complete(answer.complete_through)
         else:
             self.wanted_revision = answer.revision
 

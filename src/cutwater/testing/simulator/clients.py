@@ -1,4 +1,4 @@
-"""Simulated clients: appenders, producers, subscribers, readers, and an operator. They use the core as a client does."""
+"""Simulated clients: appenders, producers, subscribers, readers, an operator. They use the core as a client does."""
 
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ from cutwater.types import (
 SETUP_US = 3 * SECOND
 RECOVERY_US = 6 * SECOND
 """After the faults end, appends succeed and replicas converge within this time."""
+CALLS_END_US = 700 * MILLISECOND
+"""Longer than any call of a client, so that nothing is on its way any more."""
 HISTORY_RANGES_MAX = 5_000
 
 
@@ -166,6 +168,7 @@ class Cluster:
             raise Violation("15 liveness", f"no append succeeded after the faults ended: {self._explain()}")
         for client in self.clients:
             client.stopping = True
+        self.world.run_until(self.world.now + CALLS_END_US)
         if not self.world.run_until(self.world.now + RECOVERY_US, self._has_converged):
             raise Violation("14 converge", f"the cluster does not come to rest: {self._explain()}")
         self._scrub()
@@ -227,6 +230,7 @@ class Cluster:
             for node in self.storage_nodes:
                 for stream, disk in node.disks.items():
                     if node.node in self._members(stream):
+                        disk.drop_before(node.replicas[stream].hard_state.trimmed_before)
                         found += [(node, stream, i) for i, e in enumerate(disk.entries) if not is_intact(e)]
             return found
 

@@ -21,15 +21,15 @@ from cutwater.types import GLSN, LLSN, CommitContext, Entry
 class ReplicaDisk:
     """The files of one replica: entries, commit contexts, hard state, deduplication checkpoint."""
 
-    def __init__(self, first_llsn: LLSN = LLSN(1)) -> None:
+    def __init__(self) -> None:
         self.hard_state: HardState | None = None
         self.dedup: DedupCheckpoint | None = None
-        self.first_llsn = first_llsn
+        self.first_llsn = LLSN(1)
         self.entries: list[Entry] = []
         self.contexts: list[CommitContext] = []
         self.entries_synced = 0
         self.contexts_synced = 0
-        self.marked_end = LLSN(first_llsn - 1)
+        self.marked_end = LLSN(0)
         """Everything up to here was once synced, so a bad checksum at or below it is damage, not a torn write."""
 
     @property
@@ -40,6 +40,9 @@ class ReplicaDisk:
         if self.entries_synced == 0:
             return LLSN(self.first_llsn - 1)
         return self.entries[self.entries_synced - 1].last_llsn
+
+    def synced_committed_end(self) -> LLSN:
+        return self.contexts[self.contexts_synced - 1].last_llsn if self.contexts_synced else LLSN(0)
 
     # Writing.
 

@@ -143,7 +143,7 @@ class Nemesis:
     # Disks and clocks.
 
     def _flip_bit(self) -> None:
-        """One disk of the cluster goes bad; a bit is flipped only where another disk still has the entry."""
+        """One disk of the cluster goes bad; a bit is flipped only where another disk has the entry too, committed."""
         node = self.cluster.storage_nodes[self.bad_disk - 1]
         candidates = [stream for stream, disk in node.disks.items() if disk.entries_synced]
         if not candidates:
@@ -156,7 +156,8 @@ class Nemesis:
             if copy is None:
                 continue
             i = copy.index_of(entry.first_llsn)
-            if i < copy.entries_synced and copy.entries[i] == entry and is_intact(entry):
+            committed = entry.last_llsn <= copy.synced_committed_end()
+            if committed and i < copy.entries_synced and copy.entries[i] == entry and is_intact(entry):
                 disk.damage(entry.first_llsn)
                 self.world.trace("bit flip", node.node, stream, entry.first_llsn)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from cutwater.core.commit_index import context_of_llsn, first_llsn_at_or_after
@@ -11,6 +12,7 @@ from cutwater.core.messages import (
     CommitMessage,
     CreateReplica,
     ExcludeReplica,
+    LeaderHello,
     LearnFrom,
     Replicate,
     SealReplica,
@@ -86,6 +88,7 @@ from cutwater.types import (
     CommitContext,
     Entry,
     Incarnation,
+    LeaderEpoch,
     LogStreamId,
     NodeState,
     ReplicaState,
@@ -114,7 +117,6 @@ class StorageNode(Process):
         self.disks: dict[LogStreamId, ReplicaDisk] = {}
         self.disk_full = False
         self.bad_disk = False
-        self.alarms: list[str] = []
         self.applied: dict[LogStreamId, dict[GLSN, CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
@@ -129,6 +131,7 @@ class StorageNode(Process):
         self._syncing: set[LogStreamId] = set()
         self._turn = 0
         self._leader_heard = self.world.now
+        self._leader_epoch = LeaderEpoch(0)
 
     # Life.
 
@@ -137,6 +140,7 @@ class StorageNode(Process):
         self.incarnation = Incarnation(self.incarnation + 1)
         for stream in self.disks:
             self._open(stream)
+        self._leader_epoch = max((r.hard_state.leader_epoch for r in self.replicas.values()), default=LeaderEpoch(0))
         self._report_now()
         self.after(REPORT_EVERY_US, self._report_timer)
 
@@ -177,19 +181,16 @@ class StorageNode(Process):
                 assert context is not None
                 dedup.commit(context)
 
+    def run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            super().run(life, what, args)
+        except _Crash:
+            self.kill()
+            self.world.on_death(self)
+
     # Messages.
 
     def on_message(self, source: Address, message: Any) -> None:
-        try:
-            self._dispatch(source, message)
-        except _Crash:
-            self._die()
-
-    def _die(self) -> None:
-        self.kill()
-        self.world.on_death(self)
-
-    def _dispatch(self, source: Address, message: Any) -> None:
         match message:
             case Call():
                 self._call(source, message)
@@ -201,6 +202,11 @@ class StorageNode(Process):
                         message.prev_high_watermark, message.high_watermark, message.revision, by_stream.get(stream)
                     )
                     self._handle(stream, event)
+            case LeaderHello():
+                self._leader_heard = self.world.now
+                if message.leader_epoch > self._leader_epoch:
+                    self._leader_epoch = message.leader_epoch
+                    self._report_now()
             case CreateReplica():
                 if message.stream not in self.replicas:
                     self._open(message.stream, message)
@@ -214,7 +220,7 @@ class StorageNode(Process):
                 self._serve_sync(source, message)
             case SyncBegin() | SyncEntries() | SyncEnd() | SyncFailed():
                 self._handle(message.stream, message)
-            case ReplicateFailed():
+            case Return():
                 pass
             case CopyReturn():
                 disk = self.disks.get(message.stream)
@@ -238,7 +244,7 @@ class StorageNode(Process):
 
     def _alarm(self, stream: LogStreamId, error: ProtocolViolation) -> None:
         """A healthy cluster never gets here: the simulation counts it as a violation."""
-        raise Violation("12 one cut sequence", f"storage node {self.node} was told what cannot be: {error}")
+        raise Violation("12 one cut sequence", f"storage node {self.node} was told what cannot be: {error}") from error
 
     # Effects.
 
@@ -341,7 +347,7 @@ class StorageNode(Process):
         self._syncing.add(stream)
         disk, replica = self.disks[stream], self.replicas[stream]
         delay = 50 + int(self.world.rng.random() * self.world.options.fsync_us_max)
-        written = (len(disk.entries), disk.end, len(disk.contexts), disk.contexts[-1] if disk.contexts else None)
+        written = (disk.end, len(disk.contexts), disk.contexts[-1] if disk.contexts else None)
         self.after(delay, self._synced, stream, replica, replica.generation, written)
 
     def _synced(
@@ -349,7 +355,7 @@ class StorageNode(Process):
         stream: LogStreamId,
         replica: Replica,
         generation: int,
-        written: tuple[int, LLSN, int, CommitContext | None],
+        written: tuple[LLSN, int, CommitContext | None],
     ) -> None:
         self._syncing.discard(stream)
         disk = self.disks[stream]
@@ -361,19 +367,16 @@ class StorageNode(Process):
         if options.fsync_failure > 0 and not self.world.healing and self.world.rng.random() < options.fsync_failure:
             self._fail_storage(stream, "input/output error on fsync")
             return
-        entries, end, contexts, context = written
+        end, contexts, context = written
         # Trim may have removed entries from the front meanwhile; only what was there when the sync began is synced.
         synced_before = disk.contexts_synced
         disk.sync(disk.index_of(LLSN(end + 1)), contexts)
         if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
             self._sync_soon(stream)
-        try:
-            if end > replica.durable_end:
-                self._handle(stream, EntriesDurable(generation, end))
-            if context is not None and contexts > synced_before:
-                self._handle(stream, CommitDurable(generation, context))
-        except _Crash:
-            self._die()
+        if end > replica.durable_end:
+            self._handle(stream, EntriesDurable(generation, end))
+        if context is not None and contexts > synced_before:
+            self._handle(stream, CommitDurable(generation, context))
 
     def _fail_storage(self, stream: LogStreamId, reason: str) -> None:
         self.world.trace("storage failed", self.node, stream, reason)
@@ -403,6 +406,7 @@ class StorageNode(Process):
             self.node,
             self.incarnation,
             self._sequence,
+            self._leader_epoch,
             NodeState.READ_ONLY if self.disk_full else NodeState.READY,
             tuple(ur for ur in reports if ur is not None),
             min(running, default=GLSN(0)),
@@ -483,20 +487,23 @@ class StorageNode(Process):
             entry = disk.entries[i]
             if entry.last_llsn > self._readable_end(replica):
                 break
-            context = context_of_llsn(disk.contexts, entry.first_llsn)
-            glsn = context.glsn_of(entry.first_llsn) if context else GLSN(0)
             if not is_intact(entry):
                 self._fetch_copy(call.stream, entry.first_llsn)
                 if not runs:
                     raise Damaged(f"log stream {call.stream} at LLSN {entry.first_llsn} fails its checksum here")
                 break
-            runs.append(Run(call.stream, entry.first_llsn, glsn, context.time if context else 0, entry.batch))  # type: ignore[arg-type]
+            runs.append(self._run_of(call.stream, entry))
             i += 1
         more = i < len(disk.entries) and disk.entries[i].last_llsn <= replica.committed_end
         through = replica.complete_through
         if more:
             through = min(through, runs[-1].last_glsn) if runs else GLSN(0)
         return ReadAnswer(call.stream, tuple(runs), through, replica.revision)
+
+    def _run_of(self, stream: LogStreamId, entry: Entry) -> Run:
+        context = context_of_llsn(self.disks[stream].contexts, entry.first_llsn)
+        assert context is not None
+        return Run(stream, entry.first_llsn, context.glsn_of(entry.first_llsn), context.time, entry.batch)
 
     def _readable_end(self, replica: Replica) -> LLSN:
         """Nothing is served that is not committed."""

@@ -1,4 +1,4 @@
-"""The simulated store of the metadata repository: linearizable, fenced, and as slow and lossy as its clients deserve."""
+"""The simulated store of the metadata repository: linearizable, fenced, and as slow and lossy as asked for."""
 
 from __future__ import annotations
 

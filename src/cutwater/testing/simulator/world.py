@@ -183,15 +183,15 @@ class Process:
             backlog, self._backlog = self._backlog, []
             life = self.lives
             for what, args in backlog:
-                self._run(life, what, args)
+                self.run(life, what, args)
 
     def after(self, delay_us: int, what: Callable[..., None], *args: Any) -> None:
         """Do it later, if this life of the process lasts so long."""
-        self.world.after(delay_us, self._run, self.lives, what, args)
+        self.world.after(delay_us, self.run, self.lives, what, args)
 
     def arrive(self, source: Address, message: Any) -> None:
         self.world.trace(source, self.address, type(message).__name__)
-        self._run(self.lives, self.on_message, (source, message))
+        self.run(self.lives, self.on_message, (source, message))
 
     def send(self, target: Address, message: object, on_broken: Callable[[], None] | None = None) -> None:
         self.world.send(self.address, target, message, on_broken)
@@ -199,7 +199,7 @@ class Process:
     def instant(self) -> Instant:
         return Instant(self.world.now, self.world.now)
 
-    def _run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
         if not self.alive or life != self.lives:
             return
         if self.paused:

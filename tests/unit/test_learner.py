@@ -1,0 +1,315 @@
+"""The destination side of a sync, step by step: DESIGN §4, “Sync”. All ranges are in tests/property/test_sync_ranges.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest, TrimReplica
+from cutwater.core.replica_events import (
+    AskSync,
+    CommitDurable,
+    EntriesDurable,
+    ReplicaEffect,
+    ReportNow,
+    SaveDedup,
+    SaveHardState,
+    Truncate,
+    WriteCommit,
+    WriteEntry,
+)
+from cutwater.core.sync import Extent, SyncCase, SyncPlan
+from cutwater.errors import ProducerFenced, Refused
+from cutwater.types import GLSN, LLSN, CommitContext, Entry, ReplicaState
+from tests.unit.replica_bench import (
+    HEAD,
+    LAST,
+    MIDDLE,
+    STREAM,
+    Bench,
+    append,
+    backup_with,
+    batch,
+    commit,
+    context,
+    entry,
+    exclude,
+    fence,
+    learn,
+    replicate,
+    running,
+    seal,
+    tag,
+    unseal,
+)
+
+LEARNING, SEALING, SEALED = ReplicaState.LEARNING, ReplicaState.SEALING, ReplicaState.SEALED
+NO_DEDUP = DedupCheckpoint(LLSN(6), ())
+
+
+def begin(first: int = 3, end: int = 6, *, attempt: int = 1, restart_at: int | None = None) -> SyncBegin:
+    plan = SyncPlan(SyncCase.BEHIND, None if restart_at is None else LLSN(restart_at), Extent(LLSN(first), LLSN(end)))
+    return SyncBegin(STREAM, attempt, plan, GLSN(first - 1))
+
+
+def some(*entries: Entry, attempt: int = 1) -> SyncEntries:
+    return SyncEntries(STREAM, attempt, entries)
+
+
+def end(
+    *contexts: CommitContext, attempt: int = 1, dedup: DedupCheckpoint = NO_DEDUP, trimmed_before: int = 1
+) -> SyncEnd:
+    return SyncEnd(STREAM, attempt, contexts, dedup, GLSN(trimmed_before))
+
+
+def learning() -> Bench:
+    """LLSN 1 and 2 are committed; the stream has gone on to 6; the source was asked."""
+    bench = backup_with(2, committed=2)
+    bench.do(exclude())
+    assert bench.do(learn()) == [AskSync(MIDDLE, SyncRequest(STREAM, 1, Extent(LLSN(1), LLSN(2))))]
+    assert bench.replica.state is LEARNING
+    return bench
+
+
+COPIED = (entry(3, 2, epoch=2), entry(5, 2, epoch=2))
+CONTEXTS = (context(3, 2, epoch=2), context(5, 2, epoch=2))
+
+
+def copied() -> Bench:
+    """All entries are written, none is on disk, and the source has ended."""
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    assert bench.do(end(*CONTEXTS)) == []
+    return bench
+
+
+# "It copies committed entries in LLSN order, commit contexts last".
+
+
+def test_a_sync_from_begin_to_end() -> None:
+    bench = learning()
+    (saved,) = bench.do(begin())
+    assert isinstance(saved, SaveHardState)
+    assert saved.hard_state.learning
+    assert bench.do(some(COPIED[0])) == [WriteEntry(COPIED[0], 0)]
+    assert bench.do(some(COPIED[1])) == [WriteEntry(COPIED[1], 0)]
+    assert bench.do(end(*CONTEXTS)) == []
+    assert bench.do(EntriesDurable(0, LLSN(4))) == []
+    assert bench.do(EntriesDurable(0, LLSN(6))) == [WriteCommit(c, 0) for c in CONTEXTS]
+    assert bench.do(CommitDurable(0, CONTEXTS[0])) == []
+    assert bench.replica.state is LEARNING
+    done = bench.do(CommitDurable(0, CONTEXTS[1]))
+    assert done == [SaveDedup(NO_DEDUP), SaveHardState(bench.replica.hard_state), ReportNow()]
+    assert not bench.replica.hard_state.learning
+    assert bench.replica.state is SEALING
+    assert bench.numbers() == (6, 6, 6, 6)
+
+
+def test_nothing_is_finished_before_the_commit_contexts_are_on_disk() -> None:
+    """Whatever is heard twice meanwhile."""
+    bench = copied()
+    bench.do(EntriesDurable(0, LLSN(6)))
+    for again in (EntriesDurable(0, LLSN(6)), end(*CONTEXTS), begin(), some(*COPIED), SyncFailed(STREAM, 1, "late")):
+        assert bench.do(again) == []
+        assert bench.replica.state is LEARNING
+        assert bench.replica.hard_state.learning
+
+
+def test_a_commit_of_its_own_that_becomes_durable_late_does_not_end_the_sync() -> None:
+    bench = backup_with(2)
+    bench.do(commit(1, 2))
+    bench.do(seal(2))
+    bench.do(learn())
+    nothing = SyncPlan(SyncCase.EQUAL, None, Extent(LLSN(3), LLSN(2)))
+    bench.do(SyncBegin(STREAM, 1, nothing, GLSN(2)))
+    for event in bench.disk.sync():
+        bench.do(event)
+    assert bench.replica.state is LEARNING
+    bench.do(end(dedup=DedupCheckpoint(LLSN(2), ())))
+    assert bench.replica.state is SEALED
+
+
+def test_messages_of_another_attempt_are_ignored() -> None:
+    bench = learning()
+    for stale in (begin(attempt=0), some(*COPIED, attempt=2), end(attempt=2), SyncFailed(STREAM, 0, "old")):
+        assert bench.do(stale) == []
+    assert bench.numbers() == (2, 2, 2, 2)
+    assert bench.do(begin()) != []
+
+
+def fails(bench: Bench, effects: list[ReplicaEffect]) -> None:
+    """The attempt is over, nothing was finished, and another one may begin."""
+    assert not [effect for effect in effects if isinstance(effect, (SaveHardState, SaveDedup, ReportNow))]
+    bench.sync()
+    assert bench.replica.state is LEARNING
+    again = bench.do(learn(source=LAST))
+    assert again[-1] == AskSync(LAST, SyncRequest(STREAM, 2, Extent(LLSN(1), LLSN(2))))
+
+
+def test_a_sync_that_leaves_a_hole_fails() -> None:
+    bench = learning()
+    bench.do(begin())
+    fails(bench, bench.do(some(COPIED[1])))
+
+
+def test_entries_before_the_plan_fail_the_sync() -> None:
+    bench = learning()
+    fails(bench, bench.do(some(*COPIED)))
+
+
+def test_an_end_before_all_entries_came_fails_the_sync() -> None:
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(COPIED[0]))
+    fails(bench, bench.do(end(*CONTEXTS)))
+
+
+def test_an_end_without_a_plan_fails_the_sync() -> None:
+    bench = learning()
+    fails(bench, bench.do(end(*CONTEXTS)))
+
+
+@pytest.mark.parametrize(
+    "contexts",
+    [
+        pytest.param((), id="none"),
+        pytest.param(CONTEXTS[:1], id="last-missing"),
+        pytest.param(CONTEXTS[1:], id="first-missing"),
+        pytest.param((*CONTEXTS, context(7, 1, epoch=2)), id="beyond-the-entries"),
+        pytest.param((context(3, 3, epoch=2), CONTEXTS[1]), id="overlapping"),
+    ],
+)
+def test_commit_contexts_that_do_not_fit_the_entries_fail_the_sync(contexts: tuple[CommitContext, ...]) -> None:
+    """“A commit context on disk implies that the entries it covers are on disk” (§5), and the other way round nothing
+    is called committed without one. What comes from the wire is checked."""
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    for event in bench.disk.sync():
+        bench.do(event)
+    fails(bench, bench.do(end(*contexts)))
+
+
+@pytest.mark.parametrize("upto", [2, 5, 9])
+def test_deduplication_state_of_another_position_fails_the_sync(upto: int) -> None:
+    """It “travels with sync”: the state at the end of what was copied, not of what a running source has by now."""
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    for event in bench.disk.sync():
+        bench.do(event)
+    fails(bench, bench.do(end(*CONTEXTS, dedup=DedupCheckpoint(LLSN(upto), ()))))
+
+
+def test_a_source_that_gives_up_leaves_a_learner_that_tries_again_from_what_it_committed() -> None:
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    bench.sync()
+    assert bench.do(SyncFailed(STREAM, 1, "trimmed meanwhile")) == []
+    assert bench.replica.state is LEARNING
+    assert bench.do(learn(source=LAST)) == [
+        Truncate(LLSN(2), 1),
+        AskSync(LAST, SyncRequest(STREAM, 2, Extent(LLSN(1), LLSN(2)))),
+    ]
+
+
+def test_a_second_order_to_learn_does_not_disturb_the_first() -> None:
+    bench = learning()
+    bench.do(begin())
+    assert bench.do(learn(source=LAST)) == []
+    assert bench.do(some(*COPIED)) == [WriteEntry(e, 0) for e in COPIED]
+
+
+# "The destination is LEARNING (silent towards cuts)".
+
+
+def test_a_learner_applies_no_commit_takes_no_entry_and_is_not_sealed() -> None:
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    bench.sync()
+    assert bench.do(commit(3, 2, epoch=2)) == []
+    with pytest.raises(Refused):
+        bench.do(seal(6, epoch=2))
+    with pytest.raises(Refused):
+        bench.do(append(1, epoch=2))
+    with pytest.raises(Refused):
+        bench.do(replicate(entry(7, epoch=2)))
+    assert bench.do(TrimReplica(STREAM, GLSN(3))) == []
+    report = bench.replica.report()
+    assert report is None or report.state is LEARNING
+
+
+def test_a_learner_that_is_left_out_again_goes_on_learning() -> None:
+    bench = learning()
+    bench.do(begin())
+    (saved, now) = bench.do(exclude(epoch=3))
+    assert isinstance(saved, SaveHardState)
+    assert (saved.hard_state.epoch, saved.hard_state.learning) == (3, True)
+    assert now == ReportNow()
+    bench.do(some(*COPIED))
+    bench.do(end(*CONTEXTS))
+    bench.sync()
+    assert (bench.replica.state, bench.replica.hard_state.epoch) == (SEALING, 3)
+
+
+def test_a_learner_takes_over_the_trim_position_of_its_source() -> None:
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    bench.do(end(*CONTEXTS, trimmed_before=4))
+    bench.sync()
+    assert bench.disk.hard_state is not None
+    assert bench.disk.hard_state.trimmed_before == 4
+
+
+def test_a_learner_is_admitted_by_a_seal_at_exactly_its_position() -> None:
+    """“… and is admitted by a short seal at exactly L.”"""
+    bench = copied()
+    bench.sync()
+    assert bench.replica.state is SEALING
+    bench.do(seal(6, epoch=2))
+    assert bench.replica.state is SEALED
+    bench.do(unseal(6, epoch=3, chain=(MIDDLE,)))
+    assert bench.replica.state is ReplicaState.RUNNING
+
+
+# What it has is not thrown away before somebody else is known to have it.
+
+
+def test_a_durable_tail_is_kept_until_a_source_has_answered() -> None:
+    """Guarantee 3. A cut may count on these entries: “Durable but uncommitted entries of the current epoch are kept”
+    (§5). The order to learn may be late and its source gone; then this may be the last copy."""
+    bench = backup_with(2, 1, 2, committed=2)
+    bench.crash()
+    bench.do(learn())
+    bench.do(SyncFailed(STREAM, 1, "no answer"))
+    assert bench.disk.end == 5
+
+
+def test_a_producer_that_was_moved_away_is_still_away_after_a_sync() -> None:
+    """Deduplication state “travels with sync”, and with it who left: the newly admitted replica may become the head."""
+    source = running(HEAD, chain=(HEAD,))
+    source.do(append(1, fence()))
+    source.sync()
+    source.do(commit(1, 1))
+    source.sync()
+    source.do(seal(1))
+    source.do(unseal(1, epoch=2, chain=(HEAD,), departed=("p",)))
+    with pytest.raises(ProducerFenced):
+        source.do(append(2, batch(producer=tag(1)), epoch=2))
+    learner = Bench(MIDDLE)
+    learner.do(exclude(epoch=2))
+    learner.do(learn(source=HEAD))
+    plan = SyncPlan(SyncCase.EMPTY, None, Extent(LLSN(1), LLSN(1)))
+    learner.do(SyncBegin(STREAM, 1, plan, GLSN(0)))
+    learner.do(some(*source.disk.entries))
+    learner.do(end(*source.disk.contexts, dedup=source.replica.dedup.checkpoint(LLSN(1))))
+    learner.sync()
+    learner.do(seal(1, epoch=2))
+    # The producer is expected back here, so the metadata repository no longer lists it, but its fence has not come.
+    learner.do(unseal(1, epoch=3, chain=(MIDDLE,)))
+    with pytest.raises(ProducerFenced):
+        learner.do(append(3, batch(producer=tag(1)), epoch=3))

@@ -1,0 +1,293 @@
+"""What operators and clients ask of the leader: each answer, and each error path with its typed error."""
+
+from __future__ import annotations
+
+import pytest
+from order_driver import (
+    E1,
+    LS1,
+    LS2,
+    LS3,
+    N1,
+    N2,
+    N3,
+    N4,
+    ORDERS,
+    SEALED,
+    T1,
+    Leader,
+    cluster_of,
+    stores,
+    ur,
+)
+
+from cutwater.core import decisions as d
+from cutwater.core import requests as r
+from cutwater.core.order import OrderOptions
+from cutwater.core.order_requests import NAME_LENGTH_MAX, STREAMS_PER_TOPIC_MAX
+from cutwater.errors import (
+    AlreadyExists,
+    CutwaterError,
+    InvalidArgument,
+    LastCopy,
+    NotFound,
+    NotSealed,
+    ProducerFenced,
+    Refused,
+    Unavailable,
+)
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    SECOND,
+    Epoch,
+    LogStreamId,
+    ProducerEpoch,
+    ProducerId,
+    Sequence,
+    StorageNodeId,
+    TopicId,
+)
+
+NODES = (N1, N2, N3)
+BILLING = ProducerId("billing")
+CLUSTER = cluster_of({LS1: NODES, LS2: (N2, N3, N1)}, cuts=[{LS1: 4, LS2: 6}], nodes=(N1, N2, N3, N4))
+QUIET = OrderOptions(tick_us_min=10**12, tick_us_max=10**12)
+
+
+@pytest.fixture
+def leader() -> Leader:
+    """LS1 is committed to LLSN 4 (GLSN 4), LS2 to 6 (GLSN 10). All nodes have reported, node 4 holds nothing."""
+    leader = Leader(CLUSTER, options=QUIET)
+    for node in (*NODES, N4):
+        speak(leader, node)
+    return leader
+
+
+def speak(leader: Leader, node: StorageNodeId) -> None:
+    """The node reports its replicas, which are exactly where their streams are."""
+    reports = [
+        ur(s.stream, committed=s.committed_end, end=s.committed_end, epoch=s.epoch)
+        if s.is_open
+        else ur(s.stream, committed=s.committed_end, end=s.committed_end, epoch=s.epoch, state=SEALED)
+        for s in leader.state.streams_on(node)
+    ]
+    leader.run(leader.report(node, *reports))
+
+
+def error(outcome: r.Answer | CutwaterError) -> type:
+    assert isinstance(outcome, CutwaterError), outcome
+    assert outcome.message
+    return type(outcome)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (r.RemoveNodeRequest(StorageNodeId(9)), NotFound),
+        (r.RemoveNodeRequest(N1), Refused),
+        (r.CreateTopicRequest(ORDERS, 1, 1), AlreadyExists),
+        (r.CreateTopicRequest("", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("x" * (NAME_LENGTH_MAX + 1), 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("new", 0, 1), InvalidArgument),
+        (r.CreateTopicRequest("new", STREAMS_PER_TOPIC_MAX + 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("new", 1, 0), InvalidArgument),
+        (r.CreateTopicRequest("new", 1, 5), Unavailable),
+        (r.DeleteTopicRequest("nowhere"), NotFound),
+        (r.AddStreamRequest("nowhere"), NotFound),
+        (r.SealRequest(LogStreamId(9)), NotFound),
+        (r.UnsealRequest(LogStreamId(9)), NotFound),
+        (r.ReplaceRequest(LogStreamId(9), N1, N4), NotFound),
+        (r.ReplaceRequest(LS1, N1, N4), NotSealed),
+        (r.ReplaceRequest(LS1, N1, N2), InvalidArgument),
+        (r.ReplaceRequest(LS1, N4, N4), InvalidArgument),
+        (r.ReplaceRequest(LS1, N1, StorageNodeId(9)), InvalidArgument),
+        (r.TrimRequest("nowhere", GLSN(1)), NotFound),
+        (r.TrimRequest(ORDERS, GLSN(12)), InvalidArgument),
+        (r.OpenProducerRequest(BILLING, "nowhere"), NotFound),
+        (r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS1, E1, Sequence(1)), NotFound),
+        (r.CommitCursorRequest("c", GLSN(11)), InvalidArgument),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, type) else value.__name__,
+)
+def test_refused(leader: Leader, request_: r.Request, expected: type) -> None:
+    """Errors 'with stable codes … and messages that say what to do'; nothing is decided."""
+    before = leader.state.snapshot()
+    assert error(leader.answer(request_)) is expected
+    assert leader.state.snapshot() == before
+
+
+def test_topics(leader: Leader) -> None:
+    created = leader.answer(r.CreateTopicRequest("x" * NAME_LENGTH_MAX, 3, 2))
+    assert created == r.Created(TopicId(2), (LS3, LogStreamId(4), LogStreamId(5)))
+    assert isinstance(created, r.Created)
+    placed = [leader.state.streams[lsid].replicas for lsid in created.streams]
+    assert all(len(set(replicas)) == 2 for replicas in placed), "never two replicas on one node"
+    assert N4 in placed[0], "the least loaded node comes first"
+
+
+def test_a_topic_needs_enough_live_nodes(leader: Leader) -> None:
+    """A node that is silent, or has never reported, is not one to place a replica on."""
+    assert isinstance(leader.answer(r.CreateTopicRequest("four", 1, 4)), r.Created)
+    leader.answer(r.AddNodeRequest(StorageNodeId(5)))
+    assert error(leader.answer(r.CreateTopicRequest("five", 1, 5))) is Unavailable
+    leader.pass_time(SECOND)
+    for node in (*NODES, StorageNodeId(5)):
+        speak(leader, node)
+    leader.pass_time(SECOND)
+    assert error(leader.answer(r.CreateTopicRequest("five", 1, 5))) is Unavailable
+    assert isinstance(leader.answer(r.CreateTopicRequest("live", 1, 4)), r.Created)
+
+
+def test_a_deleted_topic_is_sealed_for_good_and_its_name_is_free(leader: Leader) -> None:
+    assert leader.answer(r.DeleteTopicRequest(ORDERS)) == r.Done()
+    assert all(s.final and not s.is_open for s in leader.state.streams.values())
+    catalog = leader.answer(r.CatalogRequest())
+    assert isinstance(catalog, r.Catalog)
+    assert (catalog.topics, catalog.streams) == ((), ())
+    assert error(leader.answer(r.AddStreamRequest(ORDERS))) is NotFound
+    created = leader.answer(r.CreateTopicRequest(ORDERS, 1, 1))
+    assert created == r.Created(TopicId(2), (LS3,)), "numbers are never used again"
+
+
+def test_a_node_can_go_once_it_holds_nothing(leader: Leader) -> None:
+    assert leader.answer(r.AddNodeRequest(N4)) == r.Done(), "it is there already"
+    assert leader.answer(r.RemoveNodeRequest(N4)) == r.Done()
+    assert N4 not in leader.state.nodes
+    with pytest.raises(NotFound):
+        leader.run(leader.report(N4))
+    assert leader.answer(r.AddNodeRequest(N4)) == r.Done()
+
+
+def test_a_node_may_leave_a_finished_stream_to_others_that_hold_it(leader: Leader) -> None:
+    for lsid in (LS1, LS2):
+        leader.answer(r.SealRequest(lsid, final=True))
+    for node in NODES:
+        speak(leader, node)
+    assert leader.answer(r.RemoveNodeRequest(N1)) == r.Done()
+    assert leader.state.streams[LS1].replicas == (N2, N3)
+
+
+def test_a_node_does_not_leave_a_finished_stream_to_the_dead(leader: Leader) -> None:
+    """§4 of a replacement: 'only if at least one member of the new set holds every committed record'; as much holds
+    when the set only shrinks. Nobody has heard of the others since the seal: they may be gone for ever."""
+    for lsid in (LS1, LS2):
+        leader.answer(r.SealRequest(lsid, final=True))
+    leader.pass_time(60 * SECOND)
+    speak(leader, N1)
+    assert error(leader.answer(r.RemoveNodeRequest(N1))) is LastCopy
+
+
+def test_the_last_copy_is_not_removed() -> None:
+    leader = Leader(cluster_of({LS1: (N1,)}, cuts=[{LS1: 4}]), options=QUIET)
+    speak(leader, N1)
+    leader.answer(r.SealRequest(LS1, final=True))
+    speak(leader, N1)
+    assert error(leader.answer(r.RemoveNodeRequest(N1))) is LastCopy
+
+
+def test_a_deleted_topic_does_not_hold_its_nodes() -> None:
+    """What was deleted needs no copy, so its node can be removed."""
+    leader = Leader(cluster_of({LS1: (N1,)}, cuts=[{LS1: 4}]), options=QUIET)
+    speak(leader, N1)
+    leader.answer(r.DeleteTopicRequest(ORDERS))
+    assert leader.answer(r.RemoveNodeRequest(N1)) == r.Done()
+
+
+def test_replace_needs_someone_who_holds_everything(leader: Leader) -> None:
+    """'Replace a replica: only when sealed, and only if at least one member of the new set holds every committed
+    record.'"""
+    leader.answer(r.SealRequest(LS1))
+    assert error(leader.answer(r.ReplaceRequest(LS1, N3, N4))) is LastCopy, "nobody has said that it is sealed"
+    speak(leader, N3)
+    assert error(leader.answer(r.ReplaceRequest(LS1, N3, N4))) is LastCopy, "only the one that is to go has"
+    speak(leader, N2)
+    assert leader.answer(r.ReplaceRequest(LS1, N3, N4)) == r.Done()
+    stream = leader.state.streams[LS1]
+    assert (stream.replicas, stream.members) == ((N1, N2, N4), (N1, N2))
+
+
+def test_seal_and_unseal(leader: Leader) -> None:
+    assert leader.answer(r.UnsealRequest(LS1)) == r.Done(), "it is open"
+    sealed = r.SealedAt(E1, LLSN(4), GLSN(4))
+    assert leader.answer(r.SealRequest(LS1)) == sealed
+    index = leader.state.index
+    assert leader.answer(r.SealRequest(LS1)) == sealed
+    assert leader.state.index == index, "asked again, decided once"
+    assert leader.answer(r.SealRequest(LS1, final=True)) == sealed
+    assert leader.answer(r.SealRequest(LS1)) == sealed
+    assert error(leader.answer(r.UnsealRequest(LS1))) is Refused
+
+
+def test_trim_is_monotone(leader: Leader) -> None:
+    """§5: trim is 'monotone'; asking for less than was trimmed changes nothing."""
+    assert leader.answer(r.TrimRequest(ORDERS, GLSN(5))) == r.Done()
+    assert leader.answer(r.TrimRequest(ORDERS, GLSN(3))) == r.Done()
+    assert leader.answer(r.TrimRequest(ORDERS, GLSN(5))) == r.Done()
+    assert leader.state.topics[T1].trimmed_before == 5
+    assert leader.answer(r.TrimRequest(ORDERS, GLSN(11))) == r.Done(), "everything"
+    assert leader.state.topics[T1].trimmed_before == 11
+
+
+def test_opening_a_producer_bumps_its_epoch(leader: Leader) -> None:
+    """§7: 'Opening it bumps its epoch in the MR'; it stays in its stream."""
+    assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS)) == r.ProducerGrant(
+        ProducerEpoch(1), LS1, Sequence(0)
+    )  # fmt: skip
+    assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS)) == r.ProducerGrant(
+        ProducerEpoch(2), LS1, Sequence(0)
+    )  # fmt: skip
+    other = leader.answer(r.OpenProducerRequest(ProducerId("other"), ORDERS))
+    assert other == r.ProducerGrant(ProducerEpoch(1), LS2, Sequence(0)), "the stream with the fewest producers"
+
+
+def test_a_producer_belongs_to_one_topic(leader: Leader) -> None:
+    leader.answer(r.CreateTopicRequest("other", 1, 1))
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS))
+    assert error(leader.answer(r.OpenProducerRequest(BILLING, "other"))) is InvalidArgument
+
+
+def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
+    """§7: 'It changes streams only by an MR decision, after the first stream is sealed and the fate of every sequence
+    is known.'"""
+
+    def move(stream: LogStreamId = LS1, epoch: int = 1, stream_epoch: int = 1) -> r.Answer | CutwaterError:
+        request = r.MoveProducerRequest(BILLING, ProducerEpoch(epoch), stream, Epoch(stream_epoch), Sequence(7))
+        return leader.answer(request)
+
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS))
+    assert error(move()) is NotSealed
+    leader.answer(r.SealRequest(LS1))
+    assert error(move(epoch=2)) is ProducerFenced
+    assert error(move(stream_epoch=0)) is NotSealed
+    moved = r.ProducerGrant(ProducerEpoch(1), LS2, Sequence(7))
+    assert move() == moved
+    assert move() == moved, "asked again after the first answer was lost"
+    assert leader.state.streams[LS1].departed == (BILLING,)
+    leader.answer(r.SealRequest(LS2))
+    assert error(move(LS2)) is Unavailable, "no stream is open"
+
+
+def test_cursors(leader: Leader) -> None:
+    assert leader.answer(r.CommitCursorRequest("c", GLSN(10))) == r.Done()
+    assert leader.state.cursors == {"c": 10}
+
+
+def test_the_catalog_tells_all_that_is_stored(leader: Leader) -> None:
+    catalog = leader.answer(r.CatalogRequest())
+    assert isinstance(catalog, r.Catalog)
+    assert (catalog.revision, catalog.high_watermark) == (leader.state.revision, 10)
+    assert catalog.topics == (r.TopicInfo(T1, ORDERS, GLSN(1)),)
+    assert [(s.stream, s.chain, s.is_open, s.committed_end, s.last_glsn) for s in catalog.streams] == [
+        (LS1, NODES, True, 4, 4),
+        (LS2, (N2, N3, N1), True, 6, 10),
+    ]
+
+
+def test_requests_of_one_turn_see_each_other(leader: Leader) -> None:
+    """Many requests become one write; each is judged by what the ones before it decided."""
+    (store,) = leader.raw(leader.ask(r.AddNodeRequest(StorageNodeId(8))))
+    for _ in range(2):
+        leader.raw(leader.ask(r.CreateTopicRequest("same", 1, 1)))
+    effects = leader.confirm(store)  # type: ignore[arg-type]
+    assert [type(x) for x in stores(effects)] == [d.CreateTopic, d.CreateStream]
