@@ -107,9 +107,9 @@ def unseal(
     epoch: int = 1,
     leader: int = 1,
     chain: tuple[StorageNodeId, ...] = CHAIN,
-    departed: tuple[str, ...] = (),
+    departed: tuple[tuple[str, int], ...] = (),
 ) -> UnsealReplica:
-    away = tuple(ProducerId(name) for name in departed)
+    away = tuple((ProducerId(name), ProducerEpoch(opening)) for name, opening in departed)
     return UnsealReplica(STREAM, LeaderEpoch(leader), Epoch(epoch), LLSN(start), chain, away)
 
 
@@ -117,8 +117,8 @@ def exclude(*, epoch: int = 2, leader: int = 1) -> ExcludeReplica:
     return ExcludeReplica(STREAM, LeaderEpoch(leader), Epoch(epoch))
 
 
-def learn(*, leader: int = 1, source: StorageNodeId = MIDDLE) -> LearnFrom:
-    return LearnFrom(STREAM, LeaderEpoch(leader), source)
+def learn(*, epoch: int = 1, leader: int = 1, source: StorageNodeId = MIDDLE) -> LearnFrom:
+    return LearnFrom(STREAM, LeaderEpoch(leader), Epoch(epoch), source)
 
 
 class Disk:
@@ -237,13 +237,11 @@ class Bench:
         return (r.durable_committed_end, r.committed_end, r.durable_end, r.written_end)
 
 
-def running(
-    node: StorageNodeId = HEAD, *, chain: tuple[StorageNodeId, ...] = CHAIN, departed: tuple[str, ...] = ()
-) -> Bench:
+def running(node: StorageNodeId = HEAD, *, chain: tuple[StorageNodeId, ...] = CHAIN) -> Bench:
     """A new replica, sealed at 0 in epoch 0 and opened in epoch 1."""
     bench = Bench(node)
     bench.do(seal(0, epoch=0))
-    bench.do(unseal(0, epoch=1, chain=chain, departed=departed))
+    bench.do(unseal(0, epoch=1, chain=chain))
     return bench
 
 

@@ -1,4 +1,4 @@
-"""The destination side of a sync, step by step: DESIGN §4, “Sync”. All ranges are in tests/property/test_sync_ranges.py."""
+"""The destination side of a sync, step by step: DESIGN §4, “Sync”. All ranges are in property/test_sync_ranges.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cutwater.core.replica_events import (
     WriteEntry,
 )
 from cutwater.core.sync import Extent, SyncCase, SyncPlan
-from cutwater.errors import ProducerFenced, Refused
+from cutwater.errors import ProducerFenced, Refused, WrongEpoch
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, ReplicaState
 from tests.unit.replica_bench import (
     HEAD,
@@ -66,7 +66,7 @@ def learning() -> Bench:
     """LLSN 1 and 2 are committed; the stream has gone on to 6; the source was asked."""
     bench = backup_with(2, committed=2)
     bench.do(exclude())
-    assert bench.do(learn()) == [AskSync(MIDDLE, SyncRequest(STREAM, 1, Extent(LLSN(1), LLSN(2))))]
+    assert bench.do(learn(epoch=2)) == [AskSync(MIDDLE, SyncRequest(STREAM, 1, Extent(LLSN(1), LLSN(2))))]
     assert bench.replica.state is LEARNING
     return bench
 
@@ -142,8 +142,8 @@ def fails(bench: Bench, effects: list[ReplicaEffect]) -> None:
     """The attempt is over, nothing was finished, and another one may begin."""
     assert not [effect for effect in effects if isinstance(effect, (SaveHardState, SaveDedup, ReportNow))]
     bench.sync()
-    assert bench.replica.state is LEARNING
-    again = bench.do(learn(source=LAST))
+    assert bench.replica.state is (LEARNING if bench.replica.hard_state.learning else SEALING)
+    again = bench.do(learn(epoch=2, source=LAST))
     assert again[-1] == AskSync(LAST, SyncRequest(STREAM, 2, Extent(LLSN(1), LLSN(2))))
 
 
@@ -209,16 +209,15 @@ def test_a_source_that_gives_up_leaves_a_learner_that_tries_again_from_what_it_c
     bench.sync()
     assert bench.do(SyncFailed(STREAM, 1, "trimmed meanwhile")) == []
     assert bench.replica.state is LEARNING
-    assert bench.do(learn(source=LAST)) == [
-        Truncate(LLSN(2), 1),
-        AskSync(LAST, SyncRequest(STREAM, 2, Extent(LLSN(1), LLSN(2)))),
-    ]
+    assert bench.do(learn(epoch=2, source=LAST)) == [AskSync(LAST, SyncRequest(STREAM, 2, Extent(LLSN(1), LLSN(2))))]
+    assert bench.do(begin(attempt=2)) == [SaveHardState(bench.replica.hard_state), Truncate(LLSN(2), 1)]
+    assert bench.do(some(*COPIED, attempt=2)) == [WriteEntry(e, 1) for e in COPIED]
 
 
 def test_a_second_order_to_learn_does_not_disturb_the_first() -> None:
     bench = learning()
     bench.do(begin())
-    assert bench.do(learn(source=LAST)) == []
+    assert bench.do(learn(epoch=2, source=LAST)) == []
     assert bench.do(some(*COPIED)) == [WriteEntry(e, 0) for e in COPIED]
 
 
@@ -287,6 +286,20 @@ def test_a_durable_tail_is_kept_until_a_source_has_answered() -> None:
     bench.do(learn())
     bench.do(SyncFailed(STREAM, 1, "no answer"))
     assert bench.disk.end == 5
+    assert bench.replica.state is SEALING
+    bench.do(seal(5))
+    bench.do(commit(3, 3))
+    bench.sync()
+    assert bench.replica.state is SEALED
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_an_order_to_learn_of_another_epoch_is_refused(epoch: int) -> None:
+    bench = backup_with(2, 1, committed=2)
+    bench.crash()
+    with pytest.raises(WrongEpoch):
+        bench.do(learn(epoch=epoch))
+    assert (bench.replica.state, bench.disk.end) == (SEALING, 3)
 
 
 def test_a_producer_that_was_moved_away_is_still_away_after_a_sync() -> None:
@@ -297,12 +310,12 @@ def test_a_producer_that_was_moved_away_is_still_away_after_a_sync() -> None:
     source.do(commit(1, 1))
     source.sync()
     source.do(seal(1))
-    source.do(unseal(1, epoch=2, chain=(HEAD,), departed=("p",)))
+    source.do(unseal(1, epoch=2, chain=(HEAD,), departed=(("p", 2),)))
     with pytest.raises(ProducerFenced):
         source.do(append(2, batch(producer=tag(1)), epoch=2))
     learner = Bench(MIDDLE)
     learner.do(exclude(epoch=2))
-    learner.do(learn(source=HEAD))
+    learner.do(learn(epoch=2, source=HEAD))
     plan = SyncPlan(SyncCase.EMPTY, None, Extent(LLSN(1), LLSN(1)))
     learner.do(SyncBegin(STREAM, 1, plan, GLSN(0)))
     learner.do(some(*source.disk.entries))

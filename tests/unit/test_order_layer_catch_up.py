@@ -163,7 +163,7 @@ def test_a_replica_whose_ranges_are_forgotten_learns(leader: Leader) -> None:
     assert kept(leader) == []
     effects = leader.run(leader.report(N2, sealed_report(2), ls2()))
     effects += leader.run(Wake())
-    assert Send(N2, LearnFrom(LS1, LEADER, N1)) in effects
+    assert Send(N2, LearnFrom(LS1, LEADER, E1, N1)) in effects
 
 
 def test_a_new_leader_knows_that_the_ranges_are_forgotten(leader: Leader) -> None:
@@ -175,7 +175,7 @@ def test_a_new_leader_knows_that_the_ranges_are_forgotten(leader: Leader) -> Non
     successor.run(successor.report(N1, sealed_report(5), ls2()))
     effects = successor.run(successor.report(N2, sealed_report(2), ls2()))
     effects += successor.run(Wake())
-    assert Send(N2, LearnFrom(LS1, LEADER, N1)) in effects
+    assert Send(N2, LearnFrom(LS1, LEADER, E1, N1)) in effects
 
 
 @pytest.mark.parametrize(

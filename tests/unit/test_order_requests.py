@@ -154,7 +154,7 @@ def test_a_node_can_go_once_it_holds_nothing(leader: Leader) -> None:
     assert leader.answer(r.AddNodeRequest(N4)) == r.Done(), "it is there already"
     assert leader.answer(r.RemoveNodeRequest(N4)) == r.Done()
     assert N4 not in leader.state.nodes
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match="add it first"):
         leader.run(leader.report(N4))
     assert leader.answer(r.AddNodeRequest(N4)) == r.Done()
 
@@ -263,7 +263,7 @@ def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
     moved = r.ProducerGrant(ProducerEpoch(1), LS2, Sequence(7))
     assert move() == moved
     assert move() == moved, "asked again after the first answer was lost"
-    assert leader.state.streams[LS1].departed == (BILLING,)
+    assert leader.state.streams[LS1].departed == ((BILLING, 1),)
     leader.answer(r.SealRequest(LS2))
     assert error(move(LS2)) is Unavailable, "no stream is open"
 

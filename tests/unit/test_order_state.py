@@ -117,7 +117,7 @@ def test_what_decisions_make_of_a_stream() -> None:
     assert (stream.epoch, stream.is_open, stream.held, stream.start) == (2, True, False, 5)
     assert (stream.replicas, stream.members) == ((N1, N2, N4), (N1, N2))
     assert (stream.committed_end, stream.last_glsn) == (7, 18)
-    assert stream.departed == (BILLING,)
+    assert stream.departed == ((BILLING, 1),)
     assert (state.producers[BILLING].epoch, state.producers[BILLING].stream) == (2, LS2)
     assert state.streams[LS3].created_at == 16
     assert state.topic_named("other") is None

@@ -54,6 +54,8 @@ IN_THE_TEXT = {
     (LEARNING, Step.FAULT): LEARNING,
     # "An interrupted sync leaves a replica that never counts until synced again."
     (LEARNING, Step.LEARN): LEARNING,
+    # A sync that ended before it had touched the files leaves the replica as it was.
+    (LEARNING, Step.NOTHING_LEARNED): SEALING,
 }
 
 
@@ -73,7 +75,10 @@ def test_running_is_entered_only_from_sealed_and_sealed_only_from_sealing() -> N
     assert {(b, s) for b, s, a in entered if a is RUNNING} == {(SEALED, Step.UNSEAL)}
     assert {(b, s) for b, s, a in entered if a is SEALED} == {(SEALING, Step.SEAL_REACHED)}
     assert {(b, s) for b, s, a in entered if a is LEARNING} == {(SEALING, Step.LEARN)}
-    assert {(b, s) for b, s, a in entered if b is LEARNING} == {(LEARNING, Step.LEARNED)}
+    assert {(b, s) for b, s, a in entered if b is LEARNING} == {
+        (LEARNING, Step.LEARNED),
+        (LEARNING, Step.NOTHING_LEARNED),
+    }
 
 
 def test_the_diagram_of_the_docs_shows_every_arrow_once() -> None:

@@ -302,13 +302,13 @@ def test_a_fence_tells_the_last_sequence_and_shuts_the_older_holder_out() -> Non
 def test_a_producer_that_was_moved_away_must_come_back_with_a_fence() -> None:
     head = producing()
     head.do(seal(1))
-    head.do(unseal(1, epoch=2, chain=(HEAD,), departed=("p",)))
+    head.do(unseal(1, epoch=2, chain=(HEAD,), departed=(("p", 1),)))
     with pytest.raises(ProducerFenced):
         head.do(append(2, batch(producer=tag(1)), epoch=2))
     head.sync()
     head.crash()
     head.do(seal(1, epoch=2))
-    head.do(unseal(1, epoch=3, chain=(HEAD,), departed=("p",)))
+    head.do(unseal(1, epoch=3, chain=(HEAD,), departed=(("p", 1),)))
     with pytest.raises(ProducerFenced):
         head.do(append(2, batch(producer=tag(1)), epoch=3))
     head.do(append(3, fence(4), epoch=3))
@@ -317,12 +317,12 @@ def test_a_producer_that_was_moved_away_must_come_back_with_a_fence() -> None:
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_producer_that_is_expected_back_is_away_until_its_fence_is_there(restart: bool) -> None:
-    """Guarantee 9. The metadata repository has moved the producer back, so its next unseal no longer calls it departed,
-    but the fence has not arrived. An older holder of the name whose sequence 1 was truncated here, and taken as
-    another batch elsewhere, must not slip in before it."""
+    """Guarantee 9. The second holder of the name was moved away before its fence was here, and has used number 1
+    elsewhere. Now the metadata repository has moved it back, so the next unseal no longer calls it departed, but its
+    fence has not arrived. The first holder, whose number 1 was truncated here, must not slip in before it."""
     head = producing()
     head.do(seal(1))
-    head.do(unseal(1, epoch=2, chain=(HEAD,), departed=("p",)))
+    head.do(unseal(1, epoch=2, chain=(HEAD,), departed=(("p", 2),)))
     head.do(seal(1, epoch=2))
     head.do(unseal(1, epoch=3, chain=(HEAD,)))
     if restart:

@@ -51,6 +51,14 @@ class Remembered(Struct, frozen=True):
         return LLSN(self.first_llsn + self.count - 1)
 
 
+class Departure(Struct, frozen=True):
+    """A producer was moved away from the stream by its opening ``epoch``, when the stream was sealed at ``at``."""
+
+    producer: ProducerId
+    epoch: ProducerEpoch
+    at: LLSN
+
+
 class ProducerWindow(Struct, frozen=True):
     """One producer in a checkpoint: what was forgotten (only its last epoch and sequence), then what is known."""
 
@@ -69,14 +77,14 @@ class DedupCheckpoint(Struct, frozen=True):
 
 
 class _Window:
-    __slots__ = ("base_epoch", "base_fence", "base_sequence", "batches", "departed_at")
+    __slots__ = ("base_epoch", "base_fence", "base_sequence", "batches", "departure")
 
     def __init__(self, base_epoch: ProducerEpoch, base_sequence: Sequence, base_fence: LLSN) -> None:
         self.base_epoch = base_epoch
         self.base_sequence = base_sequence
         self.base_fence = base_fence
         """LLSN of the last fence among the batches that were forgotten."""
-        self.departed_at: LLSN | None = None
+        self.departure: Departure | None = None
         self.batches: deque[Remembered] = deque()
 
     @property
@@ -90,10 +98,10 @@ class _Window:
     @property
     def is_away(self) -> bool:
         """Whether the producer was moved to another stream and has not come back with a fence."""
-        if self.departed_at is None:
+        if self.departure is None:
             return False
         fences = [batch.first_llsn for batch in self.batches if batch.kind is BatchKind.FENCE]
-        return max(fences, default=self.base_fence) <= self.departed_at
+        return max(fences, default=self.base_fence) <= self.departure.at
 
 
 class Deduplicator:
@@ -108,11 +116,11 @@ class Deduplicator:
             window.batches.extend(saved.batches)
             self._windows[saved.producer] = window
 
-    def depart(self, producers: Iterable[tuple[ProducerId, LLSN]]) -> None:
-        """These producers were moved away when the stream was sealed at that LLSN."""
-        for producer, at in producers:
-            window = self._windows.setdefault(producer, _Window(ProducerEpoch(0), Sequence(0), LLSN(0)))
-            window.departed_at = at
+    def depart(self, departures: Iterable[Departure]) -> None:
+        """These producers were moved away while the stream was sealed."""
+        for departure in departures:
+            window = self._windows.setdefault(departure.producer, _Window(ProducerEpoch(0), Sequence(0), LLSN(0)))
+            window.departure = departure
 
     def fate(self, producer: ProducerId) -> tuple[Sequence, tuple[Remembered, ...]]:
         """The producer's last sequence here, and the batches that are still remembered."""
@@ -127,6 +135,9 @@ class Deduplicator:
         """The earlier arrival of this batch, or None if it is the next new one; raises if it is neither."""
         window = self._windows.get(tag.producer)
         epoch = window.epoch if window else ProducerEpoch(0)
+        if window is not None and window.departure is not None:
+            # Whoever moved the producer away had opened it, though perhaps not here.
+            epoch = max(epoch, window.departure.epoch)
         if tag.epoch < epoch:
             raise ProducerFenced(
                 f"producer {tag.producer!r} was opened again (epoch {epoch}, this one is {tag.epoch}): stop using it"

@@ -88,10 +88,12 @@ class Learner:
         self._plan = event.plan
         replica = self._replica
         replica.hard_state = structs.replace(replica.hard_state, learning=True)
-        restart_at = event.plan.restart_at
-        if restart_at is None:
-            return [SaveHardState(replica.hard_state)]
-        return self._restart(restart_at, event.base_glsn)
+        effects: Effects = [SaveHardState(replica.hard_state)]
+        # Only committed records are copied, so an uncommitted tail would lie in their way.
+        effects += replica.cut_tail(replica.committed_end, definite=False)
+        if event.plan.restart_at is not None:
+            effects += self._restart(event.plan.restart_at, event.base_glsn)
+        return effects
 
     def _write(self, event: SyncEntries) -> Effects:
         replica = self._replica

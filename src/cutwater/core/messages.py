@@ -15,6 +15,7 @@ from cutwater.types import (
     Epoch,
     LeaderEpoch,
     LogStreamId,
+    ProducerEpoch,
     ProducerId,
     Revision,
     StorageNodeId,
@@ -71,14 +72,15 @@ class SealReplica(Struct, frozen=True, tag=True):
 
 class UnsealReplica(Struct, frozen=True, tag=True):
     """The stream is open under a new epoch with these replicas in chain order, head first. ``departed`` are producers
-    that were moved away from it: nothing of theirs is taken before they come back with a fence."""
+    that were moved away from it, and in which epoch: nothing of theirs is taken before they come back with a fence, and
+    no fence of an older epoch."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
     epoch: Epoch
     start: LLSN
     chain: tuple[StorageNodeId, ...]
-    departed: tuple[ProducerId, ...] = ()
+    departed: tuple[tuple[ProducerId, ProducerEpoch], ...] = ()
 
 
 class ExcludeReplica(Struct, frozen=True, tag=True):
@@ -90,10 +92,12 @@ class ExcludeReplica(Struct, frozen=True, tag=True):
 
 
 class LearnFrom(Struct, frozen=True, tag=True):
-    """Copy the committed records that you lack from this peer."""
+    """Copy the committed records that you lack from this peer. Meant for this epoch only: in a later one the replica
+    may be the one that has everything."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
+    epoch: Epoch
     source: StorageNodeId
 
 

@@ -266,7 +266,9 @@ class OrderLayer:
         self._want_seal(stream, f"the replica on storage node {node} is quarantined: {why}")
 
     def _alarm(self, error: CutwaterError) -> None:
-        self._urgent.append(Alarm(error))
+        """Held until the store has confirmed that this leader leads: a deposed one is alarmed by its own past."""
+        self._held.append(Alarm(error))
+        self._confirm = True
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
         self._seals.setdefault(stream.stream, reason)
@@ -423,7 +425,7 @@ class OrderLayer:
         plan = self._plan(stream, now)
         self.explanations[stream.stream] = plan.why
         for node, source in plan.learners:
-            self._held.append(Send(node, LearnFrom(stream.stream, self.leader_epoch, source)))
+            self._held.append(Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source)))
         if plan.chain:
             unseal = d.Unseal(stream.stream, Epoch(stream.epoch + 1), stream.committed_end, plan.chain)
             self._apply(unseal, decided)

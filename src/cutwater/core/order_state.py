@@ -59,8 +59,8 @@ class LogStream(Struct):
     committed_end: LLSN = LLSN(0)
     last_glsn: GLSN = GLSN(0)
     reason: str = "new"
-    departed: tuple[ProducerId, ...] = ()
-    """Producers that were moved away and may have a forgotten older self that still sends here."""
+    departed: tuple[tuple[ProducerId, ProducerEpoch], ...] = ()
+    """Producers that were moved away, in which epoch: each may have a forgotten older self that still sends here."""
 
 
 class Producer(Struct):
@@ -270,8 +270,8 @@ class OrderState:
         assert producer is not None
         self._require(not self.streams[producer.stream].is_open, decision, "the log stream it leaves is open")
         left, entered = self.streams[producer.stream], self.streams[decision.stream]
-        left.departed = (*(name for name in left.departed if name != decision.producer), decision.producer)
-        entered.departed = tuple(name for name in entered.departed if name != decision.producer)
+        left.departed = (*_without(left.departed, decision.producer), (decision.producer, decision.epoch))
+        entered.departed = _without(entered.departed, decision.producer)
         producer.stream, producer.last_sequence = decision.stream, decision.last_sequence
 
     def _require(self, holds: bool, decision: d.Decision, otherwise: str) -> None:
@@ -279,3 +279,9 @@ class OrderState:
             raise ContradictoryCommand(
                 f"after decision {self.index}, {decision} cannot be: {otherwise}", history=self._journal.lines()
             )
+
+
+def _without(
+    departed: tuple[tuple[ProducerId, ProducerEpoch], ...], producer: ProducerId
+) -> tuple[tuple[ProducerId, ProducerEpoch], ...]:
+    return tuple(item for item in departed if item[0] != producer)

@@ -24,7 +24,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch, ProducerId, StorageNodeId
+from cutwater.core.dedup import Departure
+from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch, StorageNodeId
 
 
 class HardState(Struct, frozen=True):
@@ -45,8 +46,8 @@ class HardState(Struct, frozen=True):
     base_glsn: GLSN = GLSN(0)
     trimmed_before: GLSN = GLSN(1)
     """Every GLSN below this one was trimmed, on request and for ever."""
-    departed: tuple[tuple[ProducerId, LLSN], ...] = ()
-    """Producers that were moved away when the epoch opened, and where that was."""
+    departed: tuple[Departure, ...] = ()
+    """Producers that had been moved away when the epoch opened."""
 
 
 class Found(Struct, frozen=True):

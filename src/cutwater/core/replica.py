@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
-from cutwater.core.dedup import Deduplicator
+from cutwater.core.dedup import Deduplicator, Departure
 from cutwater.core.journal import Journal
 from cutwater.core.learner import Learner
 from cutwater.core.messages import (
@@ -373,18 +373,21 @@ class Replica:
             raise self._contradiction(
                 f"asked to seal at {event.sealed_at}, but epoch {event.epoch} is sealed at {earlier}"
             )
-        if earlier is not None and self.state is ReplicaState.SEALED:
-            return []
+        if earlier is not None and self.written_end <= earlier and self.state is not ReplicaState.RUNNING:
+            # Said before, perhaps before a restart; what is still missing comes with commits, or with a sync.
+            before = self.state
+            self._settle_seal()
+            return [] if self.state is before else [ReportNow()]
         same_epoch = event.epoch == self.hard_state.epoch
         self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
         chain = self.hard_state.chain if same_epoch else ()
         effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at, chain=chain)
         # What a replica holds of an epoch that was closed without it may differ from what the others committed.
-        effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
+        effects += self.cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
         self._settle_seal()
         return [*effects, ReportNow()]
 
-    def _cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
+    def cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
         """Durably remove the entries above ``end`` and tell their waiters, who learn something definite only when a
         stored sealed position says so."""
         if self.written_end <= end:
@@ -424,7 +427,7 @@ class Replica:
                 history=self._journal.lines(),
             )
         self._step(Step.UNSEAL, f"epoch {event.epoch} at {event.start} {event.chain}")
-        departed = tuple((producer, event.start) for producer in event.departed)
+        departed = tuple(Departure(producer, epoch, event.start) for producer, epoch in event.departed)
         self.dedup.depart(departed)
         return [
             *self._save(
@@ -448,7 +451,7 @@ class Replica:
         self._step(Step.EXCLUDE, f"epoch {event.epoch}")
         effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=None, chain=())
         if self.trusted and self.state is not ReplicaState.LEARNING:
-            effects += self._cut_tail(self.committed_end, definite=False)
+            effects += self.cut_tail(self.committed_end, definite=False)
         return [*effects, ReportNow()]
 
     def _check_epoch(self, epoch: Epoch) -> None:
@@ -469,14 +472,14 @@ class Replica:
         self._check_leader(event.leader_epoch)
         if self.learner is not None:
             return []
+        if self.trusted:
+            self._check_epoch(event.epoch)
         if next_state(self.state, Step.LEARN) is None:
             raise Refused(f"log stream {self.stream} on storage node {self.node} is {self.state.name}: it cannot learn")
         self._step(Step.LEARN, f"from storage node {event.source}")
-        # Only committed records are copied, so an uncommitted tail would lie in their way.
-        effects = self._cut_tail(self.committed_end, definite=False)
         self._attempts += 1
         self.learner = Learner(self, self._attempts, event.source)
-        return [*effects, *self.learner.start()]
+        return self.learner.start()
 
     def _sync(self, event: SyncBegin | SyncEntries | SyncEnd | SyncFailed) -> Effects:
         if self.learner is None or event.attempt != self.learner.attempt:
@@ -488,6 +491,8 @@ class Replica:
         assert learner is not None
         if learner.failed:
             self.learner = None
+            if self.trusted and not self.hard_state.learning:
+                self._step(Step.NOTHING_LEARNED, learner.failed)
             self._journal.note("sync failed", learner.failed)
             return effects
         if not learner.done:

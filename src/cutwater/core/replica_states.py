@@ -20,6 +20,7 @@ class Step(enum.Enum):
     FAULT = "a write, a replication or a commit failed"
     EXCLUDE = "the newest epoch goes on without this replica"
     LEARN = "the replica is told to copy what it lacks from a peer"
+    NOTHING_LEARNED = "the sync ended before it had changed anything"
     LEARNED = "all committed entries of the source and their commit contexts are on disk"
 
 
@@ -38,6 +39,7 @@ TRANSITIONS: dict[tuple[ReplicaState, Step], ReplicaState] = {
     (ReplicaState.RUNNING, Step.EXCLUDE): ReplicaState.SEALING,
     (ReplicaState.LEARNING, Step.LEARN): ReplicaState.LEARNING,
     (ReplicaState.LEARNING, Step.LEARNED): ReplicaState.SEALING,
+    (ReplicaState.LEARNING, Step.NOTHING_LEARNED): ReplicaState.SEALING,
     (ReplicaState.LEARNING, Step.FAULT): ReplicaState.LEARNING,
     (ReplicaState.LEARNING, Step.EXCLUDE): ReplicaState.LEARNING,
 }

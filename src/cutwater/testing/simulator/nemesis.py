@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cutwater.core.requests import (
     AddNodeRequest,
     AddStreamRequest,
+    Created,
     RemoveNodeRequest,
     ReplaceRequest,
     SealRequest,
@@ -193,8 +194,13 @@ class Nemesis:
         """For good; another stream takes its place."""
         stream = self._some_stream()
         if stream is not None:
-            self.cluster.operator.request(AddStreamRequest(self.cluster.topic))
-            self.cluster.operator.request(SealRequest(stream, final=True))
+            operator = self.cluster.operator
+
+            def added(outcome: object) -> None:
+                if isinstance(outcome, Created):
+                    operator.request(SealRequest(stream, final=True))
+
+            operator.request(AddStreamRequest(self.cluster.topic), added)
 
     def _replace(self) -> None:
         stream = self._some_stream()

@@ -121,3 +121,18 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "nodes_come_and_go_every_us": (700_000,),
     "reopen_producer_every_us": (400_000,),
 }
+
+
+def quiet_options(seed: int) -> Options:
+    """Nothing goes wrong: what a healthy cluster does."""
+    return Options()
+
+
+def storm_options(seed: int) -> Options:
+    """Everything at once, and often."""
+    rng = Random(f"storm/{seed}")
+    changes = {name: rng.choice(values) for name, values in _CHOICES.items()}
+    return structs.replace(Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2), **changes)
+
+
+PROFILES = {"random": random_options, "quiet": quiet_options, "storm": storm_options}

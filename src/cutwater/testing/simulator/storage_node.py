@@ -203,15 +203,15 @@ class StorageNode(Process):
                     )
                     self._handle(stream, event)
             case LeaderHello():
-                self._leader_heard = self.world.now
-                if message.leader_epoch > self._leader_epoch:
-                    self._leader_epoch = message.leader_epoch
-                    self._report_now()
+                self._hear_leader(message.leader_epoch)
             case CreateReplica():
                 if message.stream not in self.replicas:
                     self._open(message.stream, message)
                     self._report_now()
-            case CatchUp() | SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom() | TrimReplica():
+            case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
+                self._hear_leader(message.leader_epoch)
+                self._handle(message.stream, message)
+            case CatchUp() | TrimReplica():
                 self._leader_heard = self.world.now
                 self._handle(message.stream, message)
             case Replicate():
@@ -228,6 +228,12 @@ class StorageNode(Process):
                     disk.repair(message.entry)
             case _:
                 self._handle(message[0], message[1])
+
+    def _hear_leader(self, leader_epoch: LeaderEpoch) -> None:
+        self._leader_heard = self.world.now
+        if leader_epoch > self._leader_epoch:
+            self._leader_epoch = leader_epoch
+            self._report_now()
 
     def _handle(self, stream: LogStreamId, event: ReplicaEvent) -> None:
         replica = self.replicas.get(stream)

@@ -1,0 +1,98 @@
+"""Run simulated clusters: ``python -m cutwater.testing.simulate --seed 7`` or ``--seeds 2000``.
+
+The last line is the hash of the trace (of all traces, when there are many), in hex: the same seed gives the same hash.
+The exit status is 1 if a guarantee was violated; every violation comes with the command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+from cutwater.testing.simulator.cluster import Result, simulate
+from cutwater.testing.simulator.options import PROFILES
+
+SEEDS_PER_TASK = 5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="cutwater.testing.simulate", description=__doc__.split("\n\n")[0])
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--seed", type=int, help="run this one and tell about it")
+    which.add_argument("--seeds", type=int, help="run so many")
+    parser.add_argument("--first", type=int, default=0, help="the first of many (default: 0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="random", help="which faults (default: random)")
+    parser.add_argument("--trace", metavar="FILE", help="with --seed: write everything that happened there")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        return run_one(options.seed, options.profile, options.trace)
+    if options.seeds < 1 or options.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1")
+    return run_many(range(options.first, options.first + options.seeds), options.profile, options.jobs)
+
+
+def run_one(seed: int, profile: str, trace: str | None) -> int:
+    log: list[str] | None = [] if trace else None
+    result = simulate(seed, PROFILES[profile](seed), log)
+    if trace and log is not None:
+        Path(trace).write_text("\n".join(log) + "\n")
+    print(f"seed {seed}: {result.events} events, {result.cuts} cuts to GLSN {result.high_watermark}, ", end="")
+    print(f"{result.leaders} leaders, {result.seals} seals")
+    print("appends: " + ", ".join(f"{count} {outcome}" for outcome, count in result.appends.items() if count))
+    print("faults: " + (", ".join(f"{name}={value}" for name, value in result.options.faults().items()) or "none"))
+    if result.violation:
+        _print_violation(result, profile)
+    print(result.trace_hash)
+    return 1 if result.violation else 0
+
+
+def run_many(seeds: range, profile: str, jobs: int) -> int:
+    started = time.monotonic()
+    digest = blake2b(digest_size=16)
+    bad = events = acknowledged = done = 0
+    for result in _results(seeds, profile, jobs):
+        digest.update(result.trace_hash.encode())
+        events += result.events
+        acknowledged += result.appends["ok"]
+        done += 1
+        if result.violation:
+            bad += 1
+            _print_violation(result, profile)
+        if done % 200 == 0:
+            print(f"{done} of {len(seeds)} clusters, {bad} violations, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{done} clusters, {events} events, {acknowledged} appends acknowledged, {bad} violations", end=" ")
+    print(f"in {time.monotonic() - started:.0f} s")
+    print(digest.hexdigest())
+    return 1 if bad else 0
+
+
+def _results(seeds: range, profile: str, jobs: int) -> Iterator[Result]:
+    """In the order of the seeds, whatever runs where."""
+    tasks = [(seed, profile) for seed in seeds]
+    if jobs == 1:
+        yield from map(_simulate, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_simulate, tasks, chunksize=SEEDS_PER_TASK)
+
+
+def _simulate(task: tuple[int, str]) -> Result:
+    seed, profile = task
+    return simulate(seed, PROFILES[profile](seed))
+
+
+def _print_violation(result: Result, profile: str) -> None:
+    print(f"VIOLATION with seed {result.seed}: {result.violation}")
+    suffix = "" if profile == "random" else f" PROFILE={profile}"
+    print(f"replay it: make simulate SEED={result.seed}{suffix}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

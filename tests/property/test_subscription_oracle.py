@@ -1,0 +1,214 @@
+"""A subscription against the log itself, which the oracle simply has.
+
+The world makes cuts, creates, seals and trims; replicas lag behind and answer in pieces; answers and catalogs arrive
+late, twice and in any order. What is delivered must at every moment be exactly the beginning of the log.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
+from cutwater.core.subscription import ReadAnswer, Run, Subscription
+from cutwater.errors import Trimmed
+from cutwater.types import GLSN, LLSN, BatchKind, CutTime, Epoch, LogStreamId, Revision, TopicId
+from tests.unit.replica_bench import batch, fence
+
+T, OTHER = TopicId(1), TopicId(2)
+
+
+class Stream(Struct):
+    number: int
+    topic: TopicId
+    created_at: int
+    runs: list[Run]
+    is_open: bool = True
+    replicas: list[tuple[int, int]] = []
+    """Of each replica: through which cut it is complete, and the revision of that cut; (0, 0) after a restart."""
+
+
+class World:
+    def __init__(self) -> None:
+        self.revision, self.high_watermark, self.trimmed = 1, 0, 1
+        self.cuts: list[tuple[int, int]] = [(0, 1)]
+        self.streams: list[Stream] = []
+        self.catalogs: list[Catalog] = []
+        self.create(T)
+
+    def create(self, topic: TopicId) -> None:
+        self.revision += 1
+        number = len(self.streams) + 1
+        replicas = [(self.high_watermark, self.revision), (0, 0)]
+        self.streams.append(Stream(number, topic, self.high_watermark, [], replicas=replicas))
+        self.publish()
+
+    def seal(self, stream: Stream) -> None:
+        self.revision += 1
+        stream.is_open = not stream.is_open
+        self.publish()
+
+    def trim(self, before: int) -> None:
+        if self.trimmed < before <= self.high_watermark + 1:
+            self.revision += 1
+            self.trimmed = before
+            self.publish()
+
+    def cut(self, sizes: int) -> None:
+        """Some batches for some of the open streams; a tick if there are none."""
+        before = self.high_watermark
+        for stream in self.streams:
+            sizes, size = divmod(sizes, 4)
+            for count in range(1, size + 1) if stream.is_open else ():
+                of = fence() if count == 3 else batch(count)
+                last = stream.runs[-1].last_llsn if stream.runs else 0
+                first_glsn = GLSN(self.high_watermark + 1)
+                stream.runs.append(Run(LogStreamId(stream.number), LLSN(last + 1), first_glsn, CutTime(first_glsn), of))
+                self.high_watermark += of.count
+        if self.high_watermark == before:
+            self.high_watermark += 1
+        self.cuts.append((self.high_watermark, self.revision))
+        self.publish()
+
+    def publish(self) -> None:
+        infos = tuple(
+            StreamInfo(
+                stream=LogStreamId(s.number),
+                topic=s.topic,
+                epoch=Epoch(1),
+                is_open=s.is_open,
+                final=False,
+                chain=(),
+                replicas=(),
+                committed_end=s.runs[-1].last_llsn if s.runs else LLSN(0),
+                last_glsn=s.runs[-1].last_glsn if s.runs else GLSN(0),
+                created_at=GLSN(s.created_at),
+                created_time=CutTime(0),
+            )
+            for s in self.streams
+        )
+        topics = (TopicInfo(T, "orders", GLSN(self.trimmed)), TopicInfo(OTHER, "other", GLSN(1)))
+        self.catalogs.append(Catalog(Revision(self.revision), GLSN(self.high_watermark), CutTime(0), topics, infos))
+
+    def apply(self, stream: Stream, replica: int, by: int) -> None:
+        """A replica hears of some more cuts; of a sealed stream it hears only until its last record."""
+        through, _ = stream.replicas[replica]
+        later = [cut for cut in self.cuts if cut[0] > through]
+        if not stream.is_open:
+            last = stream.runs[-1].last_glsn if stream.runs else 0
+            sealed_in = min((cut for cut, _ in self.cuts if cut >= last), default=0)
+            later = [cut for cut in later if cut[0] <= sealed_in]
+        if later:
+            stream.replicas[replica] = later[min(by, len(later) - 1)]
+
+    def read(self, stream: Stream, replica: int, position: int, chunk: int) -> ReadAnswer | None:
+        """What the replica answers; nothing if it has to say that the position is trimmed."""
+        if position < self.trimmed and stream.topic == T:
+            return None
+        through, revision = stream.replicas[replica]
+        runs = [r for r in stream.runs if r.last_glsn >= position and r.last_glsn <= through]
+        if len(runs) > chunk:
+            runs = runs[:chunk]
+            through = runs[-1].last_glsn if runs else 0
+        return ReadAnswer(LogStreamId(stream.number), tuple(runs), GLSN(through), Revision(revision))
+
+    def log(self, topics: set[TopicId], start: int) -> list[Run]:
+        """Every run that a subscriber gets, from the one that holds ``start``."""
+        runs = [r for s in self.streams if s.topic in topics for r in s.runs]
+        wanted = [r for r in runs if r.batch.kind is BatchKind.DATA and r.last_glsn >= start]
+        return sorted(wanted, key=lambda r: r.first_glsn)
+
+
+class Reader:
+    def __init__(self, world: World, topics: set[TopicId], start: int) -> None:
+        self.world, self.topics, self.start = world, topics, start
+        self.subscription = Subscription(topics, GLSN(start))
+        self.under_way: list[ReadAnswer] = []
+        self.delivered: list[Run] = []
+
+    def take(self) -> None:
+        self.delivered += self.subscription.take_ready()
+        assert self.delivered == self.world.log(self.topics, self.start)[: len(self.delivered)]
+        left = self.world.log(self.topics, self.start)[len(self.delivered) :]
+        assert not left or left[0].last_glsn >= self.subscription.next_glsn, "nothing below was left out"
+
+    def ask(self, which: int, replica: int, chunk: int) -> None:
+        wants = self.subscription.wants()
+        if wants:
+            info, position = wants[which % len(wants)]
+            answer = self.world.read(self.world.streams[info.stream - 1], replica, position, chunk)
+            if answer is not None:
+                self.under_way.append(answer)
+
+    def finish(self) -> None:
+        """The faults are over: the newest catalog, and replicas that have applied everything."""
+        while True:
+            before = (self.subscription.next_glsn, len(self.delivered), self.subscription.wants())
+            self.subscription.take_catalog(self.world.catalogs[-1])
+            for info, position in self.subscription.wants():
+                stream = self.world.streams[info.stream - 1]
+                self.world.apply(stream, 0, 1_000)
+                answer = self.world.read(stream, 0, position, 3)
+                if answer is not None:
+                    self.subscription.take_answer(answer)
+                self.take()
+            if before == (self.subscription.next_glsn, len(self.delivered), self.subscription.wants()):
+                return
+
+
+def step(world: World, reader: Reader, what: int, number: int, other: int) -> None:
+    streams, subscription = world.streams, reader.subscription
+    match what:
+        case 0 | 1 | 2:
+            world.cut(number * 7 + other)
+        case 3:
+            if len(streams) < 4:
+                world.create((T, T, OTHER)[number % 3])
+        case 4:
+            world.seal(streams[number % len(streams)])
+        case 5 | 6 | 7:
+            world.apply(streams[number % len(streams)], other % 2, other // 2)
+        case 8:
+            streams[number % len(streams)].replicas[other % 2] = (0, 0)
+        case 9 | 10 | 11 | 12:
+            reader.ask(number, other % 2, 1 + other % 3)
+        case 13 | 14 | 15:
+            if reader.under_way:
+                subscription.take_answer(reader.under_way.pop(number % len(reader.under_way)))
+        case 16:
+            if reader.under_way:
+                subscription.take_answer(reader.under_way[number % len(reader.under_way)])
+        case 17 | 18:
+            subscription.take_catalog(world.catalogs[-1 - number % len(world.catalogs)])
+        case 19:
+            if other == 0:
+                world.trim(reader.subscription.next_glsn + number - 2)
+
+
+steps = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 15), st.integers(0, 9)), min_size=20, max_size=160)
+beginnings = st.lists(st.integers(0, 63), max_size=4)
+
+
+@given(steps, beginnings, st.integers(1, 20), st.sampled_from([{T}, {OTHER}, {T, OTHER}]))
+def test_what_is_delivered_is_the_log(
+    made: list[tuple[int, int, int]], before: list[int], start: int, topics: set[TopicId]
+) -> None:
+    world = World()
+    for sizes in before:
+        world.cut(sizes)
+    reader = Reader(world, topics, min(start, world.high_watermark + 1))
+    trimmed: Trimmed | None = None
+    try:
+        for what, number, other in made:
+            step(world, reader, what, number, other)
+            reader.take()
+        reader.finish()
+    except Trimmed as error:
+        trimmed = error
+    if trimmed is not None:
+        assert reader.subscription.next_glsn == trimmed.asked < trimmed.first_left == world.trimmed
+        return
+    assert reader.delivered == world.log(topics, reader.start)
+    if any(s.topic in topics for s in world.streams):
+        assert reader.subscription.next_glsn == world.high_watermark + 1

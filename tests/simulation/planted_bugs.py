@@ -1,0 +1,376 @@
+"""Bugs that the simulator must find, each one wrong line in the right place, and the fault profile made for it.
+
+A bug is switched on by its name, for the length of a ``with`` block, in tests only: it replaces one method by a wrong
+one, so the shipped code has no trace of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from msgspec import structs
+
+from cutwater.core import cut, recovery, watermark
+from cutwater.core import decisions as d
+from cutwater.core.dedup import Deduplicator
+from cutwater.core.messages import SealReplica
+from cutwater.core.order import OrderLayer
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.producer_session import Fate, Phase, ProducerSession
+from cutwater.core.replica import Replica
+from cutwater.core.reports import ReportBook
+from cutwater.core.subscription import Run, Subscription
+from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
+from cutwater.testing.simulator.options import Options
+from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.types import GLSN, LLSN
+
+Patch = tuple[object, str, object]
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    what: str
+    options: Options
+    patches: Callable[[], list[Patch]]
+
+
+@contextmanager
+def planted(bug: PlantedBug) -> Iterator[None]:
+    patches = [mock.patch.object(owner, name, wrong) for owner, name, wrong in bug.patches()]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+# The wrong code. Each function returns what to replace by what.
+
+
+def report_before_sync() -> list[Patch]:
+    right = Replica.report
+
+    def report(self):
+        ur = right(self)
+        return ur and structs.replace(ur, uncommitted_llsn_length=self.written_end - self.durable_committed_end)
+
+    return [(Replica, "report", report)]
+
+
+def ack_before_cut_is_stored() -> list[Patch]:
+    right = OrderLayer._apply
+
+    def apply(self, decision, decided):
+        right(self, decision, decided)
+        if isinstance(decision, d.Cut):
+            self._announce_cut(decision)
+
+    def turn(self, now):
+        return [*right_turn(self, now), *self.__dict__.pop("_never", []), *_drain(self)]
+
+    right_turn = OrderLayer._turn
+    return [(OrderLayer, "_apply", apply), (OrderLayer, "_turn", turn)]
+
+
+def _drain(order):
+    urgent, order._urgent = order._urgent, []
+    return urgent
+
+
+def commit_by_majority() -> list[Patch]:
+    def committable_end(candidate):
+        ends = sorted((end for end in candidate.durable_ends if end is not None), reverse=True)
+        majority = len(candidate.durable_ends) // 2 + 1
+        return max(ends[majority - 1], candidate.committed_end) if len(ends) >= majority else candidate.committed_end
+
+    return [(cut, "committable_end", committable_end)]
+
+
+def skip_epoch_check() -> list[Patch]:
+    return [(Replica, "_check_epoch", lambda self, epoch: None)]
+
+
+def forget_deduplication_on_restart() -> list[Patch]:
+    def replay(self, disk, dedup, committed_end):
+        dedup.__init__()
+
+    return [(StorageNode, "_replay", replay)]
+
+
+def resurrect_truncated_tail() -> list[Patch]:
+    right_truncate, right_lose = ReplicaDisk.truncate, ReplicaDisk.lose_power
+
+    def truncate(self, end):
+        ghosts = [entry for entry in self.entries if entry.last_llsn > end]
+        right_truncate(self, end)
+        if ghosts:
+            self.ghosts = ghosts
+
+    def lose_power(self, rng, *, torn):
+        right_lose(self, rng, torn=torn)
+        for ghost in getattr(self, "ghosts", ()):
+            if ghost.first_llsn == self.end + 1:
+                self.entries.append(ghost)
+
+    def keep_end(tail, hard, committed_end):
+        return tail[-1].last_llsn if tail else committed_end
+
+    return [
+        (ReplicaDisk, "truncate", truncate),
+        (ReplicaDisk, "lose_power", lose_power),
+        (recovery, "_keep_end", keep_end),
+    ]
+
+
+def hwm_regression_after_leader_change() -> list[Patch]:
+    right = OrderState.__init__
+
+    def init(self, snapshot=None, decisions=()):
+        decisions = list(decisions)
+        right(self, snapshot, decisions)
+        if decisions and isinstance(decisions[-1], d.Cut):
+            self.high_watermark = decisions[-1].prev_high_watermark
+
+    return [(OrderState, "__init__", init)]
+
+
+def truncate_below_commit_on_bad_checksum() -> list[Patch]:
+    right = ReplicaDisk.find
+
+    def find(self):
+        for i, entry in enumerate(self.entries):
+            if not is_intact(entry):
+                del self.entries[i:]
+                self.contexts = [c for c in self.contexts if c.last_llsn < entry.first_llsn]
+                break
+        return right(self)
+
+    return [(ReplicaDisk, "find", find)]
+
+
+def apply_a_commit_twice() -> list[Patch]:
+    right = Replica._apply
+
+    def apply(self, context):
+        again = structs.replace(context, first_llsn=LLSN(self.committed_end + 1))
+        if context.last_llsn == self.committed_end and again.last_llsn <= self.durable_end:
+            pending = {p.last_llsn for p in self._pending}
+            if again.last_llsn in pending:
+                return self._apply_next(again)
+        return right(self, context)
+
+    return [(Replica, "_apply", apply)]
+
+
+def serve_beyond_hwm() -> list[Patch]:
+    right = StorageNode._run_of
+
+    def run_of(self, stream, entry):
+        contexts = self.disks[stream].contexts
+        if contexts and entry.last_llsn <= contexts[-1].last_llsn:
+            return right(self, stream, entry)
+        last = contexts[-1].last_glsn + entry.first_llsn - contexts[-1].last_llsn if contexts else 1
+        return Run(stream, entry.first_llsn, GLSN(last), 0, entry.batch)
+
+    return [
+        (StorageNode, "_readable_end", lambda self, replica: replica.written_end),
+        (StorageNode, "_run_of", run_of),
+    ]
+
+
+def history_trimmed_too_early() -> list[Patch]:
+    def forgettable_end(self, stream: LogStream, patient: bool):
+        reports = [self._book.of(stream.stream, node) for node in stream.members]
+        return max((ur.committed_end for ur in reports if ur is not None), default=None)
+
+    return [(OrderLayer, "_forgettable_end", forgettable_end)]
+
+
+def watermark_by_maximum() -> list[Patch]:
+    return [(watermark, "min", max)]
+
+
+def voided_report_counted() -> list[Patch]:
+    right = ReportBook.admit
+
+    def admit(self, report):
+        newest = self._newest.get(report.storage_node_id)
+        admitted = right(self, report)
+        if not admitted and newest.incarnation == report.incarnation:
+            for ur in report.uncommit_reports:
+                self._by_stream.setdefault(ur.log_stream_id, {})[report.storage_node_id] = ur
+        return admitted
+
+    def durable_end(self, stream, node):
+        ur = self._book.of(stream.stream, node)
+        return None if ur is None else max(ur.durable_end, stream.committed_end)
+
+    return [
+        (ReportBook, "admit", admit),
+        (ReportBook, "void", lambda self, stream: None),
+        (OrderLayer, "_durable_end", durable_end),
+    ]
+
+
+def sealed_range_trimmed_before_applied() -> list[Patch]:
+    right = OrderLayer._forgettable_end
+
+    def forgettable_end(self, stream, patient):
+        return right(self, stream, patient) if stream.is_open else stream.committed_end
+
+    return [(OrderLayer, "_forgettable_end", forgettable_end)]
+
+
+def deposed_leaders_seal_obeyed() -> list[Patch]:
+    right = Replica._seal
+
+    def seal(self, event: SealReplica):
+        hard = self.hard_state
+        if event.epoch < hard.epoch and event.sealed_at >= self.committed_end and self.trusted:
+            event = structs.replace(event, epoch=hard.epoch, leader_epoch=hard.leader_epoch)
+        return right(self, event)
+
+    return [(Replica, "_seal", seal)]
+
+
+def producer_moves_before_fate_is_known() -> list[Patch]:
+    right = ProducerSession.stream_closed
+
+    def stream_closed(self, stream, stream_epoch):
+        if right(self, stream, stream_epoch) and self.phase is Phase.SETTLING:
+            return self.fate_known(Fate(stream, stream_epoch, self._base(), ()))
+        return []
+
+    return [(ProducerSession, "stream_closed", stream_closed)]
+
+
+def subscriber_misses_new_stream() -> list[Patch]:
+    return [(Subscription, "_knows", lambda self, revision: revision > 0)]
+
+
+def deduplication_ignores_uncommitted() -> list[Patch]:
+    right = Deduplicator.find
+
+    def find(self, tag, kind, checksum):
+        known = right(self, tag, kind, checksum)
+        return known if known is None or known.glsn is not None else None
+
+    return [(Deduplicator, "find", find)]
+
+
+def interrupted_sync_counts() -> list[Patch]:
+    right = recovery.judge
+
+    def judge(found, *, creating):
+        verdict = right(found, creating=creating)
+        kept = getattr(verdict, "kept", None)
+        return kept if kept is not None and found.hard_state.learning else verdict
+
+    from cutwater.testing.simulator import storage_node
+
+    return [(storage_node, "judge", judge)]
+
+
+def zombie_producer_not_fenced() -> list[Patch]:
+    right = Deduplicator.find
+
+    def find(self, tag, kind, checksum):
+        window = self._windows.get(tag.producer)
+        if window is not None and tag.epoch < window.epoch:
+            return None if tag.sequence == window.last_sequence + 1 else right(self, tag, kind, checksum)
+        return right(self, tag, kind, checksum)
+
+    return [(Deduplicator, "find", find)]
+
+
+STORM = Options(
+    storage_nodes=4,
+    metadata_nodes=3,
+    streams=3,
+    appenders=3,
+    producers=2,
+    subscribers=2,
+    append_pause_us=8_000,
+    message_loss=0.01,
+    crash_storage_every_us=250_000,
+    crash_metadata_every_us=500_000,
+    fsync_us_max=5_000,
+    torn_writes=True,
+)
+
+
+def profile(**changes: object) -> Options:
+    return structs.replace(STORM, **changes)
+
+
+BUGS: dict[str, PlantedBug] = {
+    bug.__name__: PlantedBug(what, options, bug)
+    for bug, what, options in (
+        (report_before_sync, "a report covers what is not on disk", profile()),
+        (ack_before_cut_is_stored, "commits leave before the store has the cut", profile(store_us_max=10_000)),
+        (commit_by_majority, "a cut takes what most replicas have", profile(message_delay_us_max=3_000)),
+        (
+            skip_epoch_check,
+            "entries of an older epoch are taken",
+            profile(message_reordering=0.05, append_pause_us=2_000, crash_storage_every_us=0, message_loss=0.0),
+        ),
+        (forget_deduplication_on_restart, "deduplication state does not survive a restart", profile(message_loss=0.05)),
+        (
+            resurrect_truncated_tail,
+            "a truncated tail comes back after a crash",
+            profile(append_pause_us=20_000, fsync_us_max=10_000, crash_storage_every_us=100_000, seal_every_us=60_000),
+        ),
+        (hwm_regression_after_leader_change, "a new leader forgets the last cut", profile()),
+        (
+            truncate_below_commit_on_bad_checksum,
+            "recovery cuts the log at the first bad checksum",
+            profile(bit_flip_every_us=50_000),
+        ),
+        (apply_a_commit_twice, "a repeated commit is applied to the next records", profile(message_duplication=0.2)),
+        (serve_beyond_hwm, "uncommitted records are served", profile(fsync_us_max=10_000)),
+        (history_trimmed_too_early, "a range goes when the first replica has it", profile(message_loss=0.05)),
+        (watermark_by_maximum, "the fastest stream decides", profile()),
+        (
+            voided_report_counted,
+            "what replicas said before the unseal counts after it",
+            profile(message_reordering=0.2, append_pause_us=3_000, fsync_us_max=3_000, message_loss=0.0),
+        ),
+        (
+            sealed_range_trimmed_before_applied,
+            "a seal forgets the last ranges",
+            profile(message_loss=0.05, crash_all_storage_every_us=300_000),
+        ),
+        (
+            deposed_leaders_seal_obeyed,
+            "a late seal of an older epoch is obeyed",
+            profile(message_duplication=0.2, message_reordering=0.1, seal_every_us=80_000, fsync_us_max=2_000),
+        ),
+        (
+            producer_moves_before_fate_is_known,
+            "a producer sends again elsewhere what may be in the log",
+            profile(message_loss=0.05, finalize_every_us=300_000, seal_every_us=200_000, producers=3),
+        ),
+        (
+            subscriber_misses_new_stream,
+            "a subscriber goes on without asking whether there are new streams",
+            profile(add_stream_every_us=200_000, crash_storage_every_us=0, crash_metadata_every_us=0),
+        ),
+        (deduplication_ignores_uncommitted, "a retry overtakes its first attempt", profile(message_delay_us_max=10_000)),
+        (
+            interrupted_sync_counts,
+            "a half-copied replica counts",
+            profile(crash_between_effects=0.005, replace_every_us=150_000, crash_storage_every_us=150_000),
+        ),
+        (
+            zombie_producer_not_fenced,
+            "an older holder of a producer's name goes on",
+            profile(reopen_producer_every_us=150_000, producers=3, message_delay_us_max=5_000),
+        ),
+    )
+}

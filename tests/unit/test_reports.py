@@ -1,0 +1,64 @@
+"""Which reports count: the sentences of DESIGN §3.3, on the book that keeps them."""
+
+from __future__ import annotations
+
+from order_driver import LEADER, LS1, LS2, N1, N2, ur
+
+from cutwater.core.reports import ReportBook
+from cutwater.types import GLSN, Incarnation, NodeState, Report, StorageNodeId, UncommitReport
+
+
+def report(
+    node: StorageNodeId, incarnation: int, sequence: int, *reports: UncommitReport, state: NodeState = NodeState.READY
+) -> Report:
+    return Report(node, Incarnation(incarnation), sequence, LEADER, state, reports, GLSN(0), ())
+
+
+def test_only_the_newest_counts() -> None:
+    book = ReportBook()
+    assert book.admit(report(N1, 1, 5, ur(LS1, end=5)))
+    for incarnation, sequence in ((1, 5), (1, 4), (0, 99)):
+        assert not book.admit(report(N1, incarnation, sequence, ur(LS1, end=9)))
+    assert book.of(LS1, N1) == ur(LS1, end=5)
+    assert book.admit(report(N2, 0, 1, ur(LS1, end=2))), "each node counts for itself"
+    assert book.admit(report(N1, 2, 1, ur(LS1, end=1))), "a new incarnation starts counting anew"
+    assert book.of(LS1, N1) == ur(LS1, end=1)
+
+
+def test_what_the_newest_leaves_out_is_not_known_any_more() -> None:
+    book = ReportBook()
+    book.admit(report(N1, 1, 1, ur(LS1, end=5), ur(LS2, end=5)))
+    book.admit(report(N2, 1, 1, ur(LS1, end=6)))
+    book.admit(report(N1, 1, 2, ur(LS2, end=5)))
+    assert book.of(LS1, N1) is None
+    assert book.of(LS1, N2) == ur(LS1, end=6)
+
+
+def test_a_seal_or_unseal_voids_what_was_said_of_that_stream() -> None:
+    book = ReportBook()
+    for node in (N1, N2):
+        book.admit(report(node, 1, 1, ur(LS1, end=5), ur(LS2, end=7)))
+    book.void(LS1)
+    assert [book.of(LS1, node) for node in (N1, N2)] == [None, None]
+    assert book.of(LS2, N1) == ur(LS2, end=7)
+    assert not book.admit(report(N1, 1, 1, ur(LS1, end=5))), "the same report again does not bring it back"
+    assert book.admit(report(N1, 1, 2, ur(LS1, end=5)))
+    assert book.of(LS1, N1) == ur(LS1, end=5)
+
+
+def test_a_removed_node_is_forgotten() -> None:
+    book = ReportBook()
+    book.admit(report(N1, 1, 7, ur(LS1, end=5)))
+    book.forget(N1)
+    book.forget(N2)
+    assert (book.newest(N1), book.of(LS1, N1)) == (None, None)
+    assert book.admit(report(N1, 1, 1, ur(LS1, end=0))), "it may come back as another"
+
+
+def test_a_full_disk_is_not_writable() -> None:
+    book = ReportBook()
+    assert not book.is_writable(N1)
+    book.admit(report(N1, 1, 1))
+    assert book.is_writable(N1)
+    book.admit(report(N1, 1, 2, state=NodeState.READ_ONLY))
+    assert not book.is_writable(N1)
