@@ -35,9 +35,9 @@
          ├─ ContradictoryCommand     contradictory_command  two commands of one authority exclude each other
          └─ OrderLayerLostMemory     order_layer_lost_memory  a replica knows of a cut that the order layer does not
 
-A *definite* failure means that the append will never appear. ``retriable`` means that the same call may succeed later
-without anyone changing the request. Errors of the core carry the recent ``history`` of the object concerned, so that
-the first message already tells how it got there.
+A *definite* failure means that the append will never appear. ``retriable`` means that trying again later, with a fresh
+catalog, may succeed without anyone changing what is asked for. Errors of the core carry the recent ``history`` of the
+object concerned, so that the first message already tells how it got there.
 """
 
 from __future__ import annotations

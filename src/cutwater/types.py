@@ -181,6 +181,7 @@ class UncommitReport(Struct, frozen=True):
     high_watermark: GLSN
     uncommitted_llsn_offset: LLSN
     uncommitted_llsn_length: int
+    trimmed_before: GLSN = GLSN(1)
 
     @property
     def committed_end(self) -> LLSN:

@@ -76,9 +76,8 @@ def kept_end(entries: tuple[Entry, ...], hard: HardState, committed_end: int) ->
 
 
 def looks_removed(found: Found) -> bool:
-    """Commits but no entries, though not all of them were trimmed: the oracle has no opinion of how storage tells."""
-    hard, last = found.hard_state, found.last_commit
-    return hard is not None and last is not None and found.entries_end < found.first_llsn
+    """Commits, but none of their entries: only the storage can tell whether all of them were trimmed."""
+    return found.last_commit is not None and found.first_llsn > found.last_commit.last_llsn
 
 
 @given(files(), st.booleans())

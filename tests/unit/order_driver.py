@@ -63,6 +63,8 @@ START = Instant(monotonic=1_000 * SECOND, wall=1_700_000_000 * SECOND)
 """Where a leader's clocks stand when a test begins."""
 LAST_CUT_TIME = CutTime(START.wall - SECOND)
 """The time of the last cut of ``cluster_of``, a second before."""
+CREATED_TIME = CutTime(START.wall - 3_600 * SECOND)
+"""When the streams of ``cluster_of`` were created."""
 
 
 def ur(
@@ -90,7 +92,7 @@ def cluster_of(
     chains = {lsid: tuple(chain) for lsid, chain in streams.items()}
     decisions: list[d.Decision] = [d.AddNode(node) for node in nodes]
     decisions.append(d.CreateTopic(T1, ORDERS, max((len(chain) for chain in chains.values()), default=1)))
-    decisions += [d.CreateStream(lsid, T1, chain, GLSN(0)) for lsid, chain in chains.items()]
+    decisions += [d.CreateStream(lsid, T1, chain, GLSN(0), CREATED_TIME) for lsid, chain in chains.items()]
     decisions += [d.Unseal(lsid, E1, LLSN(0), chain) for lsid, chain in chains.items()]
     state = OrderState(None, decisions)
     counts = list(cuts)

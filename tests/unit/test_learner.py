@@ -19,27 +19,22 @@ from cutwater.core.replica_events import (
     WriteEntry,
 )
 from cutwater.core.sync import Extent, SyncCase, SyncPlan
-from cutwater.errors import ProducerFenced, Refused, WrongEpoch
+from cutwater.errors import Refused, WrongEpoch
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, ReplicaState
 from tests.unit.replica_bench import (
-    HEAD,
     LAST,
     MIDDLE,
     STREAM,
     Bench,
     append,
     backup_with,
-    batch,
     commit,
     context,
     entry,
     exclude,
-    fence,
     learn,
     replicate,
-    running,
     seal,
-    tag,
     unseal,
 )
 
@@ -300,29 +295,3 @@ def test_an_order_to_learn_of_another_epoch_is_refused(epoch: int) -> None:
     with pytest.raises(WrongEpoch):
         bench.do(learn(epoch=epoch))
     assert (bench.replica.state, bench.disk.end) == (SEALING, 3)
-
-
-def test_a_producer_that_was_moved_away_is_still_away_after_a_sync() -> None:
-    """Deduplication state “travels with sync”, and with it who left: the newly admitted replica may become the head."""
-    source = running(HEAD, chain=(HEAD,))
-    source.do(append(1, fence()))
-    source.sync()
-    source.do(commit(1, 1))
-    source.sync()
-    source.do(seal(1))
-    source.do(unseal(1, epoch=2, chain=(HEAD,), departed=(("p", 2),)))
-    with pytest.raises(ProducerFenced):
-        source.do(append(2, batch(producer=tag(1)), epoch=2))
-    learner = Bench(MIDDLE)
-    learner.do(exclude(epoch=2))
-    learner.do(learn(epoch=2, source=HEAD))
-    plan = SyncPlan(SyncCase.EMPTY, None, Extent(LLSN(1), LLSN(1)))
-    learner.do(SyncBegin(STREAM, 1, plan, GLSN(0)))
-    learner.do(some(*source.disk.entries))
-    learner.do(end(*source.disk.contexts, dedup=source.replica.dedup.checkpoint(LLSN(1))))
-    learner.sync()
-    learner.do(seal(1, epoch=2))
-    # The producer is expected back here, so the metadata repository no longer lists it, but its fence has not come.
-    learner.do(unseal(1, epoch=3, chain=(MIDDLE,)))
-    with pytest.raises(ProducerFenced):
-        learner.do(append(3, batch(producer=tag(1)), epoch=3))

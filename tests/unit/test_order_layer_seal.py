@@ -321,7 +321,7 @@ def test_a_new_stream_starts_at_the_hwm_of_its_creation() -> None:
 
 
 def test_a_lost_create_is_repeated() -> None:
-    leader = lead([*CLUSTER, d.CreateStream(LS2, T1, NODES, GLSN(4))])
+    leader = lead([*CLUSTER, d.CreateStream(LS2, T1, NODES, GLSN(4), CutTime(START.wall))])
     assert leader.run(leader.report(N1, at(4))) == [Send(N1, CreateReplica(LS2, T1, GLSN(4)))]
 
 

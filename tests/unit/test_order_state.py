@@ -56,7 +56,7 @@ LIFE: list[d.Decision] = [
     d.Release(LS1),
     d.Unseal(LS1, E2, LLSN(5), (N1, N2)),
     d.CreateTopic(TopicId(2), "other", 1),
-    d.CreateStream(LS3, TopicId(2), (N4,), GLSN(16)),
+    d.CreateStream(LS3, TopicId(2), (N4,), GLSN(16), LATER),
     cut(commit(epoch=2)),
     d.Seal(LS3, E0, LLSN(0), (N4,), "deleted", final=True),
     d.DeleteTopic(TopicId(2)),
@@ -130,7 +130,7 @@ def test_the_revision_follows_the_catalog_only() -> None:
     for decision in (cut(commit()), d.CommitCursor("c", GLSN(1)), d.OpenProducer(BILLING, ProducerEpoch(1), LS1)):
         state.apply(decision)
     assert state.revision == revision
-    state.apply(d.CreateStream(LS3, T1, NODES, GLSN(18)))
+    state.apply(d.CreateStream(LS3, T1, NODES, GLSN(18), LATER))
     assert state.revision == revision + 1
 
 
@@ -176,9 +176,9 @@ FINAL_LS1 = d.Seal(LS1, E1, LLSN(5), NODES, "a test", final=True)
         pytest.param([], d.AssignReplicas(LS1, (N1,)), id="other replicas for an open stream"),
         pytest.param([], d.RemoveNode(N1), id="removal of a node with replicas"),
         pytest.param([], d.CreateTopic(TopicId(3), "x", 1), id="a topic out of turn"),
-        pytest.param([], d.CreateStream(LogStreamId(4), T1, NODES, GLSN(16)), id="a stream out of turn"),
-        pytest.param([], d.CreateStream(LS3, T1, NODES, GLSN(15)), id="a stream that starts in the past"),
-        pytest.param([], d.CreateStream(LS3, TopicId(9), NODES, GLSN(16)), id="a stream of no topic"),
+        pytest.param([], d.CreateStream(LogStreamId(4), T1, NODES, GLSN(16), LATER), id="a stream out of turn"),
+        pytest.param([], d.CreateStream(LS3, T1, NODES, GLSN(15), LATER), id="a stream that starts in the past"),
+        pytest.param([], d.CreateStream(LS3, TopicId(9), NODES, GLSN(16), LATER), id="a stream of no topic"),
         pytest.param([], d.DeleteTopic(T1), id="deletion of a topic with open streams"),
         pytest.param([d.Trim(T1, GLSN(5))], d.Trim(T1, GLSN(4)), id="a trim that goes back"),
         pytest.param([], d.OpenProducer(BILLING, ProducerEpoch(2), LS1), id="a producer's epoch out of turn"),

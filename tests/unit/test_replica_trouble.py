@@ -313,21 +313,3 @@ def test_a_producer_that_was_moved_away_must_come_back_with_a_fence() -> None:
         head.do(append(2, batch(producer=tag(1)), epoch=3))
     head.do(append(3, fence(4), epoch=3))
     assert len(head.do(append(4, batch(producer=tag(5)), epoch=3))) == 1
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_producer_that_is_expected_back_is_away_until_its_fence_is_there(restart: bool) -> None:
-    """Guarantee 9. The second holder of the name was moved away before its fence was here, and has used number 1
-    elsewhere. Now the metadata repository has moved it back, so the next unseal no longer calls it departed, but its
-    fence has not arrived. The first holder, whose number 1 was truncated here, must not slip in before it."""
-    head = producing()
-    head.do(seal(1))
-    head.do(unseal(1, epoch=2, chain=(HEAD,), departed=(("p", 2),)))
-    head.do(seal(1, epoch=2))
-    head.do(unseal(1, epoch=3, chain=(HEAD,)))
-    if restart:
-        head.crash()
-        head.do(seal(1, epoch=3))
-        head.do(unseal(1, epoch=4, chain=(HEAD,)))
-    with pytest.raises(ProducerFenced):
-        head.do(append(2, batch(producer=tag(1)), epoch=head.replica.hard_state.epoch))

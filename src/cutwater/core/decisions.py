@@ -97,12 +97,14 @@ class DeleteTopic(Struct, frozen=True, tag=True):
 
 
 class CreateStream(Struct, frozen=True, tag=True):
-    """A new log stream, sealed at 0 in epoch 0; it starts at the high watermark of its creation."""
+    """A new log stream, sealed at 0 in epoch 0; it starts at the high watermark of its creation. Its silence counts
+    from ``time``."""
 
     stream: LogStreamId
     topic: TopicId
     replicas: tuple[StorageNodeId, ...]
     high_watermark: GLSN
+    time: CutTime
 
 
 class AssignReplicas(Struct, frozen=True, tag=True):

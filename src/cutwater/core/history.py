@@ -1,7 +1,8 @@
 """The commits of one log stream that some replica may still need.
 
 A replica may be behind by several cuts; its report is answered with every later range. What has been applied durably
-by everyone who counts is forgotten. The history is contiguous in LLSN and ends at the stream's committed end.
+by everyone who counts is forgotten. The history is contiguous in LLSN and ends at the stream's committed end, also when
+everything in it is forgotten.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from cutwater.types import LLSN, CommitContext
 class CommitHistory:
     """Commit contexts in LLSN order: appended by cuts, trimmed by what replicas have on disk."""
 
-    __slots__ = ("_contexts",)
+    __slots__ = ("_contexts", "_end")
 
-    def __init__(self, contexts: Iterable[CommitContext] = ()) -> None:
-        self._contexts: deque[CommitContext] = deque()
-        for context in contexts:
-            self.append(context)
+    def __init__(self, contexts: Iterable[CommitContext] = (), end: LLSN | None = None) -> None:
+        """``end`` is where the stream is committed to; by default where the contexts end."""
+        self._contexts = deque(contexts)
+        if end is None:
+            end = self._contexts[-1].last_llsn if self._contexts else LLSN(0)
+        self._end = end
 
     def __len__(self) -> int:
         return len(self._contexts)
@@ -30,20 +33,23 @@ class CommitHistory:
         return tuple(self._contexts)
 
     def append(self, context: CommitContext) -> None:
-        if self._contexts and context.first_llsn != self._contexts[-1].last_llsn + 1:
-            raise ProtocolViolation(f"commit history has a hole before LLSN {context.first_llsn}")
+        if context.first_llsn != self._end + 1:
+            raise ProtocolViolation(f"commit history ends at LLSN {self._end}, {context} does not follow")
         self._contexts.append(context)
+        self._end = context.last_llsn
 
     def after(self, committed_end: LLSN) -> tuple[CommitContext, ...] | None:
         """Every range above ``committed_end``, oldest first; None when the history no longer reaches down to it,
         so that the replica has to learn from a peer. An empty tuple means that the replica is current."""
+        if committed_end >= self._end:
+            return ()
         newer: list[CommitContext] = []
         for context in reversed(self._contexts):
             if context.last_llsn <= committed_end:
                 break
             newer.append(context)
         newer.reverse()
-        if newer and newer[0].first_llsn != committed_end + 1:
+        if not newer or newer[0].first_llsn != committed_end + 1:
             return None
         return tuple(newer)
 

@@ -79,6 +79,9 @@ from cutwater.types import (
 
 Effects = list[OrderEffect]
 
+FINISHED_STREAMS_EVERY_WAKES = 16
+"""Streams that are sealed for good are looked after too, but there may be many of them and they never hurry."""
+
 
 class OrderOptions(Struct, frozen=True):
     """How patient the leader is, and how much it takes in."""
@@ -105,6 +108,8 @@ class _Backoff:
         self._waits: dict[object, tuple[int, int]] = {}
 
     def fail(self, what: object, now: Instant) -> None:
+        if self.waits(what, now):
+            return
         _, wait = self._waits.get(what, (0, self._options.retry_us_min // 2))
         wait = min(wait * 2, self._options.retry_us_max)
         self._waits[what] = (now.monotonic + wait, wait)
@@ -132,7 +137,7 @@ class OrderLayer:
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
         self._requests: deque[Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
-        self._alarmed = False
+        self._alarms: Effects = []
         self._confirm = False
         """Ask the store, with an empty write, whether this leader still leads."""
         self._held: Effects = []
@@ -145,6 +150,8 @@ class OrderLayer:
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
         self._links = _Backoff(options)
         self._admissions = _Backoff(options)
+        self._woke = now.monotonic
+        self._wakes = 0
         self._last_wall = now.wall
         self._last_cut = now.monotonic
         self._tick_wait = options.tick_us_min
@@ -162,11 +169,13 @@ class OrderLayer:
             case Asked():
                 self._take_request(event)
             case Stored():
-                self._stored(event, now)
+                self._stored(event)
             case StoreRefused():
                 return self._step_down(event.reason)
             case PeerComplaint():
-                self._links.fail((event.stream, event.peer), now)
+                stream = self.state.streams.get(event.stream)
+                if stream is not None and {event.complainer, event.peer} <= set(stream.members):
+                    self._links.fail((event.stream, event.peer), now)
             case Wake():
                 self._wake(now)
         return self._turn(now)
@@ -195,6 +204,8 @@ class OrderLayer:
         if known is not None and known.incarnation != report.incarnation:
             for stream in self.state.streams_on(node):
                 self._links.clear((stream.stream, node))
+        if report.applied_high_watermark > self.state.high_watermark:
+            self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
         for ur in report.uncommit_reports:
             self._examine(node, ur, now)
         for lsid in report.invalid:
@@ -210,13 +221,13 @@ class OrderLayer:
     def _examine(self, node: StorageNodeId, ur: UncommitReport, now: Instant) -> None:
         """Hold one replica's words against what was decided."""
         stream = self.state.streams.get(ur.log_stream_id)
-        if stream is None or ur.high_watermark > self.state.high_watermark or ur.epoch > stream.epoch:
+        if stream is None or not self._can_be(stream, ur):
             self._halt(f"storage node {node} reports {ur}, of which the order layer knows nothing")
             return
         if node not in stream.replicas:
             return
         if node in stream.members:
-            floor = stream.committed_end if ur.epoch == stream.epoch else stream.start
+            floor = stream.committed_end
             if ur.state is ReplicaState.LEARNING:
                 self._distrust(stream, node, "it is learning")
                 return
@@ -230,6 +241,14 @@ class OrderLayer:
         elif node in stream.members:
             self._examine_member(stream, node, ur)
         self._trim_history(stream, now)
+
+    def _can_be(self, stream: LogStream, ur: UncommitReport) -> bool:
+        """Whether a replica tells only of what was decided."""
+        return (
+            ur.high_watermark <= self.state.high_watermark
+            and ur.epoch <= stream.epoch
+            and ur.committed_end <= stream.committed_end
+        )
 
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
@@ -267,29 +286,35 @@ class OrderLayer:
 
     def _alarm(self, error: CutwaterError) -> None:
         """Held until the store has confirmed that this leader leads: a deposed one is alarmed by its own past."""
-        self._held.append(Alarm(error))
+        self._alarms.append(Alarm(error))
         self._confirm = True
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
         self._seals.setdefault(stream.stream, reason)
 
     def _halt(self, what: str) -> None:
-        """No more cuts. Before it becomes an alarm the store is asked: the commonest reason to know less than a storage
-        node is to have been deposed without noticing."""
+        """No more cuts: the order layer has lost its memory, or this leader has been deposed without noticing."""
         if self.halted is None:
             self.halted = OrderLayerLostMemory(f"no more cuts at {self._position()}: {what}")
-            self._confirm = True
+            self._alarm(self.halted)
 
     def _position(self) -> str:
         return f"decision {self.state.index}, high watermark {self.state.high_watermark}"
 
     def _wake(self, now: Instant) -> None:
+        if now.monotonic - self._woke > self.options.node_dead_after_us // 2:
+            # It was the leader that slept, not the nodes: their reports are still waiting to be read.
+            self._heard = dict.fromkeys(self._heard, now.monotonic)
+        self._woke = now.monotonic
+        self._wakes += 1
         self._settled_high_watermark = self._high_watermark_at_wake
         self._high_watermark_at_wake = self.state.high_watermark
         for stream in self.state.streams.values():
             if stream.is_open:
                 self._watch_members(stream, now)
-            if not stream.final and (not stream.is_open or stream.members != stream.replicas):
+            if stream.final and self._wakes % FINISHED_STREAMS_EVERY_WAKES:
+                continue
+            if not stream.is_open or stream.members != stream.replicas:
                 self._attention.add(stream.stream)
 
     def _watch_members(self, stream: LogStream, now: Instant) -> None:
@@ -312,6 +337,7 @@ class OrderLayer:
         if self._in_flight is not None:
             return effects
         effects += self._release()
+        effects += self._compact()
         after = self.state.index
         decided: tuple[d.Decision, ...] = ()
         if self.halted is not None:
@@ -323,10 +349,11 @@ class OrderLayer:
             # Also an answer that needed no decision waits for the store: only there can a leader learn that it is one
             # no longer, and a deposed one must not show a past as the present.
             self._in_flight, self._confirm = decided, False
+            self._held += self._alarms
+            self._alarms = []
             effects.append(Store(self.leader_epoch, after, decided))
         else:
             effects += self._release()
-            effects += self._compact()
         return effects
 
     def _release(self) -> Effects:
@@ -336,26 +363,25 @@ class OrderLayer:
     def _decide(self, now: Instant) -> list[d.Decision]:
         """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
         decided: list[d.Decision] = []
-        cut = self._next_cut(now)
+        cut = self._next_cut(now) or self._due_tick(now)
         if cut is not None:
-            self._apply(cut, decided)
+            self._apply(cut, decided, now)
         self._decide_requests(now, decided)
         for lsid, reason in self._seals.items():
-            self._decide_seal(self.state.streams[lsid], reason, decided)
+            self._decide_seal(self.state.streams[lsid], reason, decided, now)
         self._seals.clear()
         for lsid in sorted(self._attention):
             self._decide_repair(self.state.streams[lsid], now, decided)
         self._attention.clear()
-        if not decided and now.monotonic - self._last_cut >= self._tick_wait:
-            self._tick_wait = min(self._tick_wait * 2, self.options.tick_us_max)
-            self._apply(self._tick(now), decided)
         return decided
 
-    def _apply(self, decision: d.Decision, decided: list[d.Decision]) -> None:
+    def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
         self.state.apply(decision)
         decided.append(decision)
         if isinstance(decision, (d.Seal, d.Unseal)):
             self._book.void(decision.stream)
+        if isinstance(decision, (d.Seal, d.CreateStream)):
+            self._sealed_since[decision.stream] = now.monotonic
 
     def _next_cut(self, now: Instant) -> d.Cut | None:
         candidates = [self._candidate(self.state.streams[lsid]) for lsid in self._moved if lsid not in self._distrusted]
@@ -368,8 +394,11 @@ class OrderLayer:
         self._last_wall, self._last_cut = now.wall, now.monotonic
         return d.Cut(commits[0].context.high_watermark, self.state.high_watermark, time, self.state.revision, commits)
 
-    def _tick(self, now: Instant) -> d.Cut:
+    def _due_tick(self, now: Instant) -> d.Cut | None:
         """Time moves only at positions, so while nothing is appended it takes one for itself."""
+        if now.monotonic - self._last_cut < self._tick_wait:
+            return None
+        self._tick_wait = min(self._tick_wait * 2, self.options.tick_us_max)
         time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
         self._last_wall, self._last_cut = now.wall, now.monotonic
         last = self.state.high_watermark
@@ -388,8 +417,9 @@ class OrderLayer:
 
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
         around = Surroundings(
-            alive=lambda node: self._alive(node, now) and self._book.newest(node) is not None,
+            usable=lambda node: self._usable(node, now),
             ready=lambda stream, node: is_ready(stream, self._book.of(stream.stream, node)),
+            time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
         )
         for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):
             asked = self._requests.popleft()
@@ -399,7 +429,7 @@ class OrderLayer:
                 self._held.append(Reply(asked.request_id, error))
                 continue
             for decision in decisions:
-                self._apply(decision, decided)
+                self._apply(decision, decided, now)
                 if isinstance(decision, (d.CreateStream, d.Release, d.AssignReplicas)):
                     self._attention.add(decision.stream)
                 if isinstance(decision, d.AddNode):
@@ -411,14 +441,14 @@ class OrderLayer:
             self._held.append(Reply(asked.request_id, why))
         self._requests.clear()
 
-    def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision]) -> None:
+    def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision], now: Instant) -> None:
         distrusted = self._distrusted.pop(stream.stream, set())
         if stream.is_open:
             survivors = tuple(node for node in stream.members if node not in distrusted)
-            self._apply(d.Seal(stream.stream, stream.epoch, stream.committed_end, survivors, reason), decided)
+            self._apply(d.Seal(stream.stream, stream.epoch, stream.committed_end, survivors, reason), decided, now)
             return
         for node in sorted(distrusted & set(stream.members)):
-            self._apply(d.DropSurvivor(stream.stream, node, reason), decided)
+            self._apply(d.DropSurvivor(stream.stream, node, reason), decided, now)
             self._attention.add(stream.stream)
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
@@ -428,12 +458,12 @@ class OrderLayer:
             self._held.append(Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source)))
         if plan.chain:
             unseal = d.Unseal(stream.stream, Epoch(stream.epoch + 1), stream.committed_end, plan.chain)
-            self._apply(unseal, decided)
+            self._apply(unseal, decided, now)
             if stream.members == stream.replicas:
                 self._admissions.clear(stream.stream)
         elif plan.admit:
             self._admissions.fail(stream.stream, now)
-            self._decide_seal(stream, plan.why, decided)
+            self._decide_seal(stream, plan.why, decided, now)
 
     def _plan(self, stream: LogStream, now: Instant) -> Plan:
         lsid = stream.stream
@@ -443,6 +473,7 @@ class OrderLayer:
             usable=lambda node: self._usable(node, now) and not self._links.waits((lsid, node), now),
             fallback=lambda node: self._usable(node, now),
             invalid=lambda node: self._is_invalid(node, lsid),
+            is_unheard=lambda node: self._alive(node, now) and self._book.newest(node) is None,
             turn=now.monotonic // (2 * SECOND),
         )
         history = self.state.histories[lsid]
@@ -465,23 +496,19 @@ class OrderLayer:
 
     # After the store.
 
-    def _stored(self, event: Stored, now: Instant) -> None:
+    def _stored(self, event: Stored) -> None:
         if event.index != self.state.index:
             raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
         decisions, self._in_flight = self._in_flight, None
-        if self.halted is not None and not self._confirm and not self._alarmed:
-            self._alarmed = True
-            self._alarm(self.halted)
         for decision in decisions or ():
-            self._announce(decision, now)
+            self._announce(decision)
 
-    def _announce(self, decision: d.Decision, now: Instant) -> None:
+    def _announce(self, decision: d.Decision) -> None:
         """Tell storage nodes of a decision that is stored. A lost message is made up for after the next report."""
         match decision:
             case d.Cut():
                 self._announce_cut(decision)
             case d.Seal():
-                self._sealed_since[decision.stream] = now.monotonic
                 stream = self.state.streams[decision.stream]
                 if not stream.is_open and stream.epoch == decision.epoch:
                     for node in stream.replicas:
@@ -489,7 +516,6 @@ class OrderLayer:
             case d.Unseal():
                 self._announce_unseal(decision)
             case d.CreateStream():
-                self._sealed_since[decision.stream] = now.monotonic
                 for node in decision.replicas:
                     self._send(node, self._create_message(self.state.streams[decision.stream]))
             case d.Trim():
@@ -574,7 +600,7 @@ class OrderLayer:
         elif ur.state is not ReplicaState.SEALED or ur.epoch != stream.epoch:
             effects += [Send(node, self._seal_message(stream)), *self._catch_up(stream, node, ur)]
         trim = self.state.topics[stream.topic].trimmed_before
-        if trim > 1 and ur.state is not ReplicaState.RUNNING:
+        if ur.trimmed_before < trim:
             effects.append(Send(node, TrimReplica(stream.stream, trim)))
         return effects
 
@@ -594,7 +620,7 @@ class OrderLayer:
     def _catch_up(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Effects:
         """Every later range of the stream; nothing if the replica must learn, which repair will see to."""
         contexts = self.state.histories[stream.stream].after(ur.committed_end)
-        if contexts is None or ur.durable_end < stream.committed_end:
+        if contexts is None or ur.epoch != stream.epoch or ur.durable_end < stream.committed_end:
             return []
         state = self.state
         message = CatchUp(stream.stream, contexts, stream.committed_end, state.high_watermark, state.revision)

@@ -20,17 +20,18 @@ from cutwater.errors import (
     Refused,
     Unavailable,
 )
-from cutwater.types import GLSN, LogStreamId, ProducerEpoch, Sequence, StorageNodeId, TopicId
+from cutwater.types import GLSN, CutTime, LogStreamId, ProducerEpoch, Sequence, StorageNodeId, TopicId
 
 STREAMS_PER_TOPIC_MAX = 1_024
 NAME_LENGTH_MAX = 255
 
 
 class Surroundings(Struct, frozen=True):
-    """What the leader sees of the nodes, as far as it matters for requests."""
+    """What the leader sees of the nodes, as far as it matters for requests, and what time it is."""
 
-    alive: Callable[[StorageNodeId], bool]
+    usable: Callable[[StorageNodeId], bool]
     ready: Callable[[LogStream, StorageNodeId], bool]
+    time: CutTime
 
 
 Outcome = tuple[tuple[d.Decision, ...], r.Answer]
@@ -42,7 +43,7 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
         case r.AddNodeRequest():
             return ((), r.Done()) if request.node in state.nodes else ((d.AddNode(request.node),), r.Done())
         case r.RemoveNodeRequest():
-            return _remove_node(request, state)
+            return _remove_node(request, state, around)
         case r.CreateTopicRequest():
             return _create_topic(request, state, around)
         case r.DeleteTopicRequest():
@@ -65,6 +66,7 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
         case r.MoveProducerRequest():
             return _move_producer(request, state)
         case r.CommitCursorRequest():
+            _check_name("cursor", request.cursor)
             if request.glsn > state.high_watermark:
                 raise InvalidArgument(f"cursor at GLSN {request.glsn}, but the log ends at {state.high_watermark}")
             return (d.CommitCursor(request.cursor, request.glsn),), r.Done()
@@ -99,6 +101,11 @@ def catalog(state: OrderState) -> r.Catalog:
     )
 
 
+def _check_name(kind: str, name: str) -> None:
+    if not 1 <= len(name) <= NAME_LENGTH_MAX:
+        raise InvalidArgument(f"the name of a {kind} has 1 to {NAME_LENGTH_MAX} characters, not {len(name)}")
+
+
 def _topic(state: OrderState, name: str) -> Topic:
     topic = state.topic_named(name)
     if topic is None:
@@ -117,7 +124,7 @@ def _stream(state: OrderState, stream: LogStreamId) -> LogStream:
 def _place(
     state: OrderState, around: Surroundings, extra: dict[StorageNodeId, int], n: int
 ) -> tuple[StorageNodeId, ...]:
-    load = {node: extra.get(node, 0) for node in sorted(state.nodes) if around.alive(node)}
+    load = {node: extra.get(node, 0) for node in sorted(state.nodes) if around.usable(node)}
     for stream in state.streams.values():
         for node in stream.replicas:
             if node in load:
@@ -125,7 +132,7 @@ def _place(
     nodes = place(load, n)
     if nodes is None:
         raise Unavailable(
-            f"replication {n} needs {n} storage nodes, but only {len(load)} are alive: add or restart some"
+            f"replication {n} needs {n} storage nodes, but only {len(load)} can be used: add some, or restart them"
         )
     for node in nodes:
         extra[node] = extra.get(node, 0) + 1
@@ -133,8 +140,7 @@ def _place(
 
 
 def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surroundings) -> Outcome:
-    if not 1 <= len(request.name) <= NAME_LENGTH_MAX:
-        raise InvalidArgument(f"a topic's name has 1 to {NAME_LENGTH_MAX} characters, not {len(request.name)}")
+    _check_name("topic", request.name)
     if not 1 <= request.streams <= STREAMS_PER_TOPIC_MAX:
         raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {request.streams}")
     if request.replication < 1:
@@ -149,6 +155,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
             topic,
             _rotate(_place(state, around, extra, request.replication), i),
             state.high_watermark,
+            around.time,
         )
         for i in range(request.streams)
     )
@@ -166,7 +173,8 @@ def _add_stream(request: r.AddStreamRequest, state: OrderState, around: Surround
     topic = _topic(state, request.topic)
     stream = LogStreamId(state.last_stream + 1)
     nodes = _rotate(_place(state, around, {}, topic.replication), stream)
-    return (d.CreateStream(stream, topic.topic, nodes, state.high_watermark),), r.Created(topic.topic, (stream,))
+    create = d.CreateStream(stream, topic.topic, nodes, state.high_watermark, around.time)
+    return (create,), r.Created(topic.topic, (stream,))
 
 
 def _delete_topic(request: r.DeleteTopicRequest, state: OrderState) -> Outcome:
@@ -196,17 +204,21 @@ def _seal(request: r.SealRequest, state: OrderState) -> Outcome:
     return (seal,), answer
 
 
-def _remove_node(request: r.RemoveNodeRequest, state: OrderState) -> Outcome:
+def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surroundings) -> Outcome:
     if request.node not in state.nodes:
         raise NotFound(f"there is no storage node {request.node}")
     moves = []
     for stream in state.streams_on(request.node):
         left = tuple(node for node in stream.replicas if node != request.node)
-        if not set(stream.members) - {request.node}:
-            raise LastCopy(f"storage node {request.node} holds the last copy of log stream {stream.stream}")
         if not stream.final:
             raise Refused(
                 f"storage node {request.node} is a replica of log stream {stream.stream}: replace it there first"
+            )
+        deleted = state.topics[stream.topic].deleted
+        if not deleted and not any(node in stream.members and around.ready(stream, node) for node in left):
+            raise LastCopy(
+                f"storage node {request.node} holds the last copy of log stream {stream.stream} that is known to be "
+                "complete: bring another one up first"
             )
         moves.append(d.AssignReplicas(stream.stream, left))
     return (*moves, d.RemoveNode(request.node)), r.Done()
@@ -240,9 +252,13 @@ def _trim(request: r.TrimRequest, state: OrderState) -> Outcome:
 
 
 def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome:
+    _check_name("producer", request.producer)
     topic = _topic(state, request.topic)
     producer = state.producers.get(request.producer)
-    if producer is not None:
+    if producer is not None and state.topics[state.streams[producer.stream].topic].deleted:
+        # The topic is gone, and with it all that the name ever produced.
+        grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), _choose_stream(state, topic, None), Sequence(0))
+    elif producer is not None:
         if state.streams[producer.stream].topic != topic.topic:
             raise InvalidArgument(f"producer {request.producer!r} belongs to another topic: choose another name")
         grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), producer.stream, producer.last_sequence)

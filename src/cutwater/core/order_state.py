@@ -107,7 +107,7 @@ class OrderState:
         self.nodes: set[StorageNodeId] = set(start.nodes)
         self.topics: dict[TopicId, Topic] = {topic.topic: structs.replace(topic) for topic in start.topics}
         self.streams: dict[LogStreamId, LogStream] = {s.stream.stream: structs.replace(s.stream) for s in start.streams}
-        self.histories = {s.stream.stream: CommitHistory(s.history) for s in start.streams}
+        self.histories = {s.stream.stream: CommitHistory(s.history, s.stream.committed_end) for s in start.streams}
         self.producers = {name: structs.replace(producer) for name, producer in start.producers.items()}
         self.cursors = dict(start.cursors)
         self._journal = Journal("order layer")
@@ -198,11 +198,18 @@ class OrderState:
         self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")
         self._require(cut.high_watermark > self.high_watermark, cut, "it gives out nothing")
         self._require(cut.time > self.cut_time, cut, "cut time never goes back")
+        self._require(
+            cut.is_tick or len({c.stream for c in cut.commits}) == len(cut.commits), cut, "a stream is in it twice"
+        )
+        next_glsn = cut.prev_high_watermark + (2 if cut.is_tick else 1)
         for commit in cut.commits:
             stream, context = self.streams[commit.stream], commit.context
+            self._require(context.first_glsn == next_glsn and context.count > 0, cut, "its GLSNs are not dense")
+            next_glsn += context.count
             self._require(stream.is_open, cut, "a log stream in it is sealed")
             self._require(context.epoch == stream.epoch, cut, "a log stream in it is in another epoch")
             self._require(context.first_llsn == stream.committed_end + 1, cut, "it leaves a hole")
+        self._require(next_glsn == cut.high_watermark + 1, cut, "its GLSNs do not end at its high watermark")
         for commit in cut.commits:
             stream, context = self.streams[commit.stream], commit.context
             stream.committed_end, stream.last_glsn = context.last_llsn, context.last_glsn
@@ -248,7 +255,7 @@ class OrderState:
             create.replicas,
             create.replicas,
             created_at=create.high_watermark,
-            created_time=self.cut_time,
+            created_time=create.time,
         )
         self.histories[create.stream] = CommitHistory()
 
@@ -259,7 +266,10 @@ class OrderState:
         if producer is None:
             self.producers[decision.producer] = Producer(decision.epoch, decision.stream)
         else:
-            self._require(decision.stream == producer.stream, decision, "it moves the producer")
+            if decision.stream != producer.stream:
+                topic = self.topics[self.streams[producer.stream].topic]
+                self._require(topic.deleted, decision, "it moves the producer")
+                producer.stream, producer.last_sequence = decision.stream, Sequence(0)
             producer.epoch = decision.epoch
 
     def _move_producer(self, decision: d.MoveProducer) -> None:

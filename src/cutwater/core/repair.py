@@ -37,6 +37,8 @@ class View(Struct, frozen=True):
     usable: Callable[[StorageNodeId], bool]
     fallback: Callable[[StorageNodeId], bool]
     invalid: Callable[[StorageNodeId], bool]
+    is_unheard: Callable[[StorageNodeId], bool]
+    """Alive as far as anyone can tell, but this leader has not heard of it yet."""
     turn: int
     """Counts attempts, so that a learner whose source does not answer is sent to another one."""
 
@@ -60,16 +62,14 @@ def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport
 
 def plan_sealed(stream: LogStream, history: CommitHistory, view: View, *, min_replication: int, patient: bool) -> Plan:
     """Open the stream again on all that hold everything, as soon as waiting for the others makes no sense."""
-    if stream.final:
-        return Plan("sealed for good")
     sources = [node for node in stream.replicas if view.alive(node) and is_ready(stream, view.report(node))]
     ready = tuple(node for node in sources if view.usable(node))
     if len(ready) < min_replication:
         ready = tuple(node for node in sources if view.fallback(node))
-    coming = [node for node in stream.replicas if view.usable(node) and node not in ready]
+    coming = [node for node in stream.replicas if node not in ready and (view.usable(node) or view.is_unheard(node))]
     learners = _learners(stream, history, view, coming, sources)
-    if stream.held:
-        return Plan("sealed by an operator", learners=learners)
+    if stream.final or stream.held:
+        return Plan("sealed for good" if stream.final else "sealed by an operator", learners=learners)
     if len(ready) < max(1, min_replication):
         return Plan(f"only {ready} of {stream.replicas} hold everything and can be used", learners=learners)
     if coming and patient:
@@ -79,7 +79,8 @@ def plan_sealed(stream: LogStream, history: CommitHistory, view: View, *, min_re
 
 def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: bool) -> Plan:
     """Bring the replicas that are not members close to the end, then let them in."""
-    absent = [node for node in stream.replicas if node not in stream.members and view.usable(node)]
+    missing = [node for node in stream.replicas if node not in stream.members]
+    absent = [node for node in missing if view.usable(node)]
     sources = [node for node in stream.members if view.alive(node)]
     close: list[StorageNodeId] = []
     for node in absent:
@@ -92,7 +93,8 @@ def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: b
     learners = _learners(stream, history, view, far, sources)
     if close and admit:
         return Plan(f"let {close} join again", learners=learners, admit=tuple(close))
-    return Plan(f"{absent} are not members", learners=learners)
+    dead = [node for node in missing if not view.alive(node)]
+    return Plan(f"{missing} are not members: {dead} are dead, {absent} learn", learners=learners)
 
 
 def _learners(

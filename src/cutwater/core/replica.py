@@ -178,6 +178,7 @@ class Replica:
             high_watermark=self.durable_high_watermark,
             uncommitted_llsn_offset=LLSN(self.durable_committed_end + 1),
             uncommitted_llsn_length=self.durable_end - self.durable_committed_end,
+            trimmed_before=self.hard_state.trimmed_before,
         )
 
     def handle(self, event: ReplicaEvent) -> Effects:

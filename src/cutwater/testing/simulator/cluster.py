@@ -193,6 +193,10 @@ class Cluster:
         nodes = {node.node: node for node in self.storage_nodes}
         for stream in state.streams.values():
             if stream.final:
+                for node in stream.replicas:
+                    replica = nodes[node].replicas.get(stream.stream)
+                    if replica is None or replica.state is not ReplicaState.SEALED:
+                        return f"the finished log stream {stream.stream} on storage node {node} is not complete"
                 continue
             if not stream.is_open or set(stream.members) != set(stream.replicas):
                 return f"log stream {stream.stream}: {leader.explanations.get(stream.stream)} {stream}"
@@ -229,7 +233,7 @@ class Cluster:
             found = []
             for node in self.storage_nodes:
                 for stream, disk in node.disks.items():
-                    if node.node in self._members(stream):
+                    if node.node in self._replicas(stream):
                         disk.drop_before(node.replicas[stream].hard_state.trimmed_before)
                         found += [(node, stream, i) for i, e in enumerate(disk.entries) if not is_intact(e)]
             return found
@@ -243,9 +247,9 @@ class Cluster:
             self.world.run_until(self.world.now + 50 * MILLISECOND)
         raise Violation("13 damage", f"not repaired: {[(n.node, s, i) for n, s, i in damaged()]}")
 
-    def _members(self, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
+    def _replicas(self, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
         leader = self.leader()
-        return leader.state.streams[stream].members if leader is not None else ()
+        return leader.state.streams[stream].replicas if leader is not None else ()
 
     # Inspection.
 
@@ -258,8 +262,8 @@ class Cluster:
                 raise Violation("16 bounded", f"{metadata_node.history_max} ranges were kept")
         dumps: dict[LogStreamId, list[ReplicaDump]] = {}
         for stream in state.streams.values():
-            holders = stream.members if not stream.final else self._holders(stream.stream, stream.members)
-            dumps[stream.stream] = [self._dump(self.storage_nodes[node - 1], stream.stream) for node in holders]
+            nodes = [self.storage_nodes[node - 1] for node in stream.replicas]
+            dumps[stream.stream] = [self._dump(node, stream.stream) for node in nodes]
         applied: dict[LogStreamId, list[CommitContext]] = {}
         for node in self.storage_nodes:
             for lsid, contexts in node.applied.items():
@@ -269,14 +273,6 @@ class Cluster:
                 op.outcome = Outcome.UNKNOWN
         last = max((info.last_glsn for info in catalog(state).streams), default=GLSN(0))
         check_all(Evidence(self.store.decisions, self.record, dumps, applied, self.world.written, last))
-
-    def _holders(self, stream: LogStreamId, members: tuple[StorageNodeId, ...]) -> list[StorageNodeId]:
-        """Of a stream that is sealed for good: the replicas that have reached the end; at least one must."""
-        nodes = {node.node: node for node in self.storage_nodes}
-        sealed = [n for n in members if nodes[n].replicas[stream].state is ReplicaState.SEALED]
-        if not sealed:
-            raise Violation("14 converge", f"no replica of the finished log stream {stream} has reached its end")
-        return sealed
 
     def _dump(self, node: StorageNode, stream: LogStreamId) -> ReplicaDump:
         disk, replica = node.disks[stream], node.replicas[stream]

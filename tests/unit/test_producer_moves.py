@@ -1,0 +1,183 @@
+"""A producer that moves from one log stream to another and back, as the metadata repository and a replica see it.
+
+DESIGN §7: “… so an older holder of the name can do no more harm. It changes streams only by an MR decision, after the
+first stream is sealed and the fate of every sequence is known.”
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from cutwater.core import decisions as d
+from cutwater.core.cut import StreamCommit
+from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, UnsealReplica
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.sync import plan_sync
+from cutwater.errors import ProducerFenced
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    CutTime,
+    Epoch,
+    LeaderEpoch,
+    LogStreamId,
+    ProducerEpoch,
+    ProducerId,
+    Sequence,
+    StorageNodeId,
+    TopicId,
+)
+from tests.unit.replica_bench import (
+    HEAD,
+    MIDDLE,
+    STREAM,
+    Bench,
+    append,
+    batch,
+    commit,
+    context,
+    exclude,
+    fence,
+    learn,
+    seal,
+    tag,
+)
+
+P = ProducerId("p")
+OTHER = LogStreamId(2)
+
+
+class Cluster:
+    """Two streams of one topic in the metadata repository, and the first one's replica."""
+
+    def __init__(self) -> None:
+        self.state = OrderState()
+        self.state.apply(d.AddNode(HEAD))
+        self.state.apply(d.CreateTopic(TopicId(1), "orders", 1))
+        for stream in (STREAM, OTHER):
+            self.state.apply(d.CreateStream(stream, TopicId(1), (HEAD,), GLSN(0), CutTime(0)))
+        self.replica = Bench(HEAD)
+        self.replica.do(seal(0, epoch=0))
+        self.unseal(OTHER)
+        self.unseal(STREAM)
+
+    @property
+    def stream(self) -> LogStream:
+        return self.state.streams[STREAM]
+
+    def unseal(self, stream: LogStreamId) -> None:
+        of = self.state.streams[stream]
+        self.state.apply(d.Unseal(stream, Epoch(of.epoch + 1), of.committed_end, (HEAD,)))
+        if stream == STREAM:
+            self.replica.do(self.unseal_message(HEAD))
+
+    def unseal_message(self, node: StorageNodeId) -> UnsealReplica:
+        """As the leader makes it."""
+        of = self.stream
+        return UnsealReplica(STREAM, LeaderEpoch(1), of.epoch, of.start, (node,), of.departed)
+
+    def seal(self, stream: LogStreamId) -> None:
+        of = self.state.streams[stream]
+        self.state.apply(d.Seal(stream, of.epoch, of.committed_end, of.members, "test"))
+        if stream == STREAM:
+            self.replica.do(seal(of.committed_end, epoch=of.epoch))
+
+    def open_producer(self, epoch: int) -> None:
+        self.state.apply(
+            d.OpenProducer(P, ProducerEpoch(epoch), self.state.producers[P].stream if epoch > 1 else STREAM)
+        )
+
+    def move(self, to: LogStreamId, *, epoch: int, last: int) -> None:
+        self.state.apply(d.MoveProducer(P, ProducerEpoch(epoch), to, Sequence(last)))
+
+    def first_fence(self) -> None:
+        """The first holder's fence is LLSN 1."""
+        self.replica.do(append(1, fence()))
+        self.replica.sync()
+        self.replica.do(commit(1, 1))
+        self.replica.sync()
+        cut = d.Cut(GLSN(1), GLSN(0), CutTime(1), self.state.revision, (StreamCommit(STREAM, context(1, 1)),))
+        self.state.apply(cut)
+
+    def send(self, waiter: int, sequence: int, *, epoch: int, to: Bench | None = None) -> None:
+        target = to or self.replica
+        target.do(append(waiter, batch(producer=tag(sequence, epoch=epoch)), epoch=self.stream.epoch))
+
+
+def moved_away() -> Cluster:
+    """The second holder opened the name, but was moved away before its fence was in the stream. It has used number 1
+    elsewhere; the first holder still has a number 1 of its own that never got here."""
+    cluster = Cluster()
+    cluster.open_producer(1)
+    cluster.first_fence()
+    cluster.open_producer(2)
+    cluster.seal(STREAM)
+    cluster.move(OTHER, epoch=2, last=0)
+    cluster.unseal(STREAM)
+    return cluster
+
+
+def moved_back() -> Cluster:
+    """… and was moved back, and is expected, but its fence has not come. The stream was sealed once more."""
+    cluster = moved_away()
+    cluster.seal(OTHER)
+    cluster.move(STREAM, epoch=2, last=1)
+    cluster.seal(STREAM)
+    return cluster
+
+
+def test_an_older_holder_is_shut_out_of_a_stream_that_the_name_has_left() -> None:
+    cluster = moved_away()
+    with pytest.raises(ProducerFenced):
+        cluster.send(9, 1, epoch=1)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_older_holder_does_not_slip_in_before_the_fence_of_the_one_that_comes_back(restarted: bool) -> None:
+    """Guarantee 9: number 1 is in the log once."""
+    cluster = moved_back()
+    cluster.unseal(STREAM)
+    if restarted:
+        cluster.replica.crash()
+        cluster.seal(STREAM)
+        cluster.unseal(STREAM)
+    with pytest.raises(ProducerFenced):
+        cluster.send(9, 1, epoch=1)
+
+
+def test_an_older_holder_does_not_slip_in_through_a_replica_that_learned() -> None:
+    """Deduplication state “travels with sync”: the newly admitted replica may become the head."""
+    cluster = moved_back()
+    source, learner = cluster.replica, Bench(MIDDLE)
+    learner.do(exclude(epoch=cluster.stream.epoch))
+    learner.do(learn(epoch=cluster.stream.epoch, source=HEAD))
+    plan = plan_sync(source.replica.extent, learner.replica.extent)
+    learner.do(SyncBegin(STREAM, 1, plan, GLSN(0)))
+    learner.do(SyncEntries(STREAM, 1, tuple(source.disk.entries)))
+    dedup = source.replica.dedup.checkpoint(LLSN(1))
+    learner.do(SyncEnd(STREAM, 1, tuple(source.disk.contexts), dedup, GLSN(1)))
+    learner.sync()
+    learner.do(seal(1, epoch=cluster.stream.epoch))
+    cluster.unseal(STREAM)
+    learner.do(cluster.unseal_message(MIDDLE))
+    with pytest.raises(ProducerFenced):
+        cluster.send(9, 1, epoch=1, to=learner)
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_the_one_that_comes_back_goes_on_with_its_own_numbers(reopened: bool) -> None:
+    """Also when the stream is sealed and opened again afterwards."""
+    cluster = moved_back()
+    cluster.unseal(STREAM)
+    cluster.replica.do(append(3, fence(1, epoch=2), epoch=cluster.stream.epoch))
+    if reopened:
+        cluster.replica.sync()
+        cluster.replica.do(commit(2, 1, epoch=cluster.stream.epoch))
+        cluster.replica.sync()
+        part = StreamCommit(STREAM, context(2, 1, epoch=cluster.stream.epoch, previous=1))
+        cluster.state.apply(d.Cut(GLSN(2), GLSN(1), CutTime(2), cluster.state.revision, (part,)))
+        cluster.replica.crash()
+        cluster.seal(STREAM)
+        cluster.unseal(STREAM)
+    cluster.send(4, 2, epoch=2)
+    assert cluster.replica.replica.written_end == 3
