@@ -66,13 +66,13 @@ def report_before_sync() -> list[Patch]:
 def ack_before_cut_is_stored() -> list[Patch]:
     right = OrderLayer._apply
 
-    def apply(self, decision, decided):
-        right(self, decision, decided)
+    def apply(self, decision, decided, now):
+        right(self, decision, decided, now)
         if isinstance(decision, d.Cut):
-            self._announce_cut(decision)
+            self._urgent += self._herald.announce(decision)
 
     def turn(self, now):
-        return [*right_turn(self, now), *self.__dict__.pop("_never", []), *_drain(self)]
+        return [*right_turn(self, now), *_drain(self)]
 
     right_turn = OrderLayer._turn
     return [(OrderLayer, "_apply", apply), (OrderLayer, "_turn", turn)]
@@ -361,7 +361,11 @@ BUGS: dict[str, PlantedBug] = {
             "a subscriber goes on without asking whether there are new streams",
             profile(add_stream_every_us=200_000, crash_storage_every_us=0, crash_metadata_every_us=0),
         ),
-        (deduplication_ignores_uncommitted, "a retry overtakes its first attempt", profile(message_delay_us_max=10_000)),
+        (
+            deduplication_ignores_uncommitted,
+            "a retry overtakes its first attempt",
+            profile(message_delay_us_max=10_000),
+        ),
         (
             interrupted_sync_counts,
             "a half-copied replica counts",

@@ -101,16 +101,8 @@ def seal(sealed_at: int, *, epoch: int = 1, leader: int = 1) -> SealReplica:
     return SealReplica(STREAM, LeaderEpoch(leader), Epoch(epoch), LLSN(sealed_at))
 
 
-def unseal(
-    start: int,
-    *,
-    epoch: int = 1,
-    leader: int = 1,
-    chain: tuple[StorageNodeId, ...] = CHAIN,
-    departed: tuple[tuple[str, int], ...] = (),
-) -> UnsealReplica:
-    away = tuple((ProducerId(name), ProducerEpoch(opening)) for name, opening in departed)
-    return UnsealReplica(STREAM, LeaderEpoch(leader), Epoch(epoch), LLSN(start), chain, away)
+def unseal(start: int, *, epoch: int = 1, leader: int = 1, chain: tuple[StorageNodeId, ...] = CHAIN) -> UnsealReplica:
+    return UnsealReplica(STREAM, LeaderEpoch(leader), Epoch(epoch), LLSN(start), chain)
 
 
 def exclude(*, epoch: int = 2, leader: int = 1) -> ExcludeReplica:

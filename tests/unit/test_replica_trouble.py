@@ -297,19 +297,3 @@ def test_a_fence_tells_the_last_sequence_and_shuts_the_older_holder_out() -> Non
     assert head.do(commit(2, 3))[-1] == Acked(4, Ack(GLSN(4), LLSN(4), STREAM, 1), Sequence(2))
     head.do(append(6, batch(producer=tag(3, epoch=2))))
     assert head.replica.written_end == 5
-
-
-def test_a_producer_that_was_moved_away_must_come_back_with_a_fence() -> None:
-    head = producing()
-    head.do(seal(1))
-    head.do(unseal(1, epoch=2, chain=(HEAD,), departed=(("p", 1),)))
-    with pytest.raises(ProducerFenced):
-        head.do(append(2, batch(producer=tag(1)), epoch=2))
-    head.sync()
-    head.crash()
-    head.do(seal(1, epoch=2))
-    head.do(unseal(1, epoch=3, chain=(HEAD,), departed=(("p", 1),)))
-    with pytest.raises(ProducerFenced):
-        head.do(append(2, batch(producer=tag(1)), epoch=3))
-    head.do(append(3, fence(4), epoch=3))
-    assert len(head.do(append(4, batch(producer=tag(5)), epoch=3))) == 1

@@ -7,7 +7,7 @@ rate of cuts, not the throughput.
 
 What always holds:
 
-1. Nobody outside learns of a decision before it is stored under this leader's epoch; ``_announce`` runs after it.
+1. Nobody outside learns of a decision before it is stored under this leader's epoch; the herald speaks after it.
 2. ``state`` may be ahead of the store by the write in flight. If that write is refused, the leader is over.
 3. A decision depends only on the state, on reports that count, and on time as far as patience is concerned.
 """
@@ -20,18 +20,8 @@ from msgspec import Struct
 
 from cutwater.core import decisions as d
 from cutwater.core.cut import Candidate, make_cut, next_cut_time
-from cutwater.core.messages import (
-    CatchUp,
-    CommitMessage,
-    CreateReplica,
-    ExcludeReplica,
-    LeaderHello,
-    LeaderMessage,
-    LearnFrom,
-    SealReplica,
-    TrimReplica,
-    UnsealReplica,
-)
+from cutwater.core.herald import Herald
+from cutwater.core.messages import LeaderHello
 from cutwater.core.order_events import (
     Alarm,
     Asked,
@@ -133,6 +123,7 @@ class OrderLayer:
         self.over = False
         self.explanations: dict[LogStreamId, str] = {}
         self._book = ReportBook()
+        self._herald = Herald(leader_epoch, state, self._book)
         self._heard = dict.fromkeys(state.nodes, now.monotonic)
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
         self._requests: deque[Asked] = deque()
@@ -207,7 +198,7 @@ class OrderLayer:
         if report.applied_high_watermark > self.state.high_watermark:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
         for ur in report.uncommit_reports:
-            self._examine(node, ur, now)
+            self._examine(node, ur)
         for lsid in report.invalid:
             if lsid in self.state.streams:
                 self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
@@ -216,9 +207,9 @@ class OrderLayer:
         """A report that does not name this leader may be older than what it knows: it has to be made anew."""
         if report.leader_epoch > self.leader_epoch:
             self._halt(f"storage node {report.storage_node_id} knows leader epoch {report.leader_epoch}")
-        self._send(report.storage_node_id, LeaderHello(self.leader_epoch))
+        self._urgent.append(Send(report.storage_node_id, LeaderHello(self.leader_epoch)))
 
-    def _examine(self, node: StorageNodeId, ur: UncommitReport, now: Instant) -> None:
+    def _examine(self, node: StorageNodeId, ur: UncommitReport) -> None:
         """Hold one replica's words against what was decided."""
         stream = self.state.streams.get(ur.log_stream_id)
         if stream is None or not self._can_be(stream, ur):
@@ -240,7 +231,6 @@ class OrderLayer:
             self._attention.add(stream.stream)
         elif node in stream.members:
             self._examine_member(stream, node, ur)
-        self._trim_history(stream, now)
 
     def _can_be(self, stream: LogStream, ur: UncommitReport) -> bool:
         """Whether a replica tells only of what was decided."""
@@ -261,6 +251,8 @@ class OrderLayer:
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
         """Forget the ranges that no replica will ask for."""
+        if not self.state.histories[stream.stream]:
+            return
         end = self._forgettable_end(stream, self._is_patient(stream, now))
         if end is not None:
             self.state.trim_history(stream.stream, end)
@@ -310,6 +302,7 @@ class OrderLayer:
         self._settled_high_watermark = self._high_watermark_at_wake
         self._high_watermark_at_wake = self.state.high_watermark
         for stream in self.state.streams.values():
+            self._trim_history(stream, now)
             if stream.is_open:
                 self._watch_members(stream, now)
             if stream.final and self._wakes % FINISHED_STREAMS_EVERY_WAKES:
@@ -343,7 +336,11 @@ class OrderLayer:
         if self.halted is not None:
             self._refuse_requests(self.halted)
         else:
-            effects += self._answer_reports()
+            for node in sorted(self._spoke):
+                report = self._book.newest(node)
+                if report is not None:
+                    effects += self._herald.answer(report, self._settled_high_watermark)
+            self._spoke.clear()
             decided = tuple(self._decide(now))
         if decided or self._confirm or any(isinstance(held, Reply) for held in self._held):
             # Also an answer that needed no decision waits for the store: only there can a leader learn that it is one
@@ -455,7 +452,7 @@ class OrderLayer:
         plan = self._plan(stream, now)
         self.explanations[stream.stream] = plan.why
         for node, source in plan.learners:
-            self._held.append(Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source)))
+            self._held.append(self._herald.learn(stream, node, source))
         if plan.chain:
             unseal = d.Unseal(stream.stream, Epoch(stream.epoch + 1), stream.committed_end, plan.chain)
             self._apply(unseal, decided, now)
@@ -501,130 +498,10 @@ class OrderLayer:
             raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
         decisions, self._in_flight = self._in_flight, None
         for decision in decisions or ():
-            self._announce(decision)
-
-    def _announce(self, decision: d.Decision) -> None:
-        """Tell storage nodes of a decision that is stored. A lost message is made up for after the next report."""
-        match decision:
-            case d.Cut():
-                self._announce_cut(decision)
-            case d.Seal():
-                stream = self.state.streams[decision.stream]
-                if not stream.is_open and stream.epoch == decision.epoch:
-                    for node in stream.replicas:
-                        self._send(node, self._seal_message(stream))
-            case d.Unseal():
-                self._announce_unseal(decision)
-            case d.CreateStream():
-                for node in decision.replicas:
-                    self._send(node, self._create_message(self.state.streams[decision.stream]))
-            case d.Trim():
-                for stream in self.state.streams_of(decision.topic):
-                    for node in stream.replicas:
-                        self._send(node, TrimReplica(stream.stream, decision.before))
-            case d.RemoveNode():
+            self._urgent += self._herald.announce(decision)
+            if isinstance(decision, d.RemoveNode):
                 self._book.forget(decision.node)
                 self._heard.pop(decision.node, None)
-
-    def _announce_cut(self, cut: d.Cut) -> None:
-        committed = {commit.stream for commit in cut.commits}
-        for node in sorted(self.state.nodes):
-            member_of = [s.stream for s in self.state.streams.values() if s.is_open and node in s.members]
-            commits = tuple(c for c in cut.commits if node in self.state.streams[c.stream].members)
-            quiet = tuple(lsid for lsid in member_of if lsid not in committed)
-            if commits or quiet:
-                self._send(
-                    node,
-                    CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, commits, quiet),
-                )
-
-    def _announce_unseal(self, unseal: d.Unseal) -> None:
-        stream = self.state.streams[unseal.stream]
-        if not stream.is_open or stream.epoch != unseal.epoch:
-            return
-        backups = unseal.chain[1:] or unseal.chain
-        for node in backups:
-            self._send(node, self._unseal_message(stream))
-        for node in stream.replicas:
-            if node not in unseal.chain:
-                self._send(node, ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch))
-
-    def _create_message(self, stream: LogStream) -> CreateReplica:
-        """Only a stream that never was open begins at its creation; a later replica of it has to learn."""
-        start = stream.created_at if stream.epoch == 0 else GLSN(0)
-        return CreateReplica(stream.stream, stream.topic, start)
-
-    def _seal_message(self, stream: LogStream) -> SealReplica:
-        return SealReplica(stream.stream, self.leader_epoch, stream.epoch, stream.committed_end)
-
-    def _unseal_message(self, stream: LogStream) -> UnsealReplica:
-        return UnsealReplica(
-            stream.stream, self.leader_epoch, stream.epoch, stream.start, stream.members, stream.departed
-        )
-
-    def _send(self, node: StorageNodeId, message: LeaderMessage) -> None:
-        self._urgent.append(Send(node, message))
-
-    # Answering reports.
-
-    def _answer_reports(self) -> Effects:
-        """Tell the nodes that spoke since the last turn what each of their replicas lacks."""
-        effects: Effects = []
-        for node in sorted(self._spoke):
-            report = self._book.newest(node)
-            if report is None:
-                continue
-            behind = report.applied_high_watermark < self._settled_high_watermark
-            for ur in report.uncommit_reports:
-                stream = self.state.streams.get(ur.log_stream_id)
-                if stream is not None and node in stream.replicas:
-                    effects += self._answer(stream, node, ur, behind)
-            known = {ur.log_stream_id for ur in report.uncommit_reports} | set(report.invalid)
-            for stream in self.state.streams_on(node):
-                if stream.stream not in known:
-                    effects.append(Send(node, self._create_message(stream)))
-        self._spoke.clear()
-        return effects
-
-    def _answer(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Effects:
-        if ur.state is ReplicaState.LEARNING:
-            return []
-        effects: Effects = []
-        if stream.is_open and node not in stream.members:
-            if ur.epoch < stream.epoch:
-                effects.append(Send(node, ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch)))
-        elif stream.is_open:
-            effects += self._open_members(stream, node, ur)
-            if behind and ur.epoch == stream.epoch:
-                effects += self._catch_up(stream, node, ur)
-        elif ur.state is not ReplicaState.SEALED or ur.epoch != stream.epoch:
-            effects += [Send(node, self._seal_message(stream)), *self._catch_up(stream, node, ur)]
-        trim = self.state.topics[stream.topic].trimmed_before
-        if ur.trimmed_before < trim:
-            effects.append(Send(node, TrimReplica(stream.stream, trim)))
-        return effects
-
-    def _open_members(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Effects:
-        """Members that missed the unseal get it again; the head opens last, when all others run."""
-        head, backups = stream.members[0], stream.members[1:]
-        if node != head and ur.epoch < stream.epoch:
-            return [Send(node, self._unseal_message(stream))]
-        if not self._runs(stream, head) and all(self._runs(stream, backup) for backup in backups):
-            return [Send(head, self._unseal_message(stream))]
-        return []
-
-    def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
-        ur = self._book.of(stream.stream, node)
-        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
-
-    def _catch_up(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Effects:
-        """Every later range of the stream; nothing if the replica must learn, which repair will see to."""
-        contexts = self.state.histories[stream.stream].after(ur.committed_end)
-        if contexts is None or ur.epoch != stream.epoch or ur.durable_end < stream.committed_end:
-            return []
-        state = self.state
-        message = CatchUp(stream.stream, contexts, stream.committed_end, state.high_watermark, state.revision)
-        return [Send(node, message)]
 
     # Housekeeping.
 

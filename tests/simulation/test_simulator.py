@@ -1,0 +1,101 @@
+"""Clusters under random faults keep their promises; the simulator itself is deterministic and says how to replay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cutwater.testing import simulate as command
+from cutwater.testing.simulator.cluster import Cluster, simulate
+from cutwater.testing.simulator.options import PROFILES, Options, random_options
+from cutwater.testing.simulator.record import Outcome
+from cutwater.testing.simulator.world import Violation
+
+RANDOM_SEEDS = 240
+STORM_SEEDS = 60
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.parametrize("first", range(0, RANDOM_SEEDS, SEEDS_PER_TEST))
+def test_random_faults(first: int) -> None:
+    check("random", first)
+
+
+@pytest.mark.parametrize("first", range(0, STORM_SEEDS, SEEDS_PER_TEST))
+def test_everything_at_once(first: int) -> None:
+    check("storm", first)
+
+
+def check(profile: str, first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        result = simulate(seed, PROFILES[profile](seed))
+        suffix = "" if profile == "random" else f" PROFILE={profile}"
+        assert result.violation is None, f"{result.violation}\nreplay it: make simulate SEED={seed}{suffix}"
+
+
+def test_a_quiet_cluster_acknowledges_everything() -> None:
+    result = simulate(1, Options())
+    assert result.violation is None
+    assert result.appends["unknown"] == 0
+    assert result.appends["ok"] > 200
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
+    """Also in another process, with another hash seed for strings."""
+    here = simulate(seed, random_options(seed)).trace_hash
+    program = [sys.executable, "-m", "cutwater.testing.simulate", "--seed", str(seed)]
+    there = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert there[-1] == here
+    assert int(here, 16) >= 0
+
+
+def test_another_seed_gives_another_trace() -> None:
+    assert simulate(5, Options()).trace_hash != simulate(6, Options()).trace_hash
+
+
+def test_many_in_parallel_equal_many_in_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seeds", "6", "--jobs", "1"]) == 0
+    alone = capsys.readouterr().out.splitlines()[-1]
+    assert command.main(["--seeds", "6", "--jobs", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == alone
+
+
+def test_a_violation_fails_and_prints_the_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Cluster) -> None:
+        raise Violation("3 durable", "planted here")
+
+    monkeypatch.setattr(Cluster, "_inspect", broken)
+    assert command.main(["--seed", "1"]) == 1
+    assert command.main(["--seeds", "1", "--jobs", "1", "--profile", "quiet", "--first", "9"]) == 1
+    out = capsys.readouterr().out
+    assert "VIOLATION with seed 1: 3 durable: planted here" in out
+    assert "replay it: make simulate SEED=1\n" in out
+    assert "replay it: make simulate SEED=9 PROFILE=quiet\n" in out
+
+
+def test_a_crash_of_the_core_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(self: Cluster) -> None:
+        raise ZeroDivisionError("in the core")
+
+    monkeypatch.setattr(Cluster, "_recover", crash)
+    assert simulate(1, Options()).guarantee == "crash"
+
+
+def test_seeds_turn_on_every_fault() -> None:
+    """Each seed has a subset of the faults; together they have them all."""
+    faults = {name for seed in range(300) for name in random_options(seed).faults()}
+    assert faults >= set(Options.__struct_fields__) - {"duration_us"}
+
+
+def test_faults_bite() -> None:
+    """The world is rough enough: unknown outcomes, definite failures, seals and leader changes all happen."""
+    results = [simulate(seed, random_options(seed)) for seed in range(30)]
+    assert sum(result.appends[Outcome.UNKNOWN.value] for result in results) > 30
+    assert sum(result.appends[Outcome.FAIL.value] for result in results) > 30
+    assert sum(result.seals for result in results) > 100
+    assert sum(result.leaders - 1 for result in results) > 20
