@@ -198,8 +198,8 @@ class Report(Struct, frozen=True):
     ``leader_epoch`` is the newest leader that the node has heard of. A leader believes only reports that name it: an
     older one may have been on its way since before decisions that the leader knows of.
 
-    ``applied_high_watermark`` is the last cut up to which all running replicas of the node know to be complete; not
-    durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored data cannot be
+    ``applied_high_watermark`` is the last cut up to which all running replicas of the node know themselves to be
+    complete; not durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored data cannot be
     trusted: they report nothing and wait to be synced.
     """
 

@@ -29,6 +29,8 @@ def test_a_planted_bug_is_found(name: str) -> None:
     """A check that cannot fail is no check: with the bug a guarantee breaks; without it, on that seed, none does."""
     found = first_violation(name)
     assert found is not None, f"{name} ({BUGS[name].what}) was not found within {SEEDS_MAX} seeds"
+    # A patch that no longer fits the code would crash, and prove nothing.
+    assert found.guarantee != "crash", found.violation
     print(f"{name}: found with seed {found.seed}: {found.violation}")
     clean = simulate(found.seed, BUGS[name].options)
     assert clean.violation is None, f"{name}: the profile fails without the bug, seed {found.seed}: {clean.violation}"

@@ -21,10 +21,14 @@ class CommitHistory:
 
     def __init__(self, contexts: Iterable[CommitContext] = (), end: LLSN | None = None) -> None:
         """``end`` is where the stream is committed to; by default where the contexts end."""
-        self._contexts = deque(contexts)
-        if end is None:
-            end = self._contexts[-1].last_llsn if self._contexts else LLSN(0)
-        self._end = end
+        self._contexts: deque[CommitContext] = deque()
+        self._end = LLSN(0) if end is None else end
+        for context in contexts:
+            if not self._contexts:
+                self._end = LLSN(context.first_llsn - 1)
+            self.append(context)
+        if end is not None and self._end != end:
+            raise ProtocolViolation(f"commit history ends at LLSN {self._end}, the stream at {end}")
 
     def __len__(self) -> int:
         return len(self._contexts)

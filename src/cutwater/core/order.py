@@ -100,8 +100,11 @@ class _Backoff:
     def fail(self, what: object, now: Instant) -> None:
         if self.waits(what, now):
             return
-        _, wait = self._waits.get(what, (0, self._options.retry_us_min // 2))
-        wait = min(wait * 2, self._options.retry_us_max)
+        until, wait = self._waits.get(what, (0, 0))
+        if now.monotonic - until > self._options.retry_us_max:
+            # The last failure is long ago.
+            wait = 0
+        wait = max(self._options.retry_us_min, min(wait * 2, self._options.retry_us_max))
         self._waits[what] = (now.monotonic + wait, wait)
 
     def waits(self, what: object, now: Instant) -> bool:
@@ -146,7 +149,7 @@ class OrderLayer:
         self._last_wall = now.wall
         self._last_cut = now.monotonic
         self._tick_wait = options.tick_us_min
-        self._compacted_at = state.index
+        self._compacted_at = state.snapshot_index
         self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
         """Cuts up to the first are so old that whoever has not heard of them has lost a message."""
 
@@ -154,6 +157,7 @@ class OrderLayer:
         """The one mutator."""
         if self.over:
             raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
+        self._notice_sleep(now)
         match event:
             case ReportArrived():
                 self._take_report(event.report, now)
@@ -184,13 +188,14 @@ class OrderLayer:
         node = report.storage_node_id
         if node not in self.state.nodes:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
-        self._heard[node] = now.monotonic
         if report.leader_epoch != self.leader_epoch:
+            self._heard[node] = now.monotonic
             self._introduce(report)
             return
         known = self._book.newest(node)
         if not self._book.admit(report):
             return
+        self._heard[node] = now.monotonic
         self._spoke.add(node)
         if known is not None and known.incarnation != report.incarnation:
             for stream in self.state.streams_on(node):
@@ -224,11 +229,13 @@ class OrderLayer:
                 return
             if ur.durable_end < floor:
                 what = f"log stream {stream.stream} on storage node {node} ends at LLSN {ur.durable_end}, below {floor}"
-                self._alarm(ImpossibleReport(f"{what}: it has lost what it had on disk and is quarantined"))
+                if node not in self._distrusted.get(stream.stream, ()):
+                    self._alarm(ImpossibleReport(f"{what}: it has lost what it had on disk and is quarantined"))
                 self._distrust(stream, node, f"it ends at LLSN {ur.durable_end}, below {floor}")
                 return
         if not stream.is_open:
-            self._attention.add(stream.stream)
+            if not stream.final or not is_ready(stream, ur):
+                self._attention.add(stream.stream)
         elif node in stream.members:
             self._examine_member(stream, node, ur)
 
@@ -238,15 +245,16 @@ class OrderLayer:
             ur.high_watermark <= self.state.high_watermark
             and ur.epoch <= stream.epoch
             and ur.committed_end <= stream.committed_end
+            and ur.trimmed_before <= self.state.topics[stream.topic].trimmed_before
         )
 
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
             # It restarted, or something failed there.
             self._want_seal(stream, f"the replica on storage node {node} is sealing")
-        elif ur.epoch == stream.epoch:
-            if ur.state is ReplicaState.SEALED:
-                self._halt(f"storage node {node} reports {ur}, but the stream is open")
+        elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
+            self._halt(f"storage node {node} reports {ur}, but the stream is open")
+        if ur.epoch == stream.epoch:
             self._moved.add(stream.stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
@@ -294,9 +302,6 @@ class OrderLayer:
         return f"decision {self.state.index}, high watermark {self.state.high_watermark}"
 
     def _wake(self, now: Instant) -> None:
-        if now.monotonic - self._woke > self.options.node_dead_after_us // 2:
-            # It was the leader that slept, not the nodes: their reports are still waiting to be read.
-            self._heard = dict.fromkeys(self._heard, now.monotonic)
         self._woke = now.monotonic
         self._wakes += 1
         self._settled_high_watermark = self._high_watermark_at_wake
@@ -309,6 +314,15 @@ class OrderLayer:
                 continue
             if not stream.is_open or stream.members != stream.replicas:
                 self._attention.add(stream.stream)
+
+    def _notice_sleep(self, now: Instant) -> None:
+        """When the leader itself was stopped for a while, that time counts neither for the silence of nodes, whose
+        reports still wait to be read, nor for the patience with replicas."""
+        slept = now.monotonic - self._woke
+        if slept > self.options.node_dead_after_us // 2:
+            self._heard = {node: heard + slept for node, heard in self._heard.items()}
+            self._sealed_since = {stream: since + slept for stream, since in self._sealed_since.items()}
+            self._woke = now.monotonic
 
     def _watch_members(self, stream: LogStream, now: Instant) -> None:
         for node in stream.members:
@@ -415,7 +429,7 @@ class OrderLayer:
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
         around = Surroundings(
             usable=lambda node: self._usable(node, now),
-            ready=lambda stream, node: is_ready(stream, self._book.of(stream.stream, node)),
+            ready=lambda stream, node: self._alive(node, now) and is_ready(stream, self._book.of(stream.stream, node)),
             time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
         )
         for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):

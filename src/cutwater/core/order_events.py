@@ -1,7 +1,7 @@
 """What happens to the leader of the metadata repository, and what it wants done.
 
-``Store`` is the only effect that may be under way while others wait: as long as a write is in flight the leader sends
-and answers nothing, so nobody can learn of a decision before it is stored.
+As long as a ``Store`` is in flight the leader says nothing that depends on what is being stored, so nobody can learn of
+a decision too early. All it may say is that it leads (``LeaderHello``), and that it is overloaded.
 """
 
 from __future__ import annotations

@@ -171,6 +171,9 @@ def _rotate(nodes: tuple[StorageNodeId, ...], by: int) -> tuple[StorageNodeId, .
 
 def _add_stream(request: r.AddStreamRequest, state: OrderState, around: Surroundings) -> Outcome:
     topic = _topic(state, request.topic)
+    live = sum(1 for s in state.streams_of(topic.topic) if not s.final)
+    if live >= STREAMS_PER_TOPIC_MAX:
+        raise Refused(f"topic {request.topic!r} has {live} log streams already, {STREAMS_PER_TOPIC_MAX} is the most")
     stream = LogStreamId(state.last_stream + 1)
     nodes = _rotate(_place(state, around, {}, topic.replication), stream)
     create = d.CreateStream(stream, topic.topic, nodes, state.high_watermark, around.time)
@@ -215,7 +218,7 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
                 f"storage node {request.node} is a replica of log stream {stream.stream}: replace it there first"
             )
         deleted = state.topics[stream.topic].deleted
-        if not deleted and not any(node in stream.members and around.ready(stream, node) for node in left):
+        if not deleted and not any(around.ready(stream, node) for node in left):
             raise LastCopy(
                 f"storage node {request.node} holds the last copy of log stream {stream.stream} that is known to be "
                 "complete: bring another one up first"
@@ -232,7 +235,7 @@ def _replace(request: r.ReplaceRequest, state: OrderState, around: Surroundings)
         raise InvalidArgument(f"storage node {request.old} is not a replica of log stream {request.stream}")
     if stream.is_open:
         raise NotSealed(f"log stream {request.stream} is open: seal it before you replace a replica")
-    holders = [node for node in stream.members if node != request.old and around.ready(stream, node)]
+    holders = [node for node in stream.replicas if node != request.old and around.ready(stream, node)]
     if not holders:
         raise LastCopy(
             f"without storage node {request.old} no replica of log stream {request.stream} is known to hold every "
@@ -277,6 +280,8 @@ def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome
         # Asked again after the first answer was lost.
         return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
     stream = state.streams[producer.stream]
+    if state.topics[stream.topic].deleted:
+        raise NotFound(f"the topic of producer {request.producer!r} is deleted: its batches have nowhere to go")
     if stream.is_open or stream.epoch != request.stream_epoch:
         raise NotSealed(
             f"log stream {stream.stream} is not sealed in epoch {request.stream_epoch}, so the fate of the producer's "

@@ -30,6 +30,9 @@ from cutwater.types import (
     TopicId,
 )
 
+_ON_STREAMS = d.Seal | d.Unseal | d.Release | d.DropSurvivor | d.AssignReplicas | d.OpenProducer | d.MoveProducer
+"""The decisions that name a log stream which must exist."""
+
 
 class Topic(Struct):
     topic: TopicId
@@ -99,7 +102,7 @@ class OrderState:
 
     def __init__(self, snapshot: Snapshot | None = None, decisions: Iterable[d.Decision] = ()) -> None:
         start = snapshot or Snapshot()
-        self.index = start.index
+        self.index = self.snapshot_index = start.index
         self.revision = start.revision
         self.high_watermark = start.high_watermark
         self.cut_time = start.cut_time
@@ -148,6 +151,10 @@ class OrderState:
 
     def apply(self, decision: d.Decision) -> None:
         """Fold the next decision into the state; raises, and changes nothing, if it contradicts the earlier ones."""
+        if isinstance(decision, _ON_STREAMS):
+            self._require(decision.stream in self.streams, decision, "the log stream is unknown")
+        if isinstance(decision, (d.DeleteTopic, d.Trim, d.CreateStream)):
+            self._require(decision.topic in self.topics, decision, "the topic is unknown")
         match decision:
             case d.Cut():
                 self._cut(decision)
@@ -196,19 +203,23 @@ class OrderState:
 
     def _cut(self, cut: d.Cut) -> None:
         self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")
-        self._require(cut.high_watermark > self.high_watermark, cut, "it gives out nothing")
         self._require(cut.time > self.cut_time, cut, "cut time never goes back")
-        self._require(
-            cut.is_tick or len({c.stream for c in cut.commits}) == len(cut.commits), cut, "a stream is in it twice"
-        )
         next_glsn = cut.prev_high_watermark + (2 if cut.is_tick else 1)
+        last_stream = 0
         for commit in cut.commits:
-            stream, context = self.streams[commit.stream], commit.context
-            self._require(context.first_glsn == next_glsn and context.count > 0, cut, "its GLSNs are not dense")
-            next_glsn += context.count
-            self._require(stream.is_open, cut, "a log stream in it is sealed")
+            context, stream = commit.context, self.streams.get(commit.stream)
+            self._require(commit.stream > last_stream, cut, "its log streams are not in order")
+            self._require(stream is not None and stream.is_open, cut, "a log stream in it is not open")
+            assert stream is not None
             self._require(context.epoch == stream.epoch, cut, "a log stream in it is in another epoch")
-            self._require(context.first_llsn == stream.committed_end + 1, cut, "it leaves a hole")
+            self._require(context.first_llsn == stream.committed_end + 1, cut, "it leaves a hole in a log stream")
+            self._require(context.first_glsn == next_glsn and context.count > 0, cut, "its GLSNs are not dense")
+            same = (context.high_watermark, context.prev_high_watermark, context.time)
+            self._require(
+                same == (cut.high_watermark, cut.prev_high_watermark, cut.time), cut, "a commit in it is of another cut"
+            )
+            next_glsn += context.count
+            last_stream = commit.stream
         self._require(next_glsn == cut.high_watermark + 1, cut, "its GLSNs do not end at its high watermark")
         for commit in cut.commits:
             stream, context = self.streams[commit.stream], commit.context
@@ -246,7 +257,6 @@ class OrderState:
 
     def _create_stream(self, create: d.CreateStream) -> None:
         self._require(create.stream == self.last_stream + 1, create, "its number is out of turn")
-        self._require(create.topic in self.topics, create, "the topic is unknown")
         self._require(create.high_watermark == self.high_watermark, create, "it does not start at the present")
         self.last_stream = create.stream
         self.streams[create.stream] = LogStream(

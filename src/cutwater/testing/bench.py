@@ -223,7 +223,7 @@ def main() -> int:
         "",
         "## Simulator",
         "",
-        f"{events / 1e3:.0f} thousand events per second and core, {clusters:.1f} whole clusters per second and core "
+        f"{events / 1e3:.0f} thousand events per second and core, {clusters:.1f} whole clusters per second and core",
         "with random faults, checks included; limited by CPU.",
         "",
     ]

@@ -7,13 +7,14 @@ refuses contradictions, and the watermark clock is compared with a dumb oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from msgspec import Struct
 
 from cutwater.core import decisions as d
 from cutwater.core.order_state import OrderState
+from cutwater.core.subscription import Run
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
 from cutwater.testing.simulator.record import Outcome, Record, event_times
@@ -55,6 +56,9 @@ class Evidence(Struct):
     """Subscribers had time to reach this position."""
 
 
+LoggedBatch = tuple[GLSN, LogStreamId, LLSN, CutTime, Batch]
+
+
 class Log:
     """The log that the decisions describe, with the content that replicas hold."""
 
@@ -75,7 +79,7 @@ class Log:
         except CutwaterError as error:
             raise Violation("12 one cut sequence", str(error)) from error
         self.trimmed_before = max((t.trimmed_before for t in self.state.topics.values()), default=GLSN(1))
-        self.batches: list[tuple[GLSN, LogStreamId, LLSN, CutTime, Batch]] = []
+        self.batches: list[LoggedBatch] = []
         """Every committed batch in GLSN order."""
         for cut in self.cuts:
             for commit in cut.commits:
@@ -232,7 +236,7 @@ def _check_segment(
     subscriber: int,
     start: GLSN,
     through: GLSN,
-    runs: list,  # type: ignore[type-arg]
+    runs: list[Run],
     data: list[tuple[GLSN, LogStreamId, LLSN, Batch]],
     index: dict[GLSN, int],
 ) -> None:
@@ -283,15 +287,21 @@ def check_trim(log: Log, evidence: Evidence) -> None:
     for trim in evidence.record.trims:
         if trim.before > log.trimmed_before:
             raise Violation("10 trim", f"a trim before {trim.before} was answered, the log says {log.trimmed_before}")
-        for read in evidence.record.reads:
-            assert read.op.ack is not None
-            gone = read.op.ack.glsn < trim.before and read.invoked > trim.completed
-            if gone and read.error == "trimmed" and read.first_left < trim.before:
-                # A replica that has not heard of the newer trim may still name the older one, but never invent one.
-                continue
-    for cut_back in evidence.record.reads:
-        if cut_back.error == "trimmed" and cut_back.first_left > log.trimmed_before:
-            raise Violation("10 trim", f"a read said trimmed before {cut_back.first_left}, nobody asked for that")
+    gone: dict[tuple[StorageNodeId, LogStreamId], GLSN] = {}
+    told = sorted((read for read in evidence.record.reads if read.error == "trimmed"), key=lambda read: read.completed)
+    i = 0
+    for read in sorted(evidence.record.reads, key=lambda read: read.invoked):
+        while i < len(told) and told[i].completed < read.invoked:
+            place = (told[i].node, told[i].stream)
+            gone[place] = max(gone.get(place, GLSN(0)), told[i].first_left)
+            i += 1
+        first_left = gone.get((read.node, read.stream), GLSN(0))
+        if read.run is not None and read.run.first_glsn < first_left:
+            raise Violation(
+                "10 trim", f"node {read.node} served GLSN {read.run.first_glsn}, trimmed before {first_left}"
+            )
+        if read.error == "trimmed" and not read.first_left >= first_left:
+            raise Violation("10 trim", f"node {read.node} named {read.first_left} after {first_left}")
 
 
 def check_sealed(log: Log, evidence: Evidence) -> None:
@@ -313,26 +323,26 @@ def check_watermark(log: Log, evidence: Evidence) -> None:
     strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
     clock, oracle = WatermarkClock(), _WatermarkOracle(50 * MILLISECOND, 300 * MILLISECOND)
     batches = iter(log.batches)
-    time = CutTime(0)
     for decision in evidence.decisions:
         if isinstance(decision, d.CreateStream):
-            clock.add_stream(decision.stream, strategy, time)
-            oracle.streams[decision.stream] = (None, time)
+            clock.add_stream(decision.stream, strategy, decision.time)
+            oracle.streams[decision.stream] = (None, decision.time)
         elif isinstance(decision, d.Seal) and decision.final:
             clock.remove_stream(decision.stream)
             del oracle.streams[decision.stream]
         elif isinstance(decision, d.Cut):
-            time = decision.time
             if decision.is_tick:
-                clock.tick(decision.high_watermark, time)
-                oracle.position(time)
-            for _ in decision.commits:
-                _compare_commit(batches, _.context, clock, oracle)
+                clock.tick(decision.high_watermark, decision.time)
+                oracle.position(decision.time)
+            for commit in decision.commits:
+                _compare_commit(batches, commit.context, clock, oracle)
             if clock.watermark != oracle.watermark:
                 raise Violation("watermark", f"{clock.watermark} at {decision.high_watermark}, not {oracle.watermark}")
 
 
-def _compare_commit(batches, context, clock, oracle) -> None:  # type: ignore[no-untyped-def]
+def _compare_commit(
+    batches: Iterator[LoggedBatch], context: CommitContext, clock: WatermarkClock, oracle: _WatermarkOracle
+) -> None:
     left = context.count
     while left:
         glsn, stream, _, time, batch = next(batches)

@@ -153,8 +153,6 @@ class Producer(Client):
         super().__init__(world, number, record, metadata_nodes)
         self.session = ProducerSession(ProducerId(name), topic)
         self._ops: dict[Sequence, AppendOp] = {}
-        self._epoch = 0
-        self._progress = 0
         self._seen_closed = 0
 
     def on_start(self) -> None:
@@ -342,9 +340,11 @@ class Reader(Client):
         if op.ack is None or info is None or not info.replicas:
             return
         invoked = self.world.now
+        target = self.rng.choice(info.replicas)
+        stream = op.ack.stream
 
         def answered(outcome: Any) -> None:
-            read = ReadOp(op, invoked, self.world.now, None)
+            read = ReadOp(op, target, stream, invoked, self.world.now, None)
             if isinstance(outcome, ReadAnswer):
                 read.run = outcome.runs[0] if outcome.runs else None
                 read.error = "" if outcome.runs else "not_yet_committed"
@@ -354,8 +354,7 @@ class Reader(Client):
                 read.error = outcome.code if isinstance(outcome, CutwaterError) else "timeout"
             self.record.reads.append(read)
 
-        target = self.rng.choice(info.replicas)
-        self.call(("sn", target), ReadCall(op.ack.stream, op.ack.glsn, 1), 60 * MILLISECOND, answered)
+        self.call(("sn", target), ReadCall(stream, op.ack.glsn, 1), 60 * MILLISECOND, answered)
 
 
 class Operator(Client):

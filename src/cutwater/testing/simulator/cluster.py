@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -286,6 +288,11 @@ class Cluster:
         )
 
 
+def _where(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(last.filename).name}:{last.lineno} {last.line}"
+
+
 def simulate(seed: int, options: Options, log: list[str] | None = None) -> Result:
     """Run one cluster to its end. Any exception that is not a ``Violation`` counts as one: the core must not crash."""
     cluster = Cluster(seed, options)
@@ -295,6 +302,10 @@ def simulate(seed: int, options: Options, log: list[str] | None = None) -> Resul
         cluster.run()
     except Violation as error:
         violation, guarantee = str(error), error.guarantee
+    except AssertionError as error:
+        violation, guarantee = f"assertion: {error} at {_where(error)}", "assertion"
+        if log is not None:
+            raise
     except Exception as error:
         violation, guarantee = f"crash: {type(error).__name__}: {error}", "crash"
         if log is not None:

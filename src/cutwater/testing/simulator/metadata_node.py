@@ -50,7 +50,7 @@ ORDER_OPTIONS = OrderOptions(
     tick_us_max=800 * MILLISECOND,
     compact_every_decisions=16,
 )
-"""As in a real cluster, ten times faster."""
+"""As in a real cluster, only much faster, so that much happens in a few simulated seconds."""
 
 
 class MetadataNode(Process):

@@ -8,7 +8,7 @@ from zlib import crc32
 from msgspec import Struct
 
 from cutwater.core.subscription import Run
-from cutwater.types import GLSN, Ack, Batch, EventTime, ProducerEpoch, ProducerId, Sequence
+from cutwater.types import GLSN, Ack, Batch, EventTime, LogStreamId, ProducerEpoch, ProducerId, Sequence, StorageNodeId
 
 
 class Outcome(enum.Enum):
@@ -44,6 +44,8 @@ class ReadOp(Struct):
     """A read of an acknowledged GLSN: the run that came back, or the code of the error."""
 
     op: AppendOp
+    node: StorageNodeId
+    stream: LogStreamId
     invoked: int
     completed: int
     run: Run | None

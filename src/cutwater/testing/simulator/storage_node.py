@@ -116,7 +116,6 @@ class StorageNode(Process):
         self.metadata_nodes = metadata_nodes
         self.disks: dict[LogStreamId, ReplicaDisk] = {}
         self.disk_full = False
-        self.bad_disk = False
         self.applied: dict[LogStreamId, dict[GLSN, CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
