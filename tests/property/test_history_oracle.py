@@ -65,7 +65,8 @@ def llsns(context: CommitContext) -> range:
 
 
 Step = tuple[str, int]
-steps = st.lists(st.tuples(st.sampled_from(["append", "trim", "after", "after"]), st.integers(0, 12)), max_size=40)
+kinds = st.sampled_from(["append", "append", "trim", "after", "after", "reload"])
+steps = st.lists(st.tuples(kinds, st.integers(0, 12)), max_size=40)
 
 
 @given(commits(), steps)
@@ -80,8 +81,11 @@ def test_history(contexts: list[CommitContext], todo: list[Step]) -> None:
             # No replica has durably applied what was never committed.
             applied = min(llsn, oracle.all[-1].last_llsn) if oracle.all else 0
             assert history.trim(LLSN(applied)) == oracle.trim(applied)
-        elif what == "after" and oracle.all:
+        elif what == "after":
             assert history.after(LLSN(llsn)) == oracle.after(llsn)
+        elif what == "reload":
+            # As from a snapshot, which holds the ranges that are left and the committed end.
+            history = CommitHistory(history.contexts(), oracle.all[-1].last_llsn if oracle.all else LLSN(0))
         assert history.contexts() == tuple(c for i, c in enumerate(oracle.all) if i not in oracle.forgotten)
         assert len(history) == len(history.contexts())
 

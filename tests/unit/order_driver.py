@@ -75,9 +75,10 @@ def ur(
     hwm: int = 0,
     epoch: int = 1,
     state: ReplicaState = RUNNING,
+    trimmed: int = 1,
 ) -> UncommitReport:
     """What a replica says that has applied up to LLSN ``committed`` and is durable up to ``end``."""
-    return UncommitReport(stream, Epoch(epoch), state, GLSN(hwm), LLSN(committed + 1), end - committed)
+    return UncommitReport(stream, Epoch(epoch), state, GLSN(hwm), LLSN(committed + 1), end - committed, GLSN(trimmed))
 
 
 def cluster_of(
@@ -194,8 +195,16 @@ class Leader:
         self.now = Instant(self.now.monotonic + us, self.now.wall + us)
 
     def wake_after(self, us: int) -> list[OrderEffect]:
+        """Time passes without a sign of it, then the leader wakes. After long enough it knows that it slept."""
         self.pass_time(us)
         return self.run(Wake())
+
+    def wake_during(self, us: int, every_us: int = 20 * MILLISECOND) -> list[OrderEffect]:
+        """Time passes, and the leader wakes all the while, as it should."""
+        effects: list[OrderEffect] = []
+        for at in range(0, us, every_us):
+            effects += self.wake_after(min(every_us, us - at))
+        return effects
 
 
 def stores(effects: Iterable[OrderEffect]) -> list[d.Decision]:
@@ -228,6 +237,7 @@ class FakeReplica:
     def __init__(self, hwm: int) -> None:
         self.state, self.epoch, self.hwm = SEALING, 0, hwm
         self.committed = self.end = 0
+        self.trimmed = 1
         self.sealed_at: int | None = None
 
     def apply(self, context: CommitContext) -> None:
@@ -274,7 +284,7 @@ class FakeNodes:
 
     def _reports(self, node: StorageNodeId) -> list[UncommitReport]:
         return [
-            ur(lsid, end=r.end, committed=r.committed, hwm=r.hwm, epoch=r.epoch, state=r.state)
+            ur(lsid, end=r.end, committed=r.committed, hwm=r.hwm, epoch=r.epoch, state=r.state, trimmed=r.trimmed)
             for (at, lsid), r in sorted(self.replicas.items())
             if at == node
         ]
@@ -317,4 +327,6 @@ class FakeNodes:
                 source = self.replicas[message.source, message.stream]
                 replica.committed = replica.end = source.committed
                 replica.hwm = source.hwm
+            case m.TrimReplica():
+                replica.trimmed = max(replica.trimmed, message.before)
         replica.settle()

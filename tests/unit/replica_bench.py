@@ -144,6 +144,8 @@ class Disk:
             case Restart():
                 self.first_llsn = effect.first_llsn
                 self.entries, self.contexts, self.unsynced = [], [], []
+            case Reopen(durable_end=None):
+                self.unsynced = []
             case Reopen():
                 self.entries = [e for e in self.entries if e.last_llsn <= effect.durable_end]
                 self.contexts = [c for c in self.contexts if c.last_llsn <= effect.durable_committed_end]

@@ -86,7 +86,7 @@ def test_a_replica_inside_a_range_has_to_learn(history: CommitHistory) -> None:
 
 @pytest.mark.parametrize("first_llsn", [1, 5, 7])
 def test_a_hole_or_an_overlap_is_refused(history: CommitHistory, first_llsn: int) -> None:
-    with pytest.raises(ProtocolViolation, match="hole"):
+    with pytest.raises(ProtocolViolation, match=r"ends at LLSN 5, .* does not follow"):
         history.append(context(first_llsn, 17, 1, hwm=17, prev=16))
     assert history.contexts() == (AT_4, AT_10, AT_16)
 
@@ -94,7 +94,42 @@ def test_a_hole_or_an_overlap_is_refused(history: CommitHistory, first_llsn: int
 def test_a_hole_is_refused_after_everything_was_trimmed(history: CommitHistory) -> None:
     """The history 'is contiguous in LLSN and ends at the stream's committed end', also while it is empty."""
     history.trim(AT_16.last_llsn)
-    with pytest.raises(ProtocolViolation, match="hole"):
+    with pytest.raises(ProtocolViolation, match=r"ends at LLSN 5, .* does not follow"):
         history.append(context(7, 17, 1, hwm=17, prev=16))
     history.append(context(6, 17, 1, hwm=17, prev=16))
     assert glsns(history.after(LLSN(5))) == [[17]]
+
+
+def test_a_history_that_is_loaded_empty_knows_where_it_ends() -> None:
+    """A snapshot holds the ranges that are left and the committed end, to which the history goes on."""
+    loaded = CommitHistory((), AT_16.last_llsn)
+    assert loaded.after(AT_16.last_llsn) == ()
+    assert loaded.after(AT_10.last_llsn) is None
+    assert loaded.after(LLSN(0)) is None
+    with pytest.raises(ProtocolViolation, match=r"ends at LLSN 5, .* does not follow"):
+        loaded.append(AT_4)
+    loaded.append(context(6, 17, 1, hwm=17, prev=16))
+    assert glsns(loaded.after(LLSN(5))) == [[17]]
+
+
+def test_without_an_end_a_history_ends_where_its_ranges_do() -> None:
+    assert CommitHistory([AT_10, AT_16]).after(AT_16.last_llsn) == ()
+    assert CommitHistory([AT_10, AT_16], AT_16.last_llsn).after(AT_4.last_llsn) == (AT_10, AT_16)
+    with pytest.raises(ProtocolViolation, match=r"ends at LLSN 0, .* does not follow"):
+        CommitHistory().append(AT_10)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "end"),
+    [
+        pytest.param([AT_4, AT_16], None, id="a hole"),
+        pytest.param([AT_10, AT_4], None, id="a range that comes too late"),
+        pytest.param([AT_4, AT_10], LLSN(5), id="ranges that end below the committed end"),
+        pytest.param([AT_4, AT_10], LLSN(2), id="ranges that end beyond the committed end"),
+    ],
+)
+def test_a_stored_history_that_does_not_fit_is_refused(contexts: list[CommitContext], end: LLSN | None) -> None:
+    """'The history is contiguous in LLSN and ends at the stream's committed end', also one that comes from a snapshot:
+    what a damaged one says would become the answer to a replica that is behind."""
+    with pytest.raises(ProtocolViolation):
+        CommitHistory(contexts, end)

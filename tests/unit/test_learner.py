@@ -270,6 +270,22 @@ def test_a_learner_is_admitted_by_a_seal_at_exactly_its_position() -> None:
     assert bench.replica.state is ReplicaState.RUNNING
 
 
+def test_a_late_commit_of_what_was_learned_is_a_repetition_like_any_other() -> None:
+    """Several metadata nodes may send the same commit, and one of them after the sync has already brought it."""
+    bench = backup_with(2)
+    bench.do(commit(1, 2))
+    bench.sync()
+    bench.do(exclude())
+    bench.do(learn(epoch=2))
+    bench.do(begin())
+    bench.do(some(*COPIED))
+    bench.do(end(*CONTEXTS))
+    bench.sync()
+    assert bench.replica.committed_end == 6
+    for late in (commit(5, 2, epoch=2), commit(3, 2, epoch=2), commit(1, 2)):
+        assert bench.do(late) == []
+
+
 # What it has is not thrown away before somebody else is known to have it.
 
 

@@ -30,6 +30,7 @@ from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import CommitMessage, LeaderHello, SealReplica
 from cutwater.core.order import OrderOptions
 from cutwater.core.order_events import Alarm, Compact, Reply, Send, StepDown, Store, Stored, StoreRefused, Wake
+from cutwater.core.order_state import OrderState
 from cutwater.errors import (
     ImpossibleReport,
     LeaderFenced,
@@ -48,6 +49,7 @@ from cutwater.types import (
     DecisionIndex,
     LogStreamId,
     Revision,
+    StorageNodeId,
     UncommitReport,
 )
 
@@ -201,7 +203,67 @@ def test_an_alarm_waits_for_the_store(leader: Leader) -> None:
     """'Held until the store has confirmed that this leader leads: what alarms a deposed one is mostly its own past.'"""
     (store,) = leader.raw(leader.report(N3, ur(LS1, committed=2, end=3, hwm=5), ls2(0)))
     assert isinstance(store, Store)
+    assert leader.raw(Wake()) == []
     assert (Alarm, ImpossibleReport) in plain(leader.confirm(store))
+
+
+IMPOSSIBLE = [
+    pytest.param(ur(LS1, committed=2, end=3, hwm=5), ImpossibleReport, id="a replica that lost records"),
+    pytest.param(ur(LS1, committed=4, end=4, hwm=11), OrderLayerLostMemory, id="a replica that knows more"),
+]
+
+
+@pytest.mark.parametrize(("impossible", "alarm"), IMPOSSIBLE)
+def test_an_alarm_does_not_leave_with_a_write_that_was_under_way_before(
+    leader: Leader, impossible: UncommitReport, alarm: type
+) -> None:
+    """The store has confirmed that this leader led when the write began; whether it does now, only the next one says,
+    which is empty if there is nothing else to write."""
+    (first,) = leader.raw(leader.ask(r.AddNodeRequest(N4)))
+    assert isinstance(first, Store)
+    assert leader.raw(leader.report(N3, impossible, ls2(0))) == []
+    reply, second = leader.confirm(first)
+    assert reply == Reply(1, r.Done())
+    assert isinstance(second, Store)
+    assert second.after == LAST + 1
+    assert [type(x) for x in second.decisions] == ([d.Seal] if alarm is ImpossibleReport else [])
+    assert (Alarm, alarm) in plain(leader.confirm(second))
+
+
+@pytest.mark.parametrize(("impossible", "alarm"), IMPOSSIBLE)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "while a write is in flight"])
+def test_a_deposed_leader_raises_no_alarm(leader: Leader, impossible: UncommitReport, alarm: type, busy: bool) -> None:
+    """'a deposed one is alarmed by its own past'."""
+    if busy:
+        leader.raw(leader.ask(r.AddNodeRequest(N4)))
+    leader.raw(leader.report(N3, impossible, ls2(0)))
+    effects = plain(leader.raw(StoreRefused("epoch 8 leads")))
+    assert effects[0] == StepDown("epoch 8 leads")
+    assert (Alarm, alarm) not in effects
+
+
+def test_a_node_that_knows_a_later_leader_is_reason_to_ask_the_store(leader: Leader) -> None:
+    """§3.5: 'fenced by the leader's epoch'. Mostly this leader has been deposed and steps down in silence; if it has
+    not, the store has lost an epoch that it gave out."""
+    hello, store = leader.raw(leader.report(N1, ls1(1), ls2(1), leader_epoch=LEADER + 1))
+    assert hello == Send(N1, LeaderHello(LEADER))
+    assert store == Store(LEADER, LAST, ())
+    assert isinstance(store, Store)
+    assert plain(leader.confirm(store)) == [(Alarm, OrderLayerLostMemory)]
+    for node in NODES:
+        assert leader.run(leader.report(node, ls1(1), ls2(1))) == []
+
+
+def test_the_alarm_is_raised_once_however_long_the_store_takes(leader: Leader) -> None:
+    """§12: 'memory and queues are bounded'. A node reports many times a second; a store may stand still for an hour."""
+    bad = ur(LS1, committed=2, end=3, hwm=5)
+    (first,) = leader.raw(leader.ask(r.AddNodeRequest(N4)))
+    assert isinstance(first, Store)
+    for _ in range(10):
+        assert leader.raw(leader.report(N3, bad, ls2(0))) == []
+    *_, second = leader.confirm(first)
+    assert isinstance(second, Store)
+    assert plain(leader.confirm(second)).count((Alarm, ImpossibleReport)) == 1
 
 
 def test_the_alarm_is_raised_once(leader: Leader) -> None:
@@ -375,7 +437,18 @@ def test_the_store_is_compacted_also_under_load() -> None:
         seen += compacted
         for compact in compacted:
             assert compact.snapshot.index == in_flight.after + len(in_flight.decisions), "only what is stored"
+            assert effects.index(compact) < len(effects) - 1, "before the next write"
+            assert OrderState(compact.snapshot).streams == OrderState(None, leader.stored).streams
     assert len(seen) >= 3
+
+
+def test_the_store_is_compacted_also_while_nothing_is_due() -> None:
+    leader = Leader(CLUSTER, options=OrderOptions(compact_every_decisions=4))
+    for node in range(10, 14):
+        effects = leader.run(leader.ask(r.AddNodeRequest(StorageNodeId(node))))
+    (compact,) = [e for e in effects if isinstance(e, Compact)]
+    assert compact.snapshot == leader.state.snapshot()
+    assert [e for e in leader.run(Wake()) if isinstance(e, Compact)] == [], "once"
 
 
 def test_a_cut_carries_the_revision_it_was_made_under(leader: Leader) -> None:

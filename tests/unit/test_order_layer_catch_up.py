@@ -52,6 +52,8 @@ def ranges(contexts: tuple[CommitContext, ...]) -> list[list[int]]:
 
 
 def kept(leader: Leader) -> list[list[int]]:
+    """What is still remembered when the leader has woken: it does not forget at every report."""
+    leader.run(Wake())
     return ranges(leader.state.histories[LS1].contexts())
 
 
@@ -149,7 +151,9 @@ def test_they_have_that_time_also_while_the_seal_is_being_stored(leader: Leader)
     (store,) = leader.raw(leader.ask(r.SealRequest(LS1)))
     assert isinstance(store, Store)
     leader.raw(leader.report(N1, ur(LS1, hwm=16, committed=5, end=5), ls2()))
+    leader.raw(Wake())
     leader.confirm(store)
+    leader.run(Wake())
     (_, commits) = sends(leader.run(leader.report(N2, sealed_report(2), ls2())))
     assert isinstance(commits.message, CatchUp)
     assert ranges(commits.message.contexts) == [[5], [11, 12]]
@@ -171,6 +175,7 @@ def test_a_new_leader_knows_that_the_ranges_are_forgotten(leader: Leader) -> Non
     leader.answer(r.SealRequest(LS1))
     leader.wake_after(SECOND)
     leader.run(leader.report(N1, sealed_report(5), ls2()))
+    assert kept(leader) == []
     successor = Leader(snapshot=leader.state.snapshot(), options=QUIET)
     successor.run(successor.report(N1, sealed_report(5), ls2()))
     effects = successor.run(successor.report(N2, sealed_report(2), ls2()))

@@ -1,7 +1,8 @@
 """DESIGN §6: 'Two of them fed the same inputs give the same cuts.' And what holds whatever happens.
 
-Random lives of a small cluster: appends, dead and returning nodes, requests, a store that is slow. Everything that one
-leader sees is also shown to a second one, which must want the same done, effect by effect.
+Random lives of a small cluster: appends, dead and returning nodes, complaints, requests, a store that is slow, a leader
+that sleeps. Everything that one leader sees is also shown to a second one, which must want the same done, effect by
+effect.
 """
 
 from __future__ import annotations
@@ -15,15 +16,28 @@ from order_driver import LS1, LS2, N1, N2, N3, RUNNING, SEALING, FakeNodes, Lead
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import LeaderHello
-from cutwater.core.order_events import Alarm, OrderEffect, OrderEvent, Reply, Store, Stored
+from cutwater.core.order import OrderOptions
+from cutwater.core.order_events import (
+    Alarm,
+    Compact,
+    OrderEffect,
+    OrderEvent,
+    PeerComplaint,
+    Reply,
+    Store,
+    Stored,
+)
 from cutwater.core.order_state import OrderState
-from cutwater.types import GLSN, Instant, ProducerId
+from cutwater.errors import ResourceExhausted
+from cutwater.types import GLSN, SECOND, Instant, ProducerId
 
 NODES = (N1, N2, N3)
 
 actions = st.one_of(
     st.tuples(st.just("append"), st.sampled_from([LS1, LS2]), st.integers(1, 3)),
-    st.tuples(st.just("rounds"), st.integers(1, 8), st.sampled_from([20, 300, 1_100])),
+    st.tuples(st.just("rounds"), st.integers(1, 8), st.sampled_from([20, 300, 900])),
+    st.tuples(st.just("sleep"), st.integers(1, 5), st.just(0)),
+    st.tuples(st.just("complain"), st.sampled_from(NODES), st.sampled_from(NODES)),
     st.tuples(st.just("die"), st.sampled_from(NODES), st.just(0)),
     st.tuples(st.just("return"), st.sampled_from(NODES), st.just(0)),
     st.tuples(st.just("restart"), st.sampled_from(NODES), st.sampled_from([LS1, LS2])),
@@ -37,17 +51,20 @@ REQUESTS: list[r.Request] = [
     r.SealRequest(LS2),
     r.UnsealRequest(LS2),
     r.TrimRequest("topic", GLSN(3)),
-    r.OpenProducerRequest(ProducerId("p"), "topic"),
+    r.OpenProducerRequest(ProducerId("p"), "topic", 1),
     r.CommitCursorRequest("c", GLSN(1)),
 ]
 
 
+OPTIONS = OrderOptions(compact_every_decisions=8)
+
+
 class Watched(Leader):
-    """Notes everything that goes in and comes out, and that nothing leaves while a write is in flight. A write takes
-    as long as ``slowness`` other events."""
+    """Notes everything that goes in and comes out, and that nothing leaves while a write is in flight but what says
+    nothing of the state. A write takes as long as ``slowness`` other events."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(options=OPTIONS)
         self.inputs: list[tuple[OrderEvent, Instant]] = []
         self.outputs: list[list[OrderEffect]] = []
         self.in_flight = False
@@ -81,7 +98,11 @@ class Watched(Leader):
         self.outputs.append(effects)
         if self.in_flight:
             for effect in effects:
-                assert isinstance(effect, (Alarm, Reply)) or isinstance(getattr(effect, "message", None), LeaderHello)
+                refused = isinstance(effect, Reply) and isinstance(effect.outcome, ResourceExhausted)
+                assert refused or isinstance(getattr(effect, "message", None), LeaderHello)
+        for effect in effects:
+            if isinstance(effect, Compact):
+                assert effect.snapshot.index == len(self.stored), "what is compacted is stored"
         places = [i for i, effect in enumerate(effects) if isinstance(effect, Store)]
         assert places in ([], [len(effects) - 1])
         self.in_flight = self.in_flight or bool(places)
@@ -104,6 +125,10 @@ def live(todo: list[tuple[str, int, int]]) -> tuple[Watched, FakeNodes]:
                     nodes.append(one, other)  # type: ignore[arg-type]
             case "rounds":
                 nodes.rounds(one, other)
+            case "sleep":
+                leader.pass_time(one * SECOND)
+            case "complain":
+                nodes.take(leader.run(PeerComplaint(LS1, one, other)))  # type: ignore[arg-type]
             case "die":
                 nodes.silent.add(one)  # type: ignore[arg-type]
             case "return":
@@ -125,7 +150,7 @@ lives = st.lists(actions, max_size=25)
 @given(lives)
 def test_the_same_inputs_give_the_same_effects(todo: list[tuple[str, int, int]]) -> None:
     first, _ = live(todo)
-    second = Leader()
+    second = Leader(options=OPTIONS)
     for (event, now), expected in zip(first.inputs, first.outputs, strict=True):
         second.now = now
         assert [repr(effect) for effect in second.raw(event)] == [repr(effect) for effect in expected]
@@ -146,6 +171,11 @@ def test_what_always_holds(todo: list[tuple[str, int, int]]) -> None:
     ticks = [cut.high_watermark for cut in cuts if cut.is_tick]
     assert sorted(records + ticks) == given_out, "unique"
     assert all(a.time < b.time for a, b in itertools.pairwise(cuts))
+
+    for effect in (effect for effects in leader.outputs for effect in effects):
+        if isinstance(effect, Compact):
+            resumed = OrderState(effect.snapshot, leader.stored[effect.snapshot.index :])
+            assert resumed.streams == leader.state.streams, "a snapshot and the rest equal the whole sequence"
 
     replayed = OrderState(None, leader.stored)
     for lsid, stream in leader.state.streams.items():

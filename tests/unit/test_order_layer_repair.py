@@ -6,6 +6,7 @@ import pytest
 from order_driver import (
     E1,
     LEADER,
+    LEARNING,
     LS1,
     LS2,
     N1,
@@ -25,9 +26,11 @@ from order_driver import (
 
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core.messages import CommitMessage, SealReplica
-from cutwater.core.order import OrderOptions
+from cutwater.core.messages import CommitMessage, LearnFrom, SealReplica
+from cutwater.core.order import FINISHED_STREAMS_EVERY_WAKES, OrderOptions
 from cutwater.core.order_events import OrderEffect, PeerComplaint, Send, Store, Wake
+from cutwater.core.order_state import OrderState
+from cutwater.core.repair import Plan, View, plan_sealed
 from cutwater.types import LLSN, MILLISECOND, SECOND, DecisionIndex, LogStreamId, StorageNodeId
 
 NODES = (N1, N2, N3)
@@ -79,8 +82,7 @@ def test_a_silent_node_seals_only_its_own_streams() -> None:
     ls1, ls2 = ur(LS1, committed=4, end=4, hwm=4), ur(LS2, end=0)
     for node, reports in ((N1, [ls1]), (N2, [ls1, ls2]), (N3, [ls2])):
         leader.run(leader.report(node, *reports))
-    leader.pass_time(1_999 * MILLISECOND)
-    assert leader.run(Wake()) == []
+    assert leader.wake_during(1_999 * MILLISECOND) == []
     leader.run(leader.report(N1, ls1))
     leader.run(leader.report(N2, ls1, ls2))
     leader.pass_time(MILLISECOND)
@@ -181,7 +183,11 @@ def test_what_is_missing_is_explained() -> None:
     nodes.silent.add(N3)
     nodes.rounds(120)
     assert nodes.leader.state.streams[LS1].members == (N1, N2)
-    assert "3" in nodes.leader.layer.explanations[LS1]
+    assert "[3] are dead" in nodes.leader.layer.explanations[LS1]
+    nodes.silent.clear()
+    nodes.replicas[N3, LS1].state = LEARNING
+    nodes.rounds(2)
+    assert "[] are dead, [3] learn" in nodes.leader.layer.explanations[LS1]
 
 
 def test_a_leader_that_slept_does_not_take_its_own_silence_for_death() -> None:
@@ -192,6 +198,105 @@ def test_a_leader_that_slept_does_not_take_its_own_silence_for_death() -> None:
     nodes.leader.pass_time(10 * SECOND)
     nodes.rounds(3)
     assert [x for x in stores(nodes.seen) if isinstance(x, d.Seal)] == []
+
+
+def test_who_is_silent_after_the_leader_slept_is_dead_all_the_same() -> None:
+    """The grace is one `node_dead_after` and no more."""
+    nodes = cluster()
+    nodes.rounds(10)
+    nodes.silent.add(N3)
+    nodes.leader.pass_time(10 * SECOND)
+    nodes.rounds(100)
+    assert nodes.leader.state.streams[LS1].members == NODES
+    nodes.rounds(5)
+    assert nodes.leader.state.streams[LS1].members == (N1, N2)
+
+
+@pytest.mark.parametrize("first", ["it wakes", "a report"])
+def test_a_leader_that_slept_does_not_open_a_stream_without_the_others(first: str) -> None:
+    """The same for a stream that was sealed when the leader fell asleep: the others are alive and on their way, their
+    reports lie behind the first one. What has waited longer than anyone's patience is the leader itself; opening on
+    one replica leaves what is appended now with one copy. Reports may well be read before the alarm clock."""
+    leader = Leader(cluster_of({LS1: NODES}, cuts=[{LS1: 4}]), options=QUIET)
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=4)))
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=4, state=SEALING)))
+    leader.wake_during(100 * MILLISECOND)
+    leader.pass_time(10 * SECOND)
+    if first == "it wakes":
+        leader.run(Wake())
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=4, state=SEALED)))
+    assert (leader.state.streams[LS1].epoch, leader.state.streams[LS1].members) == (2, NODES)
+
+
+# Streams that are sealed for good.
+
+
+def test_a_finished_stream_is_looked_after_now_and_then() -> None:
+    """§12: 'replicas converge', 'damage is repaired or reported'. A replica that is invalid reports nothing of itself,
+    so nobody but the leader's own round finds it; finished streams 'never hurry'."""
+    decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 4}])
+    decisions.append(d.Seal(LS1, E1, LLSN(4), (N1, N2), "a test", final=True))
+    leader = Leader(decisions, options=QUIET)
+    for node in (N1, N2):
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=4, state=SEALED)))
+    leader.run(leader.report(N3, invalid=(LS1,)))
+    told = []
+    for wake in range(1, 3 * FINISHED_STREAMS_EVERY_WAKES + 1):
+        messages = sends(leader.wake_after(20 * MILLISECOND))
+        assert messages in ([], [Send(N3, LearnFrom(LS1, LEADER, E1, N1))])
+        told += [wake] * len(messages)
+    assert told == [n * FINISHED_STREAMS_EVERY_WAKES for n in (1, 2, 3)]
+    assert leader.layer.explanations[LS1] == "sealed for good"
+    assert stores(leader.wake_during(SECOND)) == []
+
+
+def test_a_finished_stream_becomes_whole() -> None:
+    """§12: 'replicas converge', also when a node was away while the stream was finished."""
+    nodes = cluster()
+    append(nodes, LS1, 3)
+    nodes.silent.add(N3)
+    nodes.rounds(120)
+    append(nodes, LS1, 2)
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1, final=True))))
+    nodes.rounds(5)
+    nodes.silent.clear()
+    nodes.rounds(10)
+    assert {(x.state, x.committed, x.end) for x in nodes.replicas.values()} == {(SEALED, 5, 5)}
+
+
+# Plans.
+
+
+def plan(ready: tuple[StorageNodeId, ...], *, unheard: tuple[StorageNodeId, ...] = (), patient: bool = True) -> Plan:
+    """What to do with a sealed stream of three replicas; who is neither ready nor unheard is dead."""
+    state = OrderState(None, [*cluster_of({LS1: NODES}, cuts=[{LS1: 4}]), d.Seal(LS1, E1, LLSN(4), NODES, "a test")])
+    view = View(
+        report=lambda node: ur(LS1, committed=4, end=4, hwm=4, state=SEALED) if node in ready else None,
+        alive=lambda node: node in ready + unheard,
+        usable=lambda node: node in ready,
+        fallback=lambda node: node in ready,
+        invalid=lambda node: False,
+        is_unheard=lambda node: node in unheard,
+        turn=0,
+    )
+    return plan_sealed(state.streams[LS1], state.histories[LS1], view, min_replication=1, patient=patient)
+
+
+def test_who_was_not_heard_yet_is_waited_for_as_long_as_patience_lasts() -> None:
+    assert plan((N1, N2), unheard=(N3,)).chain == ()
+    assert "[3]" in plan((N1, N2), unheard=(N3,)).why
+    assert plan((N1, N2), unheard=(N3,), patient=False).chain == (N1, N2)
+    assert plan((N1, N2)).chain == (N1, N2), "no patience is due to the dead"
+    assert plan(NODES).chain == NODES
+    assert plan((), unheard=NODES, patient=False).chain == ()
+
+
+def test_who_was_not_heard_yet_is_not_told_to_learn() -> None:
+    """Nobody knows what it has."""
+    assert plan((N1, N2), unheard=(N3,)).learners == ()
 
 
 # A link that is cut.
@@ -217,17 +322,14 @@ def test_a_cut_link_leaves_one_end_out() -> None:
 
 
 def test_a_complaint_is_no_reason_to_lose_the_last_replica() -> None:
-    """Who is left out comes back in when nobody else is left."""
+    """Who is left out comes back in when nobody else is left, also before the back-off (a second) is over."""
     leader, _ = sealed_by_a_link()
     for node in (N1, N3):
         leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=4, epoch=2, state=SEALING)))
-    assert not leader.state.streams[LS1].is_open
-    leader.pass_time(900 * MILLISECOND)
     leader.run(leader.report(N2, ur(LS1, committed=4, end=4, hwm=4, epoch=2, state=SEALED)))
-    leader.pass_time(99 * MILLISECOND)
-    leader.run(PeerComplaint(LS1, N1, N2))
-    leader.wake_after(2_500 * MILLISECOND)
-    leader.run(leader.report(N2, ur(LS1, committed=4, end=4, hwm=4, epoch=2, state=SEALED)))
+    leader.wake_during(499 * MILLISECOND)
+    assert not leader.state.streams[LS1].is_open, "the others are on their way"
+    leader.wake_after(MILLISECOND)
     assert (leader.state.streams[LS1].epoch, leader.state.streams[LS1].members) == (3, (N2,))
 
 
@@ -243,3 +345,53 @@ def test_a_repeated_complaint_is_one_failure() -> None:
     assert leader.state.streams[LS1].members == (N1, N3)
     nodes.rounds(100)
     assert is_whole(nodes, LS1)
+
+
+def test_a_link_that_fails_again_is_avoided_for_twice_as_long() -> None:
+    """'repair leaves one of them out, with back-off.'"""
+    nodes = cluster()
+    leader = nodes.leader
+    absences = []
+    for _ in range(3):
+        assert is_whole(nodes, LS1)
+        leader.run(PeerComplaint(LS1, N1, N2))
+        began = leader.now.monotonic
+        nodes.replicas[N1, LS1].state = SEALING
+        nodes.rounds(5)
+        assert leader.state.streams[LS1].members == (N1, N3)
+        while not is_whole(nodes, LS1):
+            nodes.round()
+        absences.append((leader.now.monotonic - began) / SECOND)
+        nodes.rounds(2 * 50)
+    assert [round(absence) for absence in absences] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("complainer", "peer"), [(N4, N2), (N1, N4), (N3, N2)], ids=["a stranger", "of a stranger", "who was left out"]
+)
+def test_a_complaint_counts_only_between_members(complainer: StorageNodeId, peer: StorageNodeId) -> None:
+    """'A replicate error names the peer': of two that are not both in the chain there can be none."""
+    decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 4}], nodes=(*NODES, N4))
+    decisions += [d.Seal(LS1, E1, LLSN(4), (N1, N2), "a test")]
+    leader = Leader(decisions, options=QUIET)
+    assert leader.run(PeerComplaint(LS1, complainer, peer)) == []
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=4, state=SEALED)))
+    assert (leader.state.streams[LS1].epoch, leader.state.streams[LS1].members) == (2, NODES)
+
+
+def test_a_complaint_about_an_unknown_stream_is_nothing() -> None:
+    leader = Leader(cluster_of({LS1: NODES}), options=QUIET)
+    assert leader.run(PeerComplaint(LS2, N1, N2)) == []
+
+
+@pytest.mark.parametrize(("incarnation", "members"), [(1, (N1, N3)), (2, NODES)], ids=["the same", "restarted"])
+def test_a_node_that_was_restarted_is_not_avoided(incarnation: int, members: tuple[StorageNodeId, ...]) -> None:
+    """A new incarnation is a new end of the link."""
+    leader = cluster().leader
+    leader.run(PeerComplaint(LS1, N1, N2))
+    for state in (SEALING, SEALED):
+        for node in NODES:
+            said = ur(LS1, end=0, state=state)
+            leader.run(leader.report(node, said, incarnation=incarnation if node == N2 else 1))
+    assert (leader.state.streams[LS1].epoch, leader.state.streams[LS1].members) == (2, members)

@@ -119,6 +119,20 @@ def test_a_seal_is_one_last_cut_then_the_stored_position_then_messages() -> None
     ]
 
 
+def test_a_seal_that_a_replica_asks_for_has_its_last_cut_too() -> None:
+    """'the MR makes one last cut': by the newest reports of the current epoch, all replicas hold LLSN 6 on disk when
+    one of them fails, so 6 is where the epoch ends, and the waiters of 5 and 6 need not be told of a failure."""
+    leader = lead(CLUSTER)
+    leader.run(leader.report(N1, at(6)))
+    leader.run(leader.report(N3, at(7)))
+    effects = leader.run(leader.report(N2, at(6, SEALING)))
+    context = CommitContext(E1, LLSN(5), GLSN(5), 2, GLSN(6), GLSN(4), CutTime(START.wall))
+    assert stores(effects) == [
+        d.Cut(GLSN(6), GLSN(4), CutTime(START.wall), REVISION, (StreamCommit(LS1, context),)),
+        d.Seal(LS1, E1, LLSN(6), NODES, "the replica on storage node 2 is sealing"),
+    ]
+
+
 def test_nothing_is_cut_after_a_seal() -> None:
     """'After seal nothing beyond L ever commits in that epoch'."""
     leader = lead(CLUSTER)
@@ -254,6 +268,16 @@ def test_a_new_leader_waits_for_the_others_to_speak() -> None:
     assert opened(leader) == (2, NODES)
 
 
+def test_a_new_leader_does_not_wait_for_ever_for_the_others_to_speak() -> None:
+    """'as soon as waiting for the others makes no sense': they get the time that anyone gets who is on his way."""
+    leader = lead(SEALED_CLUSTER)
+    leader.run(leader.report(N1, at(4, SEALED)))
+    leader.wake_during(499 * MILLISECOND)
+    assert opened(leader) == (1, ())
+    leader.wake_after(MILLISECOND)
+    assert opened(leader) == (2, (N1,))
+
+
 def test_a_node_whose_disk_is_full_is_left_out() -> None:
     """§5: 'Disk full: the node turns read-only for appends …, loses nothing'."""
     leader = meet(lead(SEALED_CLUSTER))
@@ -354,6 +378,22 @@ def test_a_lost_trim_is_repeated_to_a_running_replica() -> None:
         effects += leader.wake_after(SECOND // 2)
     assert leader.state.streams[LS1].is_open
     assert Send(N1, TrimReplica(LS1, GLSN(3))) in effects
+
+
+@pytest.mark.parametrize("state", [RUNNING, SEALING, SEALED])
+def test_a_trim_is_repeated_until_the_replica_says_that_it_has_it(state: ReplicaState) -> None:
+    """The report tells how far the replica is trimmed, on disk; who has it is not told again."""
+    decisions = CLUSTER if state is RUNNING else HELD_CLUSTER
+    leader = lead([*decisions, d.Trim(T1, GLSN(3))])
+    for trimmed, expected in ((1, [GLSN(3)]), (2, [GLSN(3)]), (3, []), (3, [])):
+        report = leader.report(N1, ur(LS1, committed=4, end=4, hwm=4, state=state, trimmed=trimmed))
+        assert [send.message.before for send in sends(leader.run(report), TrimReplica)] == expected  # type: ignore[union-attr]
+
+
+def test_a_replica_that_learns_is_not_told_to_trim() -> None:
+    """It gets the trim position with what it learns."""
+    leader = lead([*HELD_CLUSTER, d.Trim(T1, GLSN(3)), d.DropSurvivor(LS1, N3, "a test")])
+    assert sends(leader.run(leader.report(N3, at(2, LEARNING, committed=2)))) == []
 
 
 def test_a_stream_of_its_own_is_not_touched_by_the_seal_of_another() -> None:

@@ -7,6 +7,7 @@ from order_driver import (
     LAST_CUT_TIME,
     LEADER,
     LS1,
+    LS2,
     N1,
     N2,
     N3,
@@ -93,15 +94,41 @@ def test_there_is_no_tick_while_records_come() -> None:
 def test_requests_are_no_appends() -> None:
     """'while nothing is appended the MR makes ticks', also when it has other things to decide all the time."""
     leader = Leader(CLUSTER, options=PATIENT)
-    decided: list[d.Decision] = []
+    ticks = []
     (store,) = leader.raw(leader.ask(r.CommitCursorRequest("busy", GLSN(1))))
-    for _ in range(30):
+    for _ in range(35):
         leader.pass_time(100 * MILLISECOND)
         leader.raw(leader.ask(r.CommitCursorRequest("busy", GLSN(1))))
         assert isinstance(store, Store)
-        decided += store.decisions
         *_, store = leader.confirm(store)
-    assert sum(isinstance(decision, d.Cut) for decision in decided) == 2
+        assert isinstance(store, Store)
+        if isinstance(store.decisions[0], d.Cut):
+            ticks.append((leader.now.monotonic - START.monotonic) / SECOND)
+        assert [type(x) for x in store.decisions if not isinstance(x, d.Cut)] == [d.CommitCursor]
+    assert ticks == [1, 3]
+
+
+def test_a_tick_is_decided_before_requests_of_the_same_write() -> None:
+    """As any cut: a stream that is created in the same write starts above the tick, at a later time."""
+    leader = Leader(CLUSTER, options=PATIENT)
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=10)))
+    leader.pass_time(SECOND)
+    tick, create = stores(leader.run(leader.ask(r.AddStreamRequest("orders"))))
+    assert tick == d.Cut(GLSN(11), GLSN(10), CutTime(START.wall + SECOND), REVISION, ())
+    assert isinstance(create, d.CreateStream)
+    assert create.high_watermark == 11
+    assert create.time > tick.time
+
+
+def test_a_seal_of_one_stream_does_not_put_off_ticks() -> None:
+    """'while nothing is appended the MR makes ticks', in the same write as whatever else is due."""
+    leader = Leader(CLUSTER, options=PATIENT)
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=10)))
+    leader.pass_time(SECOND)
+    effects = leader.run(leader.report(N2, ur(LS1, committed=4, end=4, hwm=10, state=SEALING)))
+    assert [type(x) for x in stores(effects)] == [d.Cut, d.Seal]
 
 
 def test_a_sealed_stream_is_not_told_of_ticks_as_quiet() -> None:
@@ -167,3 +194,26 @@ def test_the_first_stream_is_not_older_than_the_cluster() -> None:
     (cut,) = stores(leader.run(leader.report(N1, ur(LS1, end=1))))
     assert isinstance(cut, d.Cut)
     assert 0 <= cut.time - created <= SECOND
+
+
+def test_a_stream_is_created_now_and_not_at_the_last_cut() -> None:
+    """The same while nothing was cut for long: its silence counts from when it came to be."""
+    leader = Leader(CLUSTER, options=OrderOptions(node_dead_after_us=10**12, tick_us_min=10**12, tick_us_max=10**12))
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=10)))
+    leader.pass_time(100 * SECOND)
+    leader.answer(r.AddStreamRequest("orders"))
+    assert leader.state.cut_time == LAST_CUT_TIME
+    assert leader.state.streams[LS2].created_time == START.wall + 100 * SECOND
+    catalog = leader.answer(r.CatalogRequest())
+    assert isinstance(catalog, r.Catalog)
+    assert catalog.streams[-1].created_time == START.wall + 100 * SECOND
+
+
+def test_creation_does_not_lie_before_the_last_cut() -> None:
+    """A clock that is behind does not make a new stream older than what was cut before it was created."""
+    leader = Leader(CLUSTER, options=PATIENT, now=Instant(START.monotonic, START.wall - 3_600 * SECOND))
+    for node in NODES:
+        leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=10)))
+    leader.answer(r.AddStreamRequest("orders"))
+    assert leader.state.streams[LS2].created_time > LAST_CUT_TIME

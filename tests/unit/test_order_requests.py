@@ -14,6 +14,7 @@ from order_driver import (
     N4,
     ORDERS,
     SEALED,
+    SEALING,
     T1,
     Leader,
     cluster_of,
@@ -23,8 +24,10 @@ from order_driver import (
 
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
+from cutwater.core.dedup import Departure
 from cutwater.core.order import OrderOptions
-from cutwater.core.order_requests import NAME_LENGTH_MAX, STREAMS_PER_TOPIC_MAX
+from cutwater.core.order_requests import NAME_LENGTH_MAX, STREAMS_PER_TOPIC_MAX, Surroundings, decide
+from cutwater.core.order_state import OrderState
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,
@@ -40,8 +43,10 @@ from cutwater.types import (
     GLSN,
     LLSN,
     SECOND,
+    CutTime,
     Epoch,
     LogStreamId,
+    NodeState,
     ProducerEpoch,
     ProducerId,
     Sequence,
@@ -104,9 +109,13 @@ def error(outcome: r.Answer | CutwaterError) -> type:
         (r.ReplaceRequest(LS1, N1, StorageNodeId(9)), InvalidArgument),
         (r.TrimRequest("nowhere", GLSN(1)), NotFound),
         (r.TrimRequest(ORDERS, GLSN(12)), InvalidArgument),
-        (r.OpenProducerRequest(BILLING, "nowhere"), NotFound),
+        (r.OpenProducerRequest(BILLING, "nowhere", 1), NotFound),
         (r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS1, E1, Sequence(1)), NotFound),
+        (r.OpenProducerRequest(ProducerId(""), ORDERS, 2), InvalidArgument),
+        (r.OpenProducerRequest(ProducerId("x" * (NAME_LENGTH_MAX + 1)), ORDERS, 3), InvalidArgument),
         (r.CommitCursorRequest("c", GLSN(11)), InvalidArgument),
+        (r.CommitCursorRequest("", GLSN(10)), InvalidArgument),
+        (r.CommitCursorRequest("x" * (NAME_LENGTH_MAX + 1), GLSN(10)), InvalidArgument),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, type) else value.__name__,
 )
@@ -131,12 +140,41 @@ def test_a_topic_needs_enough_live_nodes(leader: Leader) -> None:
     assert isinstance(leader.answer(r.CreateTopicRequest("four", 1, 4)), r.Created)
     leader.answer(r.AddNodeRequest(StorageNodeId(5)))
     assert error(leader.answer(r.CreateTopicRequest("five", 1, 5))) is Unavailable
-    leader.pass_time(SECOND)
+    leader.wake_during(SECOND)
     for node in (*NODES, StorageNodeId(5)):
         speak(leader, node)
-    leader.pass_time(SECOND)
+    leader.wake_during(SECOND)
     assert error(leader.answer(r.CreateTopicRequest("five", 1, 5))) is Unavailable
     assert isinstance(leader.answer(r.CreateTopicRequest("live", 1, 4)), r.Created)
+
+
+def test_a_node_whose_disk_is_full_gets_no_new_replicas(leader: Leader) -> None:
+    """§5: 'Disk full: the node turns read-only for appends'."""
+    leader.run(leader.report(N4, node_state=NodeState.READ_ONLY))
+    assert error(leader.answer(r.CreateTopicRequest("four", 1, 4))) is Unavailable
+    created = leader.answer(r.CreateTopicRequest("three", 2, 3))
+    assert isinstance(created, r.Created)
+    assert all(N4 not in leader.state.streams[lsid].replicas for lsid in created.streams)
+    leader.run(leader.report(N4))
+    assert isinstance(leader.answer(r.CreateTopicRequest("four", 1, 4)), r.Created)
+
+
+def around(*usable: StorageNodeId, ready: tuple[StorageNodeId, ...] = (), time: int = 5) -> Surroundings:
+    return Surroundings(lambda node: node in usable, lambda _, node: node in ready, CutTime(time))
+
+
+@pytest.mark.parametrize("request_", [r.CreateTopicRequest("new", 2, 2), r.AddStreamRequest(ORDERS)])
+def test_new_streams_go_to_nodes_that_can_be_used_and_are_as_old_as_now(request_: r.Request) -> None:
+    """§9: idleness counts from a stream's creation. A request is judged by the surroundings alone."""
+    state = OrderState(None, CLUSTER)
+    decisions, _ = decide(request_, state, around(N1, N3, N4, time=77))
+    created = [x for x in decisions if isinstance(x, d.CreateStream)]
+    assert created
+    for create in created:
+        assert (create.time, create.high_watermark) == (77, 10)
+        assert N2 not in create.replicas
+    with pytest.raises(Unavailable):
+        decide(request_, state, around(N2))
 
 
 def test_a_deleted_topic_is_sealed_for_good_and_its_name_is_free(leader: Leader) -> None:
@@ -176,6 +214,42 @@ def test_a_node_does_not_leave_a_finished_stream_to_the_dead(leader: Leader) -> 
     leader.pass_time(60 * SECOND)
     speak(leader, N1)
     assert error(leader.answer(r.RemoveNodeRequest(N1))) is LastCopy
+
+
+def test_a_node_does_not_leave_a_finished_stream_to_one_that_is_not_ready(leader: Leader) -> None:
+    """It asks who is known to be sealed exactly at the end: one of those that are left is enough."""
+    for lsid in (LS1, LS2):
+        leader.answer(r.SealRequest(lsid, final=True))
+    short = [ur(LS1, committed=3, end=4, state=SEALING), ur(LS2, committed=6, end=6, state=SEALED)]
+    leader.run(leader.report(N2, *short))
+    assert error(leader.answer(r.RemoveNodeRequest(N1))) is LastCopy
+    speak(leader, N3)
+    assert leader.answer(r.RemoveNodeRequest(N1)) == r.Done()
+
+
+@pytest.mark.parametrize("request_", [r.RemoveNodeRequest(N1), r.ReplaceRequest(LS1, N1, N4)])
+def test_a_node_may_leave_a_finished_stream_to_one_that_has_learned_it(request_: r.Request) -> None:
+    """'only if at least one member of the new set holds every committed record': storage nodes 2 and 3 were not among
+    the survivors, have learned since, and are sealed at the end. A finished stream is never opened again, so there is
+    no other way in which they could come to count, and storage node 1 could never go."""
+    decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 4}], nodes=(*NODES, N4))
+    decisions.append(d.Seal(LS1, E1, LLSN(4), (N1,), "a test", final=True))
+    leader = Leader(decisions, options=QUIET)
+    for node in NODES:
+        speak(leader, node)
+    assert leader.answer(request_) == r.Done()
+    assert N1 not in leader.state.streams[LS1].replicas
+
+
+def test_a_stream_that_is_not_finished_is_moved_first() -> None:
+    """Also by the one node that has it: what to do is to replace it, and there it is asked for another copy."""
+    leader = Leader(cluster_of({LS1: (N1,)}, cuts=[{LS1: 4}]), options=QUIET)
+    speak(leader, N1)
+    assert error(leader.answer(r.RemoveNodeRequest(N1))) is Refused
+    leader.answer(r.SealRequest(LS1))
+    speak(leader, N1)
+    assert error(leader.answer(r.RemoveNodeRequest(N1))) is Refused
+    assert error(leader.answer(r.ReplaceRequest(LS1, N1, N2))) is LastCopy
 
 
 def test_the_last_copy_is_not_removed() -> None:
@@ -231,20 +305,65 @@ def test_trim_is_monotone(leader: Leader) -> None:
 
 def test_opening_a_producer_bumps_its_epoch(leader: Leader) -> None:
     """§7: 'Opening it bumps its epoch in the MR'; it stays in its stream."""
-    assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS)) == r.ProducerGrant(
+    assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 4)) == r.ProducerGrant(
         ProducerEpoch(1), LS1, Sequence(0)
     )  # fmt: skip
-    assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS)) == r.ProducerGrant(
+    assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 5)) == r.ProducerGrant(
         ProducerEpoch(2), LS1, Sequence(0)
     )  # fmt: skip
-    other = leader.answer(r.OpenProducerRequest(ProducerId("other"), ORDERS))
+    other = leader.answer(r.OpenProducerRequest(ProducerId("other"), ORDERS, 6))
     assert other == r.ProducerGrant(ProducerEpoch(1), LS2, Sequence(0)), "the stream with the fewest producers"
 
 
 def test_a_producer_belongs_to_one_topic(leader: Leader) -> None:
     leader.answer(r.CreateTopicRequest("other", 1, 1))
-    leader.answer(r.OpenProducerRequest(BILLING, ORDERS))
-    assert error(leader.answer(r.OpenProducerRequest(BILLING, "other"))) is InvalidArgument
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 7))
+    assert error(leader.answer(r.OpenProducerRequest(BILLING, "other", 8))) is InvalidArgument
+    leader.answer(r.SealRequest(LS1, final=True))
+    leader.answer(r.SealRequest(LS2, final=True))
+    assert error(leader.answer(r.OpenProducerRequest(BILLING, "other", 9))) is InvalidArgument, (
+        "its topic is still there"
+    )
+
+
+def open_topic(leader: Leader, name: str) -> LogStreamId:
+    """A new topic of one stream on storage node 4, which is open."""
+    created = leader.answer(r.CreateTopicRequest(name, 1, 1))
+    assert isinstance(created, r.Created)
+    (lsid,) = created.streams
+    (node,) = leader.state.streams[lsid].replicas
+    assert node == N4
+    speak(leader, node)
+    assert leader.state.streams[lsid].is_open
+    return lsid
+
+
+@pytest.mark.parametrize("name", ["other", ORDERS], ids=["another topic", "a new topic of the old name"])
+def test_the_name_of_a_deleted_topics_producer_is_free(leader: Leader, name: str) -> None:
+    """With the topic all is gone that the name ever produced. The epoch still grows, so an older holder is fenced."""
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 10))
+    leader.answer(r.SealRequest(LS1))
+    leader.answer(r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS1, E1, Sequence(7)))
+    leader.answer(r.DeleteTopicRequest(ORDERS))
+    assert error(leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 11))) is NotFound
+    lsid = open_topic(leader, name)
+    assert leader.answer(r.OpenProducerRequest(BILLING, name, 12)) == r.ProducerGrant(
+        ProducerEpoch(2), lsid, Sequence(0)
+    )
+    assert leader.answer(r.OpenProducerRequest(BILLING, name, 13)) == r.ProducerGrant(
+        ProducerEpoch(3), lsid, Sequence(0)
+    )
+    stale = r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS2, E1, Sequence(9))
+    assert error(leader.answer(stale)) is ProducerFenced
+    assert OrderState(None, leader.stored).producers == leader.state.producers
+
+
+def test_a_deleted_topics_producer_waits_for_an_open_stream(leader: Leader) -> None:
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 14))
+    leader.answer(r.DeleteTopicRequest(ORDERS))
+    assert isinstance(leader.answer(r.CreateTopicRequest("other", 1, 1)), r.Created)
+    assert error(leader.answer(r.OpenProducerRequest(BILLING, "other", 15))) is Unavailable
+    assert leader.state.producers[BILLING].epoch == 1
 
 
 def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
@@ -255,7 +374,7 @@ def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
         request = r.MoveProducerRequest(BILLING, ProducerEpoch(epoch), stream, Epoch(stream_epoch), Sequence(7))
         return leader.answer(request)
 
-    leader.answer(r.OpenProducerRequest(BILLING, ORDERS))
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 16))
     assert error(move()) is NotSealed
     leader.answer(r.SealRequest(LS1))
     assert error(move(epoch=2)) is ProducerFenced
@@ -263,7 +382,7 @@ def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
     moved = r.ProducerGrant(ProducerEpoch(1), LS2, Sequence(7))
     assert move() == moved
     assert move() == moved, "asked again after the first answer was lost"
-    assert leader.state.streams[LS1].departed == ((BILLING, 1),)
+    assert leader.state.streams[LS1].departed == (Departure(BILLING, ProducerEpoch(1), LLSN(4)),)
     leader.answer(r.SealRequest(LS2))
     assert error(move(LS2)) is Unavailable, "no stream is open"
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from order_driver import E0, E1, E2, LAST_CUT_TIME, LS1, LS2, LS3, N1, N2, N3, N4, ORDERS, T1, cluster_of
+from order_driver import CREATED_TIME, E0, E1, E2, LAST_CUT_TIME, LS1, LS2, LS3, N1, N2, N3, N4, ORDERS, T1, cluster_of
 
 from cutwater.core import decisions as d
 from cutwater.core.cut import StreamCommit
+from cutwater.core.dedup import Departure
 from cutwater.core.order_state import OrderState, Snapshot
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
@@ -44,12 +45,12 @@ def cut(*commits: StreamCommit, hwm: int = 18, prev: int = 16, time: int = LATER
 
 LIFE: list[d.Decision] = [
     *CLUSTER,
-    d.OpenProducer(BILLING, ProducerEpoch(1), LS1),
+    d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1),
     d.CommitCursor("reader", GLSN(9)),
     d.Trim(T1, GLSN(3)),
     d.Seal(LS1, E1, LLSN(5), NODES, "a test", held=True),
     d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(7)),
-    d.OpenProducer(BILLING, ProducerEpoch(2), LS2),
+    d.OpenProducer(BILLING, ProducerEpoch(2), LS2, 2),
     d.DropSurvivor(LS1, N3, "a test"),
     d.AddNode(N4),
     d.AssignReplicas(LS1, (N1, N2, N4)),
@@ -117,7 +118,7 @@ def test_what_decisions_make_of_a_stream() -> None:
     assert (stream.epoch, stream.is_open, stream.held, stream.start) == (2, True, False, 5)
     assert (stream.replicas, stream.members) == ((N1, N2, N4), (N1, N2))
     assert (stream.committed_end, stream.last_glsn) == (7, 18)
-    assert stream.departed == ((BILLING, 1),)
+    assert stream.departed == (Departure(BILLING, ProducerEpoch(1), LLSN(5)),)
     assert (state.producers[BILLING].epoch, state.producers[BILLING].stream) == (2, LS2)
     assert state.streams[LS3].created_at == 16
     assert state.topic_named("other") is None
@@ -127,11 +128,41 @@ def test_the_revision_follows_the_catalog_only() -> None:
     """§3.11: 'a reader knows which streams exist' by the revision; cuts and cursors do not change that."""
     state = OrderState(None, CLUSTER)
     revision = state.revision
-    for decision in (cut(commit()), d.CommitCursor("c", GLSN(1)), d.OpenProducer(BILLING, ProducerEpoch(1), LS1)):
+    for decision in (cut(commit()), d.CommitCursor("c", GLSN(1)), d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1)):
         state.apply(decision)
     assert state.revision == revision
     state.apply(d.CreateStream(LS3, T1, NODES, GLSN(18), LATER))
     assert state.revision == revision + 1
+
+
+def test_a_stream_is_as_old_as_its_decision_says() -> None:
+    """§9: idleness counts from a stream's creation, which need not be at a cut."""
+    state = OrderState(None, LIFE)
+    assert state.streams[LS1].created_time == CREATED_TIME
+    assert state.streams[LS3].created_time == LATER
+    assert OrderState(state.snapshot()).streams[LS3].created_time == LATER
+
+
+OTHER_TOPIC: list[d.Decision] = [
+    d.CreateTopic(TopicId(2), "other", 1),
+    d.CreateStream(LS3, TopicId(2), (N1,), GLSN(16), LATER),
+    d.Unseal(LS3, E1, LLSN(0), (N1,)),
+]
+MOVED_BILLING: list[d.Decision] = [
+    d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1),
+    d.Seal(LS1, E1, LLSN(5), NODES, "a test", final=True),
+    d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(7)),
+    d.Seal(LS2, E1, LLSN(11), NODES, "a test", final=True),
+]
+
+
+def test_a_producer_leaves_a_deleted_topic_by_being_opened_on_another() -> None:
+    """Nothing that it did there counts any more; its epoch goes on."""
+    state = OrderState(None, [*CLUSTER, *OTHER_TOPIC, *MOVED_BILLING, d.DeleteTopic(T1)])
+    state.apply(d.OpenProducer(BILLING, ProducerEpoch(2), LS3, 2))
+    producer = state.producers[BILLING]
+    assert (producer.epoch, producer.stream, producer.last_sequence) == (2, LS3, 0)
+    assert OrderState(state.snapshot()).producers == state.producers
 
 
 def test_a_node_without_replicas_is_removed() -> None:
@@ -181,8 +212,18 @@ FINAL_LS1 = d.Seal(LS1, E1, LLSN(5), NODES, "a test", final=True)
         pytest.param([], d.CreateStream(LS3, TopicId(9), NODES, GLSN(16), LATER), id="a stream of no topic"),
         pytest.param([], d.DeleteTopic(T1), id="deletion of a topic with open streams"),
         pytest.param([d.Trim(T1, GLSN(5))], d.Trim(T1, GLSN(4)), id="a trim that goes back"),
-        pytest.param([], d.OpenProducer(BILLING, ProducerEpoch(2), LS1), id="a producer's epoch out of turn"),
+        pytest.param([], d.OpenProducer(BILLING, ProducerEpoch(2), LS1, 2), id="a producer's epoch out of turn"),
         pytest.param([], d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(0)), id="a move of nobody"),
+        pytest.param(
+            [*OTHER_TOPIC, *MOVED_BILLING],
+            d.OpenProducer(BILLING, ProducerEpoch(2), LS3, 2),
+            id="a producer that is opened on another topic while its own is there",
+        ),
+        pytest.param(
+            [d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1)],
+            d.OpenProducer(BILLING, ProducerEpoch(2), LS2, 2),
+            id="a producer that is opened elsewhere",
+        ),
     ],
 )
 def test_a_decision_that_contradicts_the_earlier_ones_changes_nothing(

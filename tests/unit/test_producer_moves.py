@@ -9,9 +9,13 @@ from __future__ import annotations
 import pytest
 
 from cutwater.core import decisions as d
-from cutwater.core.cut import StreamCommit
+from cutwater.core.cut import Candidate, make_cut
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, UnsealReplica
+from cutwater.core.order_requests import decide
 from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.producer_session import AskMetadata, Fate, ProducerSession, SessionEffect
+from cutwater.core.replica_events import Commit
+from cutwater.core.requests import ProducerGrant
 from cutwater.core.sync import plan_sync
 from cutwater.errors import ProducerFenced
 from cutwater.types import (
@@ -34,8 +38,6 @@ from tests.unit.replica_bench import (
     Bench,
     append,
     batch,
-    commit,
-    context,
     exclude,
     fence,
     learn,
@@ -84,7 +86,7 @@ class Cluster:
 
     def open_producer(self, epoch: int) -> None:
         self.state.apply(
-            d.OpenProducer(P, ProducerEpoch(epoch), self.state.producers[P].stream if epoch > 1 else STREAM)
+            d.OpenProducer(P, ProducerEpoch(epoch), self.state.producers[P].stream if epoch > 1 else STREAM, epoch)
         )
 
     def move(self, to: LogStreamId, *, epoch: int, last: int) -> None:
@@ -93,11 +95,27 @@ class Cluster:
     def first_fence(self) -> None:
         """The first holder's fence is LLSN 1."""
         self.replica.do(append(1, fence()))
+        self.cut()
+
+    def cut(self) -> None:
+        """Commit what the replica has."""
         self.replica.sync()
-        self.replica.do(commit(1, 1))
+        of, state = self.stream, self.state
+        candidate = Candidate(STREAM, of.epoch, of.committed_end, (self.replica.replica.durable_end,))
+        before, time = state.high_watermark, CutTime(state.cut_time + 1)
+        (part,) = make_cut(before, time, [candidate])
+        state.apply(d.Cut(part.context.high_watermark, before, time, state.revision, (part,)))
+        self.replica.do(Commit(before, part.context.high_watermark, state.revision, part.context))
         self.replica.sync()
-        cut = d.Cut(GLSN(1), GLSN(0), CutTime(1), self.state.revision, (StreamCommit(STREAM, context(1, 1)),))
-        self.state.apply(cut)
+
+    def ask(self, effect: SessionEffect) -> ProducerGrant:
+        """The leader carries out what a session asks of it."""
+        assert isinstance(effect, AskMetadata)
+        decided, answer = decide(effect.request, self.state, None)  # type: ignore[arg-type]
+        for decision in decided:
+            self.state.apply(decision)
+        assert isinstance(answer, ProducerGrant)
+        return answer
 
     def send(self, waiter: int, sequence: int, *, epoch: int, to: Bench | None = None) -> None:
         target = to or self.replica
@@ -171,13 +189,25 @@ def test_the_one_that_comes_back_goes_on_with_its_own_numbers(reopened: bool) ->
     cluster.unseal(STREAM)
     cluster.replica.do(append(3, fence(1, epoch=2), epoch=cluster.stream.epoch))
     if reopened:
-        cluster.replica.sync()
-        cluster.replica.do(commit(2, 1, epoch=cluster.stream.epoch))
-        cluster.replica.sync()
-        part = StreamCommit(STREAM, context(2, 1, epoch=cluster.stream.epoch, previous=1))
-        cluster.state.apply(d.Cut(GLSN(2), GLSN(1), CutTime(2), cluster.state.revision, (part,)))
+        cluster.cut()
         cluster.replica.crash()
         cluster.seal(STREAM)
         cluster.unseal(STREAM)
     cluster.send(4, 2, epoch=2)
     assert cluster.replica.replica.written_end == 3
+
+
+def test_a_session_whose_opening_was_repeated_is_not_taken_for_an_older_holder() -> None:
+    """“No answer for a while: do the present step again. Nothing here is done twice by it.” Both requests arrive, and
+    both answers. When its stream is sealed the session may move like any other: nobody else has opened the name."""
+    cluster = Cluster()
+    session = ProducerSession(P, "orders", 7)
+    grants = [cluster.ask(effect) for effect in (*session.start(), *session.retry())]
+    for grant in grants:
+        session.granted(grant)
+    session.fence_committed(session.stream, Sequence(0))
+    home = cluster.state.streams[session.stream]
+    cluster.seal(home.stream)
+    session.stream_closed(home.stream, home.epoch)
+    (move,) = session.fate_known(Fate(home.stream, home.epoch, Sequence(0), ()))
+    assert cluster.ask(move).stream != home.stream

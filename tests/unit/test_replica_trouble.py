@@ -153,7 +153,7 @@ def test_trim_is_remembered_with_deduplication_before_anything_is_dropped() -> N
     backup = backup_with(2, 1, committed=2)
     effects = backup.do(trim(2))
     assert [type(effect) for effect in effects] == [SaveHardState, SaveDedup, DropBefore]
-    assert effects[2] == DropBefore(GLSN(2))
+    assert effects[2] == DropBefore(GLSN(2), LLSN(2))
     assert backup.disk.hard_state is not None
     assert backup.disk.hard_state.trimmed_before == 2
     assert backup.disk.dedup is not None

@@ -125,6 +125,7 @@ class OpenProducer(Struct, frozen=True, tag=True):
     producer: ProducerId
     epoch: ProducerEpoch
     stream: LogStreamId
+    session: int
 
 
 class MoveProducer(Struct, frozen=True, tag=True):

@@ -32,7 +32,7 @@ from cutwater.types import (
 )
 
 WINDOW_BATCHES_MAX = 256
-"""How many committed batches of one producer are remembered. A producer never has more than this in flight."""
+"""How many committed batches of one producer are remembered. A session never reaches back further than half of it."""
 
 
 class Remembered(Struct, frozen=True):
@@ -77,7 +77,7 @@ class DedupCheckpoint(Struct, frozen=True):
 
 
 class _Window:
-    __slots__ = ("base_epoch", "base_fence", "base_sequence", "batches", "departure")
+    __slots__ = ("base_epoch", "base_fence", "base_sequence", "batches", "committed", "departure")
 
     def __init__(self, base_epoch: ProducerEpoch, base_sequence: Sequence, base_fence: LLSN) -> None:
         self.base_epoch = base_epoch
@@ -86,6 +86,8 @@ class _Window:
         """LLSN of the last fence among the batches that were forgotten."""
         self.departure: Departure | None = None
         self.batches: deque[Remembered] = deque()
+        self.committed = 0
+        """How many of the batches, from the oldest on, are committed."""
 
     @property
     def epoch(self) -> ProducerEpoch:
@@ -114,6 +116,7 @@ class Deduplicator:
         for saved in checkpoint.producers if checkpoint else ():
             window = _Window(saved.base_epoch, saved.base_sequence, saved.base_fence)
             window.batches.extend(saved.batches)
+            window.committed = len(saved.batches)
             self._windows[saved.producer] = window
 
     def depart(self, departures: Iterable[Departure]) -> None:
@@ -205,17 +208,19 @@ class Deduplicator:
         """Everything up to the end of this commit now has a GLSN."""
         while self._uncommitted:
             window = self._windows[self._uncommitted[0]]
-            index = next(i for i, batch in enumerate(window.batches) if batch.glsn is None)
-            batch = window.batches[index]
+            batch = window.batches[window.committed]
             if batch.first_llsn > context.last_llsn:
                 break
             self._uncommitted.popleft()
-            window.batches[index] = structs.replace(batch, glsn=context.glsn_of(batch.first_llsn))
+            window.batches[window.committed] = structs.replace(batch, glsn=context.glsn_of(batch.first_llsn))
+            window.committed += 1
             self._forget_oldest(window)
 
     def _forget_oldest(self, window: _Window) -> None:
-        while len(window.batches) > WINDOW_BATCHES_MAX and window.batches[0].glsn is not None:
+        """By the number of committed batches alone, so that all replicas forget the same."""
+        while window.committed > WINDOW_BATCHES_MAX:
             oldest = window.batches.popleft()
+            window.committed -= 1
             window.base_epoch, window.base_sequence = oldest.epoch, oldest.sequence
             if oldest.kind is BatchKind.FENCE:
                 window.base_fence = oldest.first_llsn
@@ -237,10 +242,10 @@ class Deduplicator:
         )
 
     def checkpoint(self, upto: LLSN) -> DedupCheckpoint:
-        """The state of the committed prefix; ``upto`` must be its end."""
+        """The state of the committed prefix that ends at ``upto``."""
         producers = []
         for producer, window in sorted(self._windows.items()):
-            committed = tuple(batch for batch in window.batches if batch.glsn is not None)
+            committed = tuple(b for b in window.batches if b.glsn is not None and b.last_llsn <= upto)
             if committed or window.base_sequence or window.base_epoch:
                 producers.append(
                     ProducerWindow(producer, window.base_epoch, window.base_sequence, window.base_fence, committed)

@@ -57,8 +57,9 @@ class Learner:
             case SyncEnd():
                 if self._end is not None:
                     return []
-                if self._plan is None or self._replica.written_end != self._plan.copy.end:
-                    return self._fail("the source ended before it had sent everything")
+                wrong = self._what_is_wrong(event)
+                if wrong is not None:
+                    return self._fail(wrong)
                 self._end = event
                 return self.entries_durable(self._replica.durable_end)
             case SyncFailed():
@@ -74,7 +75,7 @@ class Learner:
         replica.committed_end = self._plan.copy.end
         if not contexts:
             return self._finish()
-        return [WriteCommit(context, replica.generation) for context in contexts]
+        return [WriteCommit(context, replica.commits_generation) for context in contexts]
 
     def commit_durable(self, durable_committed_end: LLSN) -> Effects:
         if not self._committing or self._plan is None or durable_committed_end < self._plan.copy.end:
@@ -107,9 +108,25 @@ class Learner:
             effects.append(WriteEntry(entry, replica.generation))
         return effects
 
+    def _what_is_wrong(self, event: SyncEnd) -> str | None:
+        """The commits must cover exactly the entries, and the deduplication state must be of their end."""
+        if self._plan is None or self._replica.written_end != self._plan.copy.end:
+            return "the source ended before it had sent everything"
+        end = self._replica.committed_end
+        contexts = [context for context in event.contexts if context.last_llsn > end]
+        for context in contexts:
+            # Only the first one may begin before: where the source has trimmed in the middle of a commit.
+            if context.first_llsn > end + 1 or (context is not contexts[0] and context.first_llsn != end + 1):
+                return f"commit {context} does not follow LLSN {end}"
+            end = context.last_llsn
+        if end != self._plan.copy.end or event.dedup.upto != end:
+            return f"the commits end at LLSN {end}, deduplication at {event.dedup.upto}, not at {self._plan.copy.end}"
+        return None
+
     def _restart(self, first_llsn: LLSN, base_glsn: GLSN) -> Effects:
         replica = self._replica
         replica.generation += 1
+        replica.commits_generation += 1
         base = LLSN(first_llsn - 1)
         replica.first_llsn = first_llsn
         replica.written_end = replica.durable_end = replica.committed_end = replica.durable_committed_end = base

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from cutwater.core.cut import StreamCommit
-from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.dedup import DedupCheckpoint, Departure
 from cutwater.core.sync import Extent, SyncPlan
 from cutwater.types import (
     GLSN,
@@ -15,8 +15,6 @@ from cutwater.types import (
     Epoch,
     LeaderEpoch,
     LogStreamId,
-    ProducerEpoch,
-    ProducerId,
     Revision,
     StorageNodeId,
     TopicId,
@@ -72,15 +70,15 @@ class SealReplica(Struct, frozen=True, tag=True):
 
 class UnsealReplica(Struct, frozen=True, tag=True):
     """The stream is open under a new epoch with these replicas in chain order, head first. ``departed`` are producers
-    that were moved away from it, and in which epoch: nothing of theirs is taken before they come back with a fence, and
-    no fence of an older epoch."""
+    that were moved away from it: nothing of theirs is taken before they come back with a fence, and no fence of an
+    older epoch."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
     epoch: Epoch
     start: LLSN
     chain: tuple[StorageNodeId, ...]
-    departed: tuple[tuple[ProducerId, ProducerEpoch], ...] = ()
+    departed: tuple[Departure, ...] = ()
 
 
 class ExcludeReplica(Struct, frozen=True, tag=True):

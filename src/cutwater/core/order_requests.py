@@ -262,12 +262,14 @@ def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome
         # The topic is gone, and with it all that the name ever produced.
         grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), _choose_stream(state, topic, None), Sequence(0))
     elif producer is not None:
+        if producer.session == request.session:
+            return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
         if state.streams[producer.stream].topic != topic.topic:
             raise InvalidArgument(f"producer {request.producer!r} belongs to another topic: choose another name")
         grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), producer.stream, producer.last_sequence)
     else:
         grant = r.ProducerGrant(ProducerEpoch(1), _choose_stream(state, topic, None), Sequence(0))
-    return (d.OpenProducer(request.producer, grant.epoch, grant.stream),), grant
+    return (d.OpenProducer(request.producer, grant.epoch, grant.stream, request.session),), grant
 
 
 def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from msgspec import Struct, field, structs
 
 from cutwater.core import decisions as d
+from cutwater.core.dedup import Departure
 from cutwater.core.history import CommitHistory
 from cutwater.core.journal import Journal
 from cutwater.errors import ContradictoryCommand
@@ -62,15 +63,18 @@ class LogStream(Struct):
     committed_end: LLSN = LLSN(0)
     last_glsn: GLSN = GLSN(0)
     reason: str = "new"
-    departed: tuple[tuple[ProducerId, ProducerEpoch], ...] = ()
-    """Producers that were moved away, in which epoch: each may have a forgotten older self that still sends here."""
+    departed: tuple[Departure, ...] = ()
+    """Producers that were moved away: each may have a forgotten older self that still sends here, also when it has been
+    moved back since."""
 
 
 class Producer(Struct):
-    """``last_sequence`` is the producer's last one in the stream before the present one."""
+    """``session`` names the opening that holds the name; ``last_sequence`` is the producer's last one in the stream
+    before the present one."""
 
     epoch: ProducerEpoch
     stream: LogStreamId
+    session: int
     last_sequence: Sequence = Sequence(0)
 
 
@@ -274,13 +278,13 @@ class OrderState:
         last_epoch = producer.epoch if producer else 0
         self._require(decision.epoch == last_epoch + 1, decision, "the epoch does not follow")
         if producer is None:
-            self.producers[decision.producer] = Producer(decision.epoch, decision.stream)
+            self.producers[decision.producer] = Producer(decision.epoch, decision.stream, decision.session)
         else:
             if decision.stream != producer.stream:
                 topic = self.topics[self.streams[producer.stream].topic]
                 self._require(topic.deleted, decision, "it moves the producer")
                 producer.stream, producer.last_sequence = decision.stream, Sequence(0)
-            producer.epoch = decision.epoch
+            producer.epoch, producer.session = decision.epoch, decision.session
 
     def _move_producer(self, decision: d.MoveProducer) -> None:
         producer = self.producers.get(decision.producer)
@@ -289,9 +293,9 @@ class OrderState:
         )
         assert producer is not None
         self._require(not self.streams[producer.stream].is_open, decision, "the log stream it leaves is open")
-        left, entered = self.streams[producer.stream], self.streams[decision.stream]
-        left.departed = (*_without(left.departed, decision.producer), (decision.producer, decision.epoch))
-        entered.departed = _without(entered.departed, decision.producer)
+        left = self.streams[producer.stream]
+        departure = Departure(decision.producer, decision.epoch, left.committed_end)
+        left.departed = (*(old for old in left.departed if old.producer != decision.producer), departure)
         producer.stream, producer.last_sequence = decision.stream, decision.last_sequence
 
     def _require(self, holds: bool, decision: d.Decision, otherwise: str) -> None:
@@ -299,9 +303,3 @@ class OrderState:
             raise ContradictoryCommand(
                 f"after decision {self.index}, {decision} cannot be: {otherwise}", history=self._journal.lines()
             )
-
-
-def _without(
-    departed: tuple[tuple[ProducerId, ProducerEpoch], ...], producer: ProducerId
-) -> tuple[tuple[ProducerId, ProducerEpoch], ...]:
-    return tuple(item for item in departed if item[0] != producer)

@@ -16,11 +16,11 @@ from msgspec import Struct, structs
 
 from cutwater.core.dedup import WINDOW_BATCHES_MAX, Remembered
 from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant
-from cutwater.errors import ProtocolViolation, ResourceExhausted
+from cutwater.errors import ProducerFenced, ProtocolViolation, ResourceExhausted
 from cutwater.types import Ack, Batch, BatchKind, Epoch, EventTime, LogStreamId, ProducerId, ProducerTag, Sequence
 
 IN_FLIGHT_BATCHES_MAX = WINDOW_BATCHES_MAX // 2
-"""Fewer than a replica remembers, so a repeated batch is always recognised."""
+"""Half of what a replica remembers, in number and in distance, so a repeated batch is always recognised."""
 
 
 class Fate(Struct, frozen=True):
@@ -70,12 +70,15 @@ SessionEffect = SendBatch | AskFate | AskMetadata | Settled
 class ProducerSession:
     """One opening of a producer's name. Methods take what happened and give what to do."""
 
-    def __init__(self, producer: ProducerId, topic: str) -> None:
-        self.producer, self.topic = producer, topic
+    def __init__(self, producer: ProducerId, topic: str, session: int) -> None:
+        """``session`` must differ from that of every other opening: a random number will do."""
+        self.producer, self.topic, self.session = producer, topic, session
         self.phase = Phase.OPENING
         self.stream = LogStreamId(0)
         self.last_sequence = Sequence(0)
         self._grant: ProducerGrant | None = None
+        self._is_open = False
+        """Whether a fence was ever committed: before that the numbers of earlier holders are not known."""
         self._move: MoveProducerRequest | None = None
         self._unsettled: dict[Sequence, Batch] = {}
 
@@ -84,7 +87,7 @@ class ProducerSession:
         return tuple(self._unsettled)
 
     def start(self) -> list[SessionEffect]:
-        return [AskMetadata(OpenProducerRequest(self.producer, self.topic))]
+        return [AskMetadata(OpenProducerRequest(self.producer, self.topic, self.session))]
 
     def granted(self, grant: ProducerGrant) -> list[SessionEffect]:
         """The metadata repository gave an epoch and a stream: put the fence there."""
@@ -97,13 +100,19 @@ class ProducerSession:
         """Nothing of an older epoch comes after this; what is unsettled may now be sent (again)."""
         if self.phase is not Phase.FENCING or stream != self.stream:
             return []
-        self.phase = Phase.READY
+        self.phase, self._is_open = Phase.READY, True
         self.last_sequence = max(self.last_sequence, last_sequence)
         return self._resend()
 
     def submit(self, batch: Batch) -> tuple[Sequence, list[SessionEffect]]:
         """Number a batch and send it."""
-        if len(self._unsettled) >= IN_FLIGHT_BATCHES_MAX or self.phase is Phase.OPENING:
+        if self.phase is Phase.FENCED:
+            raise ProducerFenced(f"producer {self.producer!r} was opened again elsewhere: stop using it")
+        if (
+            len(self._unsettled) >= IN_FLIGHT_BATCHES_MAX
+            or not self._is_open
+            or self._distance() >= IN_FLIGHT_BATCHES_MAX
+        ):
             raise ResourceExhausted(
                 f"producer {self.producer!r} has {len(self._unsettled)} batches under way", retry_ms=10
             )
@@ -149,7 +158,7 @@ class ProducerSession:
             self.fenced()
             return []
         for known in fate.batches:
-            if known.kind is BatchKind.DATA and known.sequence in self._unsettled:
+            if known.kind is BatchKind.DATA and self._is_ours(known):
                 if known.glsn is None:
                     raise ProtocolViolation(f"sealed log stream {fate.stream} has an uncommitted batch {known}")
                 effects += self.acked(known.sequence, Ack(known.glsn, known.first_llsn, fate.stream, known.count))
@@ -158,6 +167,15 @@ class ProducerSession:
             self.producer, self._grant.epoch, fate.stream, fate.stream_epoch, max(fate.last_sequence, self._base())
         )
         return [*effects, AskMetadata(self._move)]
+
+    def _is_ours(self, known: Remembered) -> bool:
+        batch = self._unsettled.get(known.sequence)
+        same_holder = self._grant is not None and known.epoch == self._grant.epoch
+        return batch is not None and same_holder and batch.checksum == known.checksum
+
+    def _distance(self) -> int:
+        """How far the numbers have gone on since the oldest unsettled batch; a replica remembers only so many."""
+        return self.last_sequence - min(self._unsettled, default=self.last_sequence)
 
     def _base(self) -> Sequence:
         """The last sequence before the first unsettled one; older ones may lie in streams further back."""

@@ -97,13 +97,23 @@ def judge(found: Found, *, creating: bool) -> Fresh | Valid | Invalid:
     high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
     if found.entries_end < committed_end:
         return Invalid(f"committed to LLSN {committed_end}, but entries end at {found.entries_end}")
+    if found.first_llsn > committed_end + 1 or (found.last_commit is None and found.first_llsn <= committed_end):
+        return Invalid(f"committed to LLSN {committed_end}, but entries begin at {found.first_llsn}")
+    if found.first_llsn == committed_end + 1 and committed_end > hard.base_llsn and not _all_trimmed(found, hard):
+        return Invalid(f"committed to LLSN {committed_end}, but there are no entries, and nobody trimmed them")
     kept = Valid(committed_end, high_watermark, committed_end)
+    if found.damaged is not None and found.damaged <= committed_end:
+        return Invalid(f"the entry at LLSN {found.damaged} fails its checksum")
     if hard.learning:
         # Commit contexts are copied last, so what they cover is complete.
         return Invalid("an interrupted sync", kept)
     if found.damaged is not None:
         return Invalid(f"the entry at LLSN {found.damaged} fails its checksum", kept)
     return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
+
+
+def _all_trimmed(found: Found, hard: HardState) -> bool:
+    return found.last_commit is not None and found.last_commit.last_glsn < hard.trimmed_before
 
 
 def _keep_end(tail: Sequence[Entry], hard: HardState, committed_end: LLSN) -> LLSN:

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
-from cutwater.core.dedup import Deduplicator, Departure
+from cutwater.core.dedup import Deduplicator
 from cutwater.core.journal import Journal
 from cutwater.core.learner import Learner
 from cutwater.core.messages import (
@@ -143,12 +143,16 @@ class Replica:
         self.written_end = self.durable_end = kept.keep_end if kept else LLSN(0)
         self.complete_through = GLSN(0)
         self.revision = Revision(0)
-        self.generation = 0
+        self.generation = self.commits_generation = 0
+        """How often entries, and how often commit contexts, were removed from the files: what was written before does
+        not count any more when it becomes durable."""
         self.dedup = dedup
         self.learner: Learner | None = None
         self._attempts = 0
         self._last_context: CommitContext | None = None
         self._pending: deque[_Pending] = deque()
+        self._untold: list[Waiter] = []
+        """Whose outcome stands behind a barrier in the effects last returned: should that fail, they are not told."""
         self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
         self.dedup.depart(hard_state.departed)
         for entry in tail:
@@ -184,6 +188,8 @@ class Replica:
     def handle(self, event: ReplicaEvent) -> Effects:
         """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
         which the replica has to be opened anew from disk."""
+        if not isinstance(event, StorageFailed):
+            self._untold.clear()
         match event:
             case Append():
                 return self._append(event)
@@ -279,7 +285,8 @@ class Replica:
         """Whether this is a repetition of an entry that is already here. A committed one was checked long ago."""
         if entry.last_llsn <= self.committed_end:
             return True
-        return any(p.first_llsn == entry.first_llsn and p.checksum == entry.batch.checksum for p in self._pending)
+        same = (entry.first_llsn, entry.batch.count, entry.batch.checksum)
+        return any((p.first_llsn, p.count, p.checksum) == same for p in self._pending)
 
     def _entries_durable(self, event: EntriesDurable) -> Effects:
         if event.generation != self.generation:
@@ -331,7 +338,7 @@ class Replica:
         return self._apply_next(context)
 
     def _apply_next(self, context: CommitContext) -> Effects:
-        effects: Effects = [WriteCommit(context, self.generation)]
+        effects: Effects = [WriteCommit(context, self.commits_generation)]
         while self._pending and self._pending[0].first_llsn <= context.last_llsn:
             pending = self._pending.popleft()
             # Records of one batch are committed by one cut.
@@ -346,11 +353,11 @@ class Replica:
 
     def _assert_same_commit(self, context: CommitContext) -> None:
         last = self._last_context
-        if last is not None and last.high_watermark == context.high_watermark and last != context:
-            raise self._contradiction(f"cut {context.high_watermark} came as {context} after {last}")
+        if last is not None and last.first_llsn <= context.last_llsn and last != context:
+            raise self._contradiction(f"{context} came after {last} was applied")
 
     def _commit_durable(self, event: CommitDurable) -> Effects:
-        if event.generation != self.generation:
+        if event.generation != self.commits_generation:
             return []
         self.durable_committed_end = event.context.last_llsn
         self.durable_high_watermark = event.context.high_watermark
@@ -376,9 +383,9 @@ class Replica:
             )
         if earlier is not None and self.written_end <= earlier and self.state is not ReplicaState.RUNNING:
             # Said before, perhaps before a restart; what is still missing comes with commits, or with a sync.
-            before = self.state
+            before, effects = self.state, self._remember(event.leader_epoch)
             self._settle_seal()
-            return [] if self.state is before else [ReportNow()]
+            return effects if self.state is before else [*effects, ReportNow()]
         same_epoch = event.epoch == self.hard_state.epoch
         self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
         chain = self.hard_state.chain if same_epoch else ()
@@ -400,6 +407,7 @@ class Replica:
             # The sealed position is a minimum of durable ends, and those fall on batch boundaries.
             assert pending.first_llsn > end
             effects += [_settle(waiter, self.stream, definite=definite) for waiter in pending.waiters]
+            self._untold += pending.waiters
         self.dedup.truncate(end)
         self.written_end = end
         self.durable_end = min(self.durable_end, end)
@@ -416,7 +424,7 @@ class Replica:
         self._check_leader(event.leader_epoch)
         epoch = self.hard_state.epoch
         if event.epoch == epoch and self.hard_state.sealed_at is None and self.state is ReplicaState.RUNNING:
-            return []
+            return self._remember(event.leader_epoch)
         if event.epoch <= epoch:
             raise WrongEpoch(self.stream, event.epoch, epoch, history=self._journal.lines())
         if self.node not in event.chain:
@@ -428,15 +436,14 @@ class Replica:
                 history=self._journal.lines(),
             )
         self._step(Step.UNSEAL, f"epoch {event.epoch} at {event.start} {event.chain}")
-        departed = tuple(Departure(producer, epoch, event.start) for producer, epoch in event.departed)
-        self.dedup.depart(departed)
+        self.dedup.depart(event.departed)
         return [
             *self._save(
                 epoch=event.epoch,
                 leader_epoch=event.leader_epoch,
                 sealed_at=None,
                 chain=event.chain,
-                departed=departed,
+                departed=event.departed,
             ),
             ReportNow(),
         ]
@@ -512,8 +519,8 @@ class Replica:
         return [
             *self._save(trimmed_before=event.before),
             # Deduplication state outlives the entries that it came from.
-            SaveDedup(self.dedup.checkpoint(self.committed_end)),
-            DropBefore(event.before),
+            SaveDedup(self.dedup.checkpoint(self.durable_committed_end)),
+            DropBefore(event.before, self.durable_committed_end),
         ]
 
     def _replicate_failed(self, event: ReplicateFailed) -> Effects:
@@ -524,7 +531,11 @@ class Replica:
 
     def _storage_failed(self, event: StorageFailed) -> Effects:
         self._step(Step.FAULT, event.reason)
-        effects: Effects = [Unsettled(waiter) for pending in self._pending for waiter in pending.waiters]
+        waiters = [*self._untold, *(waiter for pending in self._pending for waiter in pending.waiters)]
+        effects: Effects = [Unsettled(waiter) for waiter in waiters]
+        if self.has_lost_entries:
+            # Nothing here knows where the good part ends, and a peer may need what is left.
+            return [*effects, Reopen(None, None, event.reason)]
         return [*effects, Reopen(self.durable_end, self.durable_committed_end, event.reason)]
 
     # Helpers.
@@ -538,6 +549,9 @@ class Replica:
             )
         self._journal.note(self.state.name, "->", state.name, step.name.lower(), why)
         self.state = state
+
+    def _remember(self, leader_epoch: LeaderEpoch) -> Effects:
+        return self._save(leader_epoch=leader_epoch) if leader_epoch > self.hard_state.leader_epoch else []
 
     def _save(self, **changes: object) -> Effects:
         self.hard_state = structs.replace(self.hard_state, **changes)

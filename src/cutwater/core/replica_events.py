@@ -50,7 +50,7 @@ class EntriesDurable(Struct, frozen=True):
 
 
 class CommitDurable(Struct, frozen=True):
-    """The commit contexts up to this one are on disk."""
+    """The commit contexts up to this one, of this generation, are on disk."""
 
     generation: int
     context: CommitContext
@@ -144,9 +144,10 @@ class WriteCommit(Struct, frozen=True):
 
 
 class DropBefore(Struct, frozen=True):
-    """Remove whole segments below this GLSN."""
+    """Remove whole segments below this GLSN, and nothing above ``upto``."""
 
     before: GLSN
+    upto: LLSN
 
 
 class Forward(Struct, frozen=True):
@@ -197,10 +198,11 @@ class AskSync(Struct, frozen=True):
 
 
 class Reopen(Struct, frozen=True):
-    """Cut the files back to what is known to be durable, then recover the replica from disk as after a restart."""
+    """Cut the files back to what is known to be durable (None: leave them as they are), then recover the replica from
+    disk as after a restart."""
 
-    durable_end: LLSN
-    durable_committed_end: LLSN
+    durable_end: LLSN | None
+    durable_committed_end: LLSN | None
     reason: str
 
 

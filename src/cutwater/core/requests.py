@@ -69,8 +69,11 @@ class TrimRequest(Struct, frozen=True, tag=True):
 
 
 class OpenProducerRequest(Struct, frozen=True, tag=True):
+    """``session`` is a number that no other opening has, so that asking again does not open again."""
+
     producer: ProducerId
     topic: str
+    session: int
 
 
 class MoveProducerRequest(Struct, frozen=True, tag=True):

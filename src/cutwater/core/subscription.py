@@ -101,6 +101,9 @@ class Subscription:
             if topic.topic in self.topics and topic.trimmed_before > self.next_glsn:
                 raise Trimmed(self.next_glsn, topic.trimmed_before)
         self.revision = catalog.revision
+        # The streams of a deleted topic are gone, and nobody waits for them.
+        existing = {info.stream for info in catalog.streams}
+        self._sources = {stream: source for stream, source in self._sources.items() if stream in existing}
         for info in catalog.streams:
             if info.topic not in self.topics:
                 continue
@@ -129,7 +132,7 @@ class Subscription:
         if self._knows(answer.revision):
             source.complete(answer.complete_through)
         else:
-            self.wanted_revision = answer.revision
+            self.wanted_revision = max(self.wanted_revision, answer.revision)
 
     def _knows(self, revision: Revision) -> bool:
         """Whether the streams that existed under this revision are all known."""

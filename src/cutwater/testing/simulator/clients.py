@@ -151,7 +151,7 @@ class Producer(Client):
 
     def __init__(self, world: World, number: int, record: Record, metadata_nodes: int, name: str, topic: str) -> None:
         super().__init__(world, number, record, metadata_nodes)
-        self.session = ProducerSession(ProducerId(name), topic)
+        self.session = ProducerSession(ProducerId(name), topic, number)
         self._ops: dict[Sequence, AppendOp] = {}
         self._seen_closed = 0
 

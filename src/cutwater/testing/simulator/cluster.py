@@ -236,7 +236,8 @@ class Cluster:
             for node in self.storage_nodes:
                 for stream, disk in node.disks.items():
                     if node.node in self._replicas(stream):
-                        disk.drop_before(node.replicas[stream].hard_state.trimmed_before)
+                        replica = node.replicas[stream]
+                        disk.drop_before(replica.hard_state.trimmed_before, replica.durable_committed_end)
                         found += [(node, stream, i) for i, e in enumerate(disk.entries) if not is_intact(e)]
             return found
 

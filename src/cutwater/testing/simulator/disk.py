@@ -72,13 +72,15 @@ class ReplicaDisk:
         self.entries_synced = self.contexts_synced = 0
         self.marked_end = LLSN(first_llsn - 1)
 
-    def drop_before(self, before: GLSN) -> LLSN:
-        """Remove whole entries below a GLSN, committed and synced ones only; where the entries begin now."""
+    def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
+        """Remove whole entries below a GLSN, none above ``upto``; where the entries begin now."""
         llsn = first_llsn_at_or_after(self.contexts, before)
         if llsn is None:
             llsn = LLSN(self.contexts[-1].last_llsn + 1) if self.contexts else self.first_llsn
         keep = 0
-        while keep < self.entries_synced and self.entries[keep].last_llsn < llsn:
+        while (
+            keep < self.entries_synced and self.entries[keep].last_llsn < llsn and self.entries[keep].last_llsn <= upto
+        ):
             keep += 1
         if keep:
             self.first_llsn = LLSN(self.entries[keep - 1].last_llsn + 1)

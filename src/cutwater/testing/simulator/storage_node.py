@@ -288,7 +288,7 @@ class StorageNode(Process):
             case Restart():
                 disk.restart(effect.first_llsn)
             case DropBefore():
-                self._handle(stream, Dropped(disk.drop_before(effect.before)))
+                self._handle(stream, Dropped(disk.drop_before(effect.before, effect.upto)))
             case Forward():
                 self._forward(stream, effect)
             case Acked():
@@ -308,7 +308,8 @@ class StorageNode(Process):
                 self.send(source, effect.request)
                 self.after(SYNC_TIMEOUT_US, self._watch_sync, stream, effect.request.attempt)
             case Reopen():
-                disk.cut_back(effect.durable_end, effect.durable_committed_end)
+                if effect.durable_end is not None and effect.durable_committed_end is not None:
+                    disk.cut_back(effect.durable_end, effect.durable_committed_end)
                 self._open(stream)
                 self._report_now()
                 return False
@@ -353,18 +354,19 @@ class StorageNode(Process):
         disk, replica = self.disks[stream], self.replicas[stream]
         delay = 50 + int(self.world.rng.random() * self.world.options.fsync_us_max)
         written = (disk.end, len(disk.contexts), disk.contexts[-1] if disk.contexts else None)
-        self.after(delay, self._synced, stream, replica, replica.generation, written)
+        generations = (replica.generation, replica.commits_generation)
+        self.after(delay, self._synced, stream, replica, generations, written)
 
     def _synced(
         self,
         stream: LogStreamId,
         replica: Replica,
-        generation: int,
+        generations: tuple[int, int],
         written: tuple[LLSN, int, CommitContext | None],
     ) -> None:
         self._syncing.discard(stream)
         disk = self.disks[stream]
-        if self.replicas.get(stream) is not replica or replica.generation != generation:
+        if self.replicas.get(stream) is not replica or (replica.generation, replica.commits_generation) != generations:
             if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
                 self._sync_soon(stream)
             return
@@ -379,9 +381,9 @@ class StorageNode(Process):
         if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
             self._sync_soon(stream)
         if end > replica.durable_end:
-            self._handle(stream, EntriesDurable(generation, end))
+            self._handle(stream, EntriesDurable(generations[0], end))
         if context is not None and contexts > synced_before:
-            self._handle(stream, CommitDurable(generation, context))
+            self._handle(stream, CommitDurable(generations[1], context))
 
     def _fail_storage(self, stream: LogStreamId, reason: str) -> None:
         self.world.trace("storage failed", self.node, stream, reason)

@@ -1,0 +1,334 @@
+"""Files as bytes, pure: how headers, marks, index points, commit contexts and small whole files are laid out.
+
+All numbers are little-endian. Every file opens with the same 16 bytes, in every version of the format: magic, version,
+and a checksum of both. So a file of a newer version is told apart from a damaged one before anything else is read.
+The layout of frames, which also travel over the wire, is in ``frames.py``; ``docs/data-files.md`` shows it all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from struct import Struct as Layout
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.core.dedup import DedupCheckpoint, ProducerWindow, Remembered
+from cutwater.core.recovery import HardState
+from cutwater.storage.checksum import Buffer, crc32c
+from cutwater.storage.errors import DamagedFile, NewerFormat
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Batch,
+    BatchKind,
+    CommitContext,
+    CutTime,
+    Epoch,
+    EventTime,
+    ProducerEpoch,
+    ProducerId,
+    Sequence,
+)
+
+VERSION = 1
+
+SEGMENT = b"CWSEGMNT"
+COMMITS = b"CWCOMMIT"
+MANIFEST = b"CWMANIFS"
+HARD_STATE = b"CWHARDST"
+DEDUP = b"CWDEDUPL"
+NODE = b"CWNODEID"
+
+SECTOR_BYTES = 512
+"""What a disk writes at once. Nothing that is rewritten in place shares a sector with anything else."""
+
+HEADER_BYTES = 3 * SECTOR_BYTES
+"""The header of a segment or commit file: one sector that never changes, two for the mark, written in turn."""
+
+POINT_BYTES = 16
+CONTEXT_BYTES = 64
+
+_PREFIX = Layout("<8sHHI")
+_CRC = Layout("<I")
+_WHOLE = Layout("<II")
+_HEADER = Layout("<QQIIBqq")
+_MARK = Layout("<QQQBqq")
+_POINT = Layout("<QII")
+_CONTEXT = Layout("<QQQQqQIII")
+_CONTEXT_MAGIC = 0x43435743
+
+
+class Running(Struct, frozen=True):
+    """How far event time has come in a log stream before some entry: the maximum of its records, and of what its
+    producers declared; None while nobody has said anything."""
+
+    time_max: EventTime | None = None
+    declared: EventTime | None = None
+
+    def after(self, batch: Batch) -> Running:
+        """The same with one more batch. A fence holds no records."""
+        time_max, declared = self.time_max, self.declared
+        if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
+            time_max = batch.time_max
+        if batch.declared is not None and (declared is None or batch.declared > declared):
+            declared = batch.declared
+        return self if time_max == self.time_max and declared == self.declared else Running(time_max, declared)
+
+
+class FileHeader(Struct, frozen=True):
+    """What a segment or commit file says of itself once and for all.
+
+    ``running`` is event time before the first entry. ``points`` is the room for index points, and a new one is due
+    every ``interval`` bytes; both are 0 in commit files.
+    """
+
+    generation: int
+    first_llsn: LLSN
+    points: int = 0
+    interval: int = 0
+    running: Running = Running()
+
+    @property
+    def data_start(self) -> int:
+        """Where the header and the index end: always at a sector."""
+        sectors = -(-self.points * POINT_BYTES // SECTOR_BYTES)
+        return HEADER_BYTES + sectors * SECTOR_BYTES
+
+
+class Mark(Struct, frozen=True):
+    """Everything below ``offset``, which is everything up to ``llsn``, was synced. The higher ``sequence`` counts."""
+
+    sequence: int
+    offset: int
+    llsn: LLSN
+    running: Running = Running()
+
+
+class Manifest(Struct, frozen=True):
+    """What a replica's directory is, and which of its files count: those of this generation from this LLSN on."""
+
+    cluster: int
+    node: int
+    stream: int
+    generation: int
+    first_llsn: LLSN
+
+
+# The same for all files.
+
+
+def _prefix(magic: bytes) -> bytes:
+    start = _PREFIX.pack(magic, VERSION, 0, 0)[:12]
+    return start + _CRC.pack(crc32c(start))
+
+
+def check_prefix(data: Buffer, magic: bytes, path: Path) -> None:
+    """Raise unless this is the beginning of a file of this kind that we can read."""
+    if len(data) < _PREFIX.size:
+        raise DamagedFile(path, f"{len(data)} bytes are less than its header")
+    found, version, reserved, crc = _PREFIX.unpack_from(data)
+    if crc != crc32c(bytes(data[:12])):
+        raise DamagedFile(path, "the checksum of its first bytes is wrong")
+    if found != magic:
+        raise DamagedFile(path, f"it begins with {found!r} and not with {magic!r}")
+    if version > VERSION:
+        raise NewerFormat(str(path), version, VERSION)
+    if version < 1 or reserved:
+        raise DamagedFile(path, f"no format version {version}")
+
+
+def _sector(data: bytes) -> bytes:
+    """Fill up with zeros and close with a checksum."""
+    filled = data.ljust(SECTOR_BYTES - _CRC.size, b"\0")
+    return filled + _CRC.pack(crc32c(filled))
+
+
+def _is_sound(sector: bytes) -> bool:
+    if len(sector) != SECTOR_BYTES:
+        return False
+    return crc32c(sector[: -_CRC.size]) == int.from_bytes(sector[-_CRC.size :], "little")
+
+
+def _pack_running(running: Running) -> tuple[int, int, int]:
+    flags = (running.time_max is not None) | (running.declared is not None) << 1
+    return flags, running.time_max or 0, running.declared or 0
+
+
+def _unpack_running(flags: int, time_max: int, declared: int) -> Running:
+    return Running(EventTime(time_max) if flags & 1 else None, EventTime(declared) if flags & 2 else None)
+
+
+# Segment and commit files.
+
+
+def encode_header(magic: bytes, header: FileHeader) -> bytes:
+    """The first sector."""
+    fields = _HEADER.pack(
+        header.generation, header.first_llsn, header.points, header.interval, *_pack_running(header.running)
+    )
+    return _sector(_prefix(magic) + fields)
+
+
+def decode_header(data: bytes, magic: bytes, path: Path) -> FileHeader:
+    check_prefix(data, magic, path)
+    if not _is_sound(data[:SECTOR_BYTES]):
+        raise DamagedFile(path, "the checksum of its header is wrong")
+    generation, first_llsn, points, interval, *running = _HEADER.unpack_from(data, _PREFIX.size)
+    return FileHeader(generation, LLSN(first_llsn), points, interval, _unpack_running(*running))
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """One sector."""
+    return _sector(_MARK.pack(mark.sequence, mark.offset, mark.llsn, *_pack_running(mark.running)))
+
+
+def decode_mark(sector: bytes) -> Mark | None:
+    """None if there is none, or if it is damaged."""
+    if not _is_sound(sector):
+        return None
+    sequence, offset, llsn, *running = _MARK.unpack_from(sector)
+    return Mark(sequence, offset, LLSN(llsn), _unpack_running(*running)) if sequence else None
+
+
+def encode_point(llsn: LLSN, offset: int) -> bytes:
+    """An index point: the frame at this offset of the file begins with this LLSN."""
+    point = _POINT.pack(llsn, offset, 0)[: -_CRC.size]
+    return point + _CRC.pack(crc32c(point))
+
+
+def decode_point(data: bytes) -> tuple[LLSN, int] | None:
+    """None if there is none, or if it is damaged."""
+    llsn, offset, crc = _POINT.unpack(data)
+    if crc != crc32c(data[: -_CRC.size]) or not llsn:
+        return None
+    return LLSN(llsn), offset
+
+
+def encode_context(context: CommitContext, number: int) -> bytes:
+    """A commit context as the ``number``-th of its file."""
+    record = _CONTEXT.pack(
+        context.first_llsn,
+        context.first_glsn,
+        context.high_watermark,
+        context.prev_high_watermark,
+        context.time,
+        context.count,
+        context.epoch,
+        number,
+        _CONTEXT_MAGIC,
+    )
+    return record + _CRC.pack(crc32c(record))
+
+
+def decode_context(record: bytes, number: int) -> CommitContext | None:
+    """None if there is none, or if it is damaged, or not the one that belongs here."""
+    if len(record) != CONTEXT_BYTES or crc32c(record[: -_CRC.size]) != int.from_bytes(record[-_CRC.size :], "little"):
+        return None
+    first_llsn, first_glsn, hwm, prev_hwm, time, count, epoch, found, magic = _CONTEXT.unpack_from(record)
+    if found != number or magic != _CONTEXT_MAGIC or count < 1:
+        return None
+    return CommitContext(
+        Epoch(epoch), LLSN(first_llsn), GLSN(first_glsn), count, GLSN(hwm), GLSN(prev_hwm), CutTime(time)
+    )
+
+
+# Small files, always replaced as a whole.
+
+T = TypeVar("T")
+_WHOLE_START = _PREFIX.size + _WHOLE.size + _CRC.size
+
+
+def encode_whole(magic: bytes, body: bytes) -> bytes:
+    start = _prefix(magic) + _WHOLE.pack(len(body), crc32c(body))
+    return start + _CRC.pack(crc32c(start)) + body
+
+
+def decode_whole(data: bytes, magic: bytes, path: Path) -> bytes:
+    check_prefix(data, magic, path)
+    if len(data) < _WHOLE_START:
+        raise DamagedFile(path, f"{len(data)} bytes are less than its header")
+    end = _WHOLE_START - _CRC.size
+    if crc32c(data[:end]) != int.from_bytes(data[end:_WHOLE_START], "little"):
+        raise DamagedFile(path, "the checksum of its header is wrong")
+    size, crc = _WHOLE.unpack_from(data, _PREFIX.size)
+    body = data[_WHOLE_START:]
+    if len(body) != size:
+        raise DamagedFile(path, f"it has {len(body)} bytes after its header and not {size}")
+    if crc32c(body) != crc:
+        raise DamagedFile(path, "its checksum is wrong")
+    return body
+
+
+def _decode_body(data: bytes, magic: bytes, path: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(decode_whole(data, magic, path), type=kind)
+    except msgspec.MsgspecError as error:
+        raise DamagedFile(path, f"its checksum is right but its content is not: {error}") from error
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return encode_whole(MANIFEST, msgspec.msgpack.encode(manifest))
+
+
+def decode_manifest(data: bytes, path: Path) -> Manifest:
+    return _decode_body(data, MANIFEST, path, Manifest)
+
+
+def encode_hard_state(hard_state: HardState) -> bytes:
+    return encode_whole(HARD_STATE, msgspec.msgpack.encode(hard_state))
+
+
+def decode_hard_state(data: bytes, path: Path) -> HardState:
+    return _decode_body(data, HARD_STATE, path, HardState)
+
+
+_RememberedFields = tuple[int, int, BatchKind, int, int, int, int | None]
+_WindowFields = tuple[str, int, int, int, list[_RememberedFields]]
+_DedupFields = tuple[int, list[_WindowFields]]
+
+
+def encode_dedup(checkpoint: DedupCheckpoint) -> bytes:
+    """Without the names of the fields: there may be many producers, with many batches each."""
+    producers: list[_WindowFields] = [
+        (
+            window.producer,
+            window.base_epoch,
+            window.base_sequence,
+            window.base_fence,
+            [(b.sequence, b.epoch, b.kind, b.first_llsn, b.count, b.checksum, b.glsn) for b in window.batches],
+        )
+        for window in checkpoint.producers
+    ]
+    return encode_whole(DEDUP, msgspec.msgpack.encode((checkpoint.upto, producers)))
+
+
+def decode_dedup(data: bytes, path: Path) -> DedupCheckpoint:
+    fields: _DedupFields = _decode_body(data, DEDUP, path, _DedupFields)  # type: ignore[arg-type]
+    upto, producers = fields
+    return DedupCheckpoint(LLSN(upto), tuple(_window(*window) for window in producers))
+
+
+def _window(producer: str, epoch: int, sequence: int, fence: int, batches: list[_RememberedFields]) -> ProducerWindow:
+    return ProducerWindow(
+        ProducerId(producer),
+        ProducerEpoch(epoch),
+        Sequence(sequence),
+        LLSN(fence),
+        tuple(_remembered(*batch) for batch in batches),
+    )
+
+
+def _remembered(
+    sequence: int, epoch: int, kind: BatchKind, first_llsn: int, count: int, checksum: int, glsn: int | None
+) -> Remembered:
+    return Remembered(
+        Sequence(sequence),
+        ProducerEpoch(epoch),
+        kind,
+        LLSN(first_llsn),
+        count,
+        checksum,
+        None if glsn is None else GLSN(glsn),
+    )

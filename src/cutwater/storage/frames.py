@@ -1,0 +1,243 @@
+"""A frame: one log entry as bytes, the same on every replica, in files and on the wire. Pure.
+
+::
+
+    header    fixed part, the producer's name, CRC32C of both
+    body      opaque; its CRC32C, which the client computed, is in the header
+    trailer   length, first LLSN, the header's CRC32C again, CRC32C of the trailer
+
+The trailer lets a reader walk backwards, so that a damaged header does not hide where its frame begins and ends.
+``Running`` in the header is event time *before* this batch: with the batch's own maximum that gives the time after it,
+and a reader that starts here needs nothing from before, which may be trimmed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from struct import Struct as Layout
+
+from msgspec import Struct
+
+from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage.checksum import Buffer, crc32c
+from cutwater.storage.errors import NewerFormat
+from cutwater.storage.format import Running
+from cutwater.types import LLSN, Batch, BatchKind, Entry, Epoch, EventTime, ProducerEpoch, ProducerId, ProducerTag
+from cutwater.types import Sequence as BatchSequence
+
+FRAME_VERSION = 1
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""No frame is larger; far above what the wire lets through."""
+PRODUCER_BYTES_MAX = 1024
+
+_MAGIC = b"CWFR"
+_FIXED = Layout("<4sBBHHHIIIQqqqqqQQII")
+_CRC = Layout("<I")
+_TRAILER = Layout("<IQII")
+
+TRAILER_BYTES = _TRAILER.size
+HEADER_BYTES_MIN = _FIXED.size + _CRC.size
+HEADER_BYTES_MAX = HEADER_BYTES_MIN + PRODUCER_BYTES_MAX
+
+_HAS_PRODUCER, _HAS_DECLARED, _HAS_RUNNING_MAX, _HAS_RUNNING_DECLARED = 1, 2, 4, 8
+_KINDS = frozenset(BatchKind)
+
+
+class FrameHeader(Struct, frozen=True):
+    first_llsn: LLSN
+    count: int
+    epoch: Epoch
+    kind: BatchKind
+    time_min: EventTime
+    time_max: EventTime
+    declared: EventTime | None
+    running: Running
+    producer: ProducerTag | None
+    schema: int
+    checksum: int
+    header_bytes: int
+    body_bytes: int
+    header_crc: int
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.first_llsn + self.count - 1)
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.header_bytes + self.body_bytes + TRAILER_BYTES
+
+    def entry(self, body: Buffer) -> Entry:
+        """The entry, whose body is copied unless it is ``bytes`` already."""
+        batch = Batch(
+            count=self.count,
+            body=bytes(body),
+            checksum=self.checksum,
+            time_min=self.time_min,
+            time_max=self.time_max,
+            kind=self.kind,
+            producer=self.producer,
+            declared=self.declared,
+            schema=self.schema,
+        )
+        return Entry(self.first_llsn, self.epoch, batch)
+
+
+class Trailer(Struct, frozen=True):
+    frame_bytes: int
+    first_llsn: LLSN
+    header_crc: int
+
+
+def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
+    """What is written before and after the body of an entry, which is not touched. ``running`` is before it."""
+    batch, tag = entry.batch, entry.batch.producer
+    producer = tag.producer.encode() if tag else b""
+    header_bytes = HEADER_BYTES_MIN + len(producer)
+    frame_bytes = header_bytes + len(batch.body) + TRAILER_BYTES
+    if len(producer) > PRODUCER_BYTES_MAX:
+        raise InvalidArgument(f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {len(producer)}")
+    if frame_bytes > FRAME_BYTES_MAX:
+        raise InvalidArgument(f"an entry has at most {FRAME_BYTES_MAX} bytes, this one would have {frame_bytes}")
+    flags = (
+        (_HAS_PRODUCER if tag else 0)
+        | (_HAS_DECLARED if batch.declared is not None else 0)
+        | (_HAS_RUNNING_MAX if running.time_max is not None else 0)
+        | (_HAS_RUNNING_DECLARED if running.declared is not None else 0)
+    )
+    try:
+        fixed = _FIXED.pack(
+            _MAGIC,
+            FRAME_VERSION,
+            batch.kind,
+            flags,
+            header_bytes,
+            len(producer),
+            len(batch.body),
+            batch.count,
+            entry.epoch,
+            entry.first_llsn,
+            batch.time_min,
+            batch.time_max,
+            running.time_max or 0,
+            batch.declared or 0,
+            running.declared or 0,
+            tag.epoch if tag else 0,
+            tag.sequence if tag else 0,
+            batch.schema,
+            batch.checksum,
+        )
+        header = fixed + producer
+        crc = _CRC.pack(crc32c(header))
+        start = _TRAILER.pack(frame_bytes, entry.first_llsn, *_CRC.unpack(crc), 0)[: -_CRC.size]
+    except struct.error as error:
+        raise InvalidArgument(f"the entry at LLSN {entry.first_llsn} has a number out of range: {error}") from error
+    return header + crc, start + _CRC.pack(crc32c(start))
+
+
+def frame_bytes_of(entry: Entry) -> int:
+    """How long the entry's frame is."""
+    tag = entry.batch.producer
+    producer_bytes = len(tag.producer.encode()) if tag else 0
+    return HEADER_BYTES_MIN + producer_bytes + len(entry.batch.body) + TRAILER_BYTES
+
+
+def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
+    """The header at this place, or None if there is no intact one."""
+    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
+        return None
+    fields = _FIXED.unpack_from(data, offset)
+    _, version, kind, flags, header_bytes, producer_bytes, body_bytes, count, epoch, first_llsn = fields[:10]
+    end = offset + header_bytes
+    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or end > len(data):
+        return None
+    header_crc: int = _CRC.unpack_from(data, end - _CRC.size)[0]
+    if crc32c(bytes(data[offset : end - _CRC.size])) != header_crc:
+        return None
+    if version > FRAME_VERSION:
+        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
+    time_min, time_max, running_max, declared, running_declared, epoch_of, sequence, schema, checksum = fields[10:]
+    if kind not in _KINDS or producer_bytes != header_bytes - HEADER_BYTES_MIN or not count or not first_llsn:
+        return None
+    producer = None
+    if flags & _HAS_PRODUCER:
+        try:
+            name = bytes(data[offset + _FIXED.size : end - _CRC.size]).decode()
+        except UnicodeDecodeError:
+            return None
+        producer = ProducerTag(ProducerId(name), ProducerEpoch(epoch_of), BatchSequence(sequence))
+    return FrameHeader(
+        LLSN(first_llsn),
+        count,
+        Epoch(epoch),
+        BatchKind(kind),
+        EventTime(time_min),
+        EventTime(time_max),
+        EventTime(declared) if flags & _HAS_DECLARED else None,
+        Running(
+            EventTime(running_max) if flags & _HAS_RUNNING_MAX else None,
+            EventTime(running_declared) if flags & _HAS_RUNNING_DECLARED else None,
+        ),
+        producer,
+        schema,
+        checksum,
+        header_bytes,
+        body_bytes,
+        header_crc,
+    )
+
+
+def decode_trailer(data: Buffer) -> Trailer | None:
+    """The trailer that these bytes end with, or None if there is no intact one."""
+    if len(data) < TRAILER_BYTES:
+        return None
+    trailer = bytes(data[len(data) - TRAILER_BYTES :])
+    frame_bytes, first_llsn, header_crc, crc = _TRAILER.unpack(trailer)
+    if crc != crc32c(trailer[: -_CRC.size]) or frame_bytes < HEADER_BYTES_MIN + TRAILER_BYTES:
+        return None
+    return Trailer(frame_bytes, LLSN(first_llsn), header_crc)
+
+
+class Frame(Struct, frozen=True):
+    """A frame in memory; ``data`` is all of it and ``body`` a part of that, nothing is copied."""
+
+    header: FrameHeader
+    data: memoryview
+
+    @property
+    def body(self) -> memoryview:
+        start = self.header.header_bytes
+        return self.data[start : start + self.header.body_bytes]
+
+    @property
+    def entry(self) -> Entry:
+        return self.header.entry(self.body)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the bytes after the header, if anything is."""
+        if len(self.data) != self.header.frame_bytes:
+            return "it is cut off"
+        if crc32c(self.body) != self.header.checksum:
+            return "the checksum of the body is wrong"
+        trailer = decode_trailer(self.data)
+        if trailer != Trailer(self.header.frame_bytes, self.header.first_llsn, self.header.header_crc):
+            return "the trailer is wrong"
+        return None
+
+
+def frames_in(data: Buffer) -> Iterator[Frame]:
+    """The frames of a range as a reader gets it, each of them verified."""
+    view = memoryview(data).cast("B")
+    offset = 0
+    while offset < len(view):
+        header = decode_header(view, offset)
+        if header is None:
+            raise Damaged(f"no intact frame at byte {offset} of the range that was read: read it again")
+        frame = Frame(header, view[offset : offset + header.frame_bytes])
+        problem = frame.problem
+        if problem is not None:
+            raise Damaged(f"the entry at LLSN {header.first_llsn} arrived damaged ({problem}): read it again")
+        yield frame
+        offset += header.frame_bytes

@@ -1,0 +1,93 @@
+"""A file that knows how far it was synced: a header that never changes, two marks written in turn, then data.
+
+After each sync the new mark is written, not synced: it becomes durable with the next sync, at no cost. So after a power
+cut the mark is at most one sync behind, and after the death of the process alone it is exact. Whatever lies above the
+mark may be torn; whatever lies below it was once on disk, so if it is wrong now, it is damage.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cutwater.storage.errors import DamagedFile
+from cutwater.storage.files import File, Files, replace
+from cutwater.storage.format import (
+    HEADER_BYTES,
+    SECTOR_BYTES,
+    FileHeader,
+    Mark,
+    Running,
+    decode_header,
+    decode_mark,
+    encode_header,
+    encode_mark,
+)
+from cutwater.types import LLSN
+
+MARKS = 2
+
+
+class MarkedFile:
+    def __init__(self, file: File, magic: bytes, header: FileHeader, mark: Mark | None) -> None:
+        self.file, self.magic, self.header = file, magic, header
+        self._mark = mark
+
+    @classmethod
+    def create(cls, files: Files, path: Path, magic: bytes, header: FileHeader) -> MarkedFile:
+        """Under its name the file is always complete, so a wrong header is damage, never half a creation."""
+        mark = Mark(1, header.data_start, LLSN(header.first_llsn - 1), header.running)
+        empty = encode_header(magic, header) + encode_mark(mark)
+        replace(files, path, empty.ljust(header.data_start, b"\0"))
+        return cls(files.open(path), magic, header, mark)
+
+    @classmethod
+    def open(cls, files: Files, path: Path, magic: bytes) -> MarkedFile:
+        file = files.open(path)
+        start = file.pread(HEADER_BYTES, 0)
+        header = decode_header(start, magic, path)
+        marks = [decode_mark(_slot(start, i)) for i in range(MARKS)]
+        newest = max((mark for mark in marks if mark is not None), key=lambda mark: mark.sequence, default=None)
+        return cls(file, magic, header, newest)
+
+    @property
+    def mark(self) -> Mark:
+        if self._mark is None:
+            raise DamagedFile(self.file.path, "both of its marks are wrong")
+        return self._mark
+
+    def set_mark(self, offset: int, llsn: LLSN, running: Running) -> None:
+        """Say how far the file is durable; call it only after the sync that made it so."""
+        mark = Mark(self.mark.sequence + 1, offset, llsn, running)
+        self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + mark.sequence % MARKS))
+        self._mark = mark
+
+    def cut(self, offset: int, llsn: LLSN, running: Running) -> None:
+        """Durably remove what lies above ``offset``. The mark goes first, or it would tell of what is gone."""
+        self.set_mark(offset, llsn, running)
+        self.file.sync_all()
+        self.file.truncate(offset)
+        self.file.sync_all()
+
+    def rewrite_header(self) -> None:
+        """Write what is known once more, after a failed sync that may have taken it back."""
+        mark = self.mark
+        self.file.pwritev([encode_header(self.magic, self.header)], 0)
+        self.set_mark(mark.offset, mark.llsn, mark.running)
+
+    def header_problems(self) -> list[str]:
+        """What is wrong with the header and the marks, as they are on disk now."""
+        start = self.file.pread(HEADER_BYTES, 0)
+        try:
+            header = decode_header(start, self.magic, self.file.path)
+        except DamagedFile as error:
+            return [error.message]
+        problems = [] if header == self.header else ["the header has changed"]
+        for i in range(MARKS):
+            slot = _slot(start, i)
+            if any(slot) and decode_mark(slot) is None:
+                problems.append(f"mark {i} is wrong")
+        return problems
+
+
+def _slot(start: bytes, i: int) -> bytes:
+    return start[SECTOR_BYTES * (1 + i) : SECTOR_BYTES * (2 + i)]

@@ -1,0 +1,191 @@
+"""Bytes in, frames out. Pure: knows no transport, no clock and no connection.
+
+Small frames are cut out of the bytes as they come. A large one, of which only the beginning is there, gets a buffer of
+its own, into which a transport can receive directly (``target`` and ``filled``); nothing of it is copied again.
+
+1. Lengths are checked before anything is allocated, and ``admit`` is asked before a large buffer is.
+2. Whatever the bytes are, the outcome is a frame, "more bytes, please" (None), or an error of ``wire.errors``, after
+   which this decoder is of no use any more. Nothing here executes or instantiates what the bytes name.
+3. What it holds is bounded by one frame plus what was fed and not yet taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from cutwater.errors import CutwaterError
+from cutwater.wire.errors import FrameTooLarge, MalformedFrame
+from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, WITH_BODY, Body, Frame, Kind
+
+LARGE_BYTES = 16 * 1024
+"""Frames above this do not wait in the common buffer until they are complete."""
+
+Admit = Callable[[int, int, int], bool]
+"""Whether there is room for a frame of this kind, call id and size."""
+
+_KINDS_MAX = max(Kind) + 1
+_BODY_BYTES_MAX = [0xFFFF_FFFF if kind in WITH_BODY else 0 for kind in range(_KINDS_MAX)]
+_HEADER_BYTES_MAX = [
+    0xFFFF_FFFF if kind == Kind.RESPONSE or HEADERS.get(kind) is not None else 0 for kind in range(_KINDS_MAX)
+]
+_DECODE = [
+    msgspec.msgpack.Decoder(cls).decode if (cls := HEADERS.get(kind)) is not None else None
+    for kind in range(_KINDS_MAX)
+]
+
+_pack = FIXED.pack
+_unpack_from = FIXED.unpack_from
+
+
+def encode_head(kind: int, call: int, header: bytes, body_bytes: int = 0) -> bytes:
+    """All of a frame but its body."""
+    return _pack(body_bytes, len(header), call, kind, 0) + header
+
+
+def encode_frame(kind: int, call: int, header: bytes, body: Body = b"") -> bytes:
+    return encode_head(kind, call, header, len(body)) + body
+
+
+class FrameDecoder:
+    """``feed`` bytes, or receive into ``target`` and tell with ``filled``; then take frames with ``next_frame``."""
+
+    __slots__ = (
+        "_admit",
+        "_data",
+        "_error",
+        "_filled",
+        "_fixed",
+        "_large",
+        "_position",
+        "_skip",
+        "frame_bytes_max",
+        "frames",
+        "header_bytes_max",
+    )
+
+    def __init__(self, frame_bytes_max: int, header_bytes_max: int, admit: Admit | None = None) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self.header_bytes_max = header_bytes_max
+        self.frames = 0
+        self._admit = admit
+        self._data = b""
+        self._position = 0
+        self._large: bytearray | None = None
+        self._filled = 0
+        self._fixed = (0, 0, 0, 0, 0)
+        self._skip = 0
+        self._error: CutwaterError | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds at the moment."""
+        return len(self._data) - self._position + (len(self._large) if self._large is not None else 0)
+
+    @property
+    def is_amid_frame(self) -> bool:
+        return self._large is not None or self._skip > 0 or self._position < len(self._data)
+
+    def target(self) -> memoryview | None:
+        """Where the next bytes belong, if that is known."""
+        return memoryview(self._large)[self._filled :] if self._large is not None else None
+
+    def filled(self, count: int) -> None:
+        """So many bytes were written to the beginning of ``target``."""
+        assert self._large is not None
+        assert count <= len(self._large) - self._filled
+        self._filled += count
+
+    def feed(self, data: bytes) -> None:
+        if self._large is not None:
+            count = min(len(data), len(self._large) - self._filled)
+            self._large[self._filled : self._filled + count] = data[:count]
+            self._filled += count
+            data = data[count:]
+        elif self._skip:
+            count = min(len(data), self._skip)
+            self._skip -= count
+            data = data[count:]
+        if self._position < len(self._data):
+            self._data = self._data[self._position :] + data
+        else:
+            self._data = data
+        self._position = 0
+
+    def next_frame(self) -> Frame | None:
+        """The next complete frame, or None if there is none yet."""
+        if self._error is not None:
+            raise self._error
+        try:
+            if self._large is not None:
+                return self._finish_large() if self._filled == len(self._large) else None
+            if self._skip:
+                return None
+            return self._cut_out()
+        except CutwaterError as error:
+            self._error = error
+            self._data, self._position, self._large, self._skip = b"", 0, None, 0
+            raise
+
+    def _cut_out(self) -> Frame | None:
+        data, position = self._data, self._position
+        if len(data) - position < FIXED_BYTES:
+            return None
+        fixed = body_bytes, header_bytes, call, kind, flags = _unpack_from(data, position)
+        size = header_bytes + body_bytes
+        if (
+            flags
+            or not 0 < kind < _KINDS_MAX
+            or body_bytes > _BODY_BYTES_MAX[kind]
+            or header_bytes > _HEADER_BYTES_MAX[kind]
+        ):
+            raise MalformedFrame(
+                f"no frame has kind {kind}, flags {flags}, a header of {header_bytes} bytes and a body of {body_bytes}"
+            )
+        if header_bytes > self.header_bytes_max:
+            raise FrameTooLarge("a header", header_bytes, self.header_bytes_max)
+        if size > self.frame_bytes_max:
+            raise FrameTooLarge("a message", size, self.frame_bytes_max)
+        start = position + FIXED_BYTES
+        end = start + size
+        if end > len(data):
+            return self._begin_large(fixed) if size > LARGE_BYTES else None
+        middle = start + header_bytes
+        self._position = end
+        return self._frame(kind, flags, call, data[start:middle], data[middle:end], size)
+
+    def _begin_large(self, fixed: tuple[int, int, int, int, int]) -> Frame | None:
+        """The fixed part of a large frame is there, the rest is not."""
+        body_bytes, header_bytes, call, kind, flags = fixed
+        size = header_bytes + body_bytes
+        rest = self._data[self._position + FIXED_BYTES :]
+        self._data, self._position = b"", 0
+        if self._admit is not None and not self._admit(kind, call, size):
+            self._skip = size - len(rest)
+            self.frames += 1
+            return Frame(kind, flags, call, None, b"", size, True)
+        self._fixed = fixed
+        self._large = bytearray(size)
+        self._large[: len(rest)] = rest
+        self._filled = len(rest)
+        return None
+
+    def _finish_large(self) -> Frame:
+        assert self._large is not None
+        body_bytes, header_bytes, call, kind, flags = self._fixed
+        view = memoryview(self._large).toreadonly()
+        self._large = None
+        return self._frame(
+            kind, flags, call, bytes(view[:header_bytes]), view[header_bytes:], header_bytes + body_bytes
+        )
+
+    def _frame(self, kind: int, flags: int, call: int, header: bytes, body: Body, size: int) -> Frame:
+        self.frames += 1
+        decode = _DECODE[kind]
+        if decode is None:
+            return Frame(kind, flags, call, header, body, size)
+        try:
+            return Frame(kind, flags, call, decode(header), body, size)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise MalformedFrame(f"the header of a {Kind(kind).name} frame makes no sense: {error}") from None

@@ -1,0 +1,243 @@
+"""The arithmetic of flow control, pure: a receiver reserves room, tells the sender as credit, and is never sent more.
+
+Credit is counted in items and in bytes; an item uses one item and its size in bytes, and needs both at once. A sender
+whose next item does not fit gives all its credit back and says what it needs (``BLOCKED``). So credit never lies where
+it is too little to be of use, which is what would let several senders wait for each other for ever.
+
+A ``CreditPool`` is the room of a receiver for one sender or for several. It keeps:
+
+1. For items and for bytes: what is granted and not yet used, plus what was received and not yet consumed, is at most
+   the room of the pool, at any moment and whatever the senders do.
+2. A sender that is blocked longest is granted next, with all that its next item needs, as soon as that is free; credit
+   that others hold and do not use is asked back for it (a credit of nothing).
+3. A sender with nothing to send keeps a little credit, so that it can begin without asking.
+4. All other room is divided among the senders by their backlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from cutwater.errors import InvalidArgument, ProtocolViolation, ResourceExhausted
+
+
+class SendWindow:
+    """What a sender may still send."""
+
+    __slots__ = ("bytes", "items")
+
+    def __init__(self, items: int, size: int) -> None:
+        self.items = items
+        self.bytes = size
+
+    def fits(self, size: int) -> bool:
+        return self.items > 0 and self.bytes >= size
+
+    def use(self, size: int) -> None:
+        assert self.fits(size)
+        self.items -= 1
+        self.bytes -= size
+
+    def grant(self, items: int, size: int) -> None:
+        self.items += items
+        self.bytes += size
+
+    def give_back(self) -> tuple[int, int]:
+        """All that is left, which is not ours any more."""
+        left = self.items, self.bytes
+        self.items = self.bytes = 0
+        return left
+
+
+def divide(amount: int, wanted: Sequence[int]) -> list[int]:
+    """Divide ``amount`` in proportion to what each wants.
+
+    1. Nobody gets more than they want, and all together not more than ``amount``.
+    2. Nothing is left over while someone wants more.
+    3. Who wants more gets no less.
+    """
+    assert amount >= 0
+    assert all(want >= 0 for want in wanted)
+    total = sum(wanted)
+    if total <= amount:
+        return list(wanted)
+    shares = [amount * want // total for want in wanted]
+    left = amount - sum(shares)
+    # Rounding left less than one for each who wants something; those who want most come first.
+    for i in sorted(range(len(wanted)), key=lambda i: -wanted[i])[:left]:
+        shares[i] += 1
+    return shares
+
+
+class Member:
+    """One sender as its receiver sees it."""
+
+    __slots__ = (
+        "asked_back",
+        "backlog_bytes",
+        "backlog_items",
+        "granted_bytes",
+        "granted_items",
+        "needs",
+        "queued_bytes",
+        "queued_items",
+    )
+
+    def __init__(self) -> None:
+        self.asked_back = False
+        self.granted_items = self.granted_bytes = 0
+        self.queued_items = self.queued_bytes = 0
+        self.backlog_items = self.backlog_bytes = 0
+        self.needs = 0
+        """What its next item takes, if it is blocked."""
+
+
+class CreditPool:
+    """Room for ``items_max`` items and ``bytes_max`` bytes from up to ``senders_max`` senders."""
+
+    __slots__ = (
+        "_floor_bytes",
+        "_floor_items",
+        "_members",
+        "bytes_max",
+        "free_bytes",
+        "free_items",
+        "items_max",
+        "senders_max",
+    )
+
+    def __init__(self, items_max: int, bytes_max: int, senders_max: int = 1) -> None:
+        if senders_max < 1 or items_max < 2 * senders_max or bytes_max < 2 * senders_max:
+            raise InvalidArgument(
+                f"room for {items_max} items and {bytes_max} bytes is too little for {senders_max} senders"
+            )
+        self.items_max, self.bytes_max, self.senders_max = items_max, bytes_max, senders_max
+        self.free_items, self.free_bytes = items_max, bytes_max
+        # Idle senders together keep at most a quarter, so that the rest is there for whoever has something to send.
+        self._floor_items = items_max if senders_max == 1 else max(1, items_max // (4 * senders_max))
+        self._floor_bytes = bytes_max if senders_max == 1 else bytes_max // (4 * senders_max)
+        self._members: dict[Member, None] = {}
+        """In the order in which they shall be served."""
+
+    def join(self) -> tuple[Member, int, int]:
+        """A new sender, and its first credit."""
+        if len(self._members) >= self.senders_max:
+            raise ResourceExhausted(f"this pool of credit has {self.senders_max} senders already", retry_ms=1_000)
+        member = Member()
+        self._members[member] = None
+        items, size = min(self._floor_items, self.free_items), min(self._floor_bytes, self.free_bytes)
+        self._grant(member, items, size)
+        return member, items, size
+
+    def leave(self, member: Member) -> None:
+        """The sender is gone; what it had is free again."""
+        if member in self._members:
+            del self._members[member]
+            self.free_items += member.granted_items + member.queued_items
+            self.free_bytes += member.granted_bytes + member.queued_bytes
+
+    def received(self, member: Member, size: int, backlog_items: int, backlog_bytes: int) -> None:
+        """An item came. It keeps its room until it is consumed."""
+        if member.granted_items < 1 or member.granted_bytes < size:
+            raise ProtocolViolation(
+                f"an item of {size} bytes came without credit: "
+                f"{member.granted_items} items and {member.granted_bytes} bytes were left"
+            )
+        member.granted_items -= 1
+        member.granted_bytes -= size
+        member.queued_items += 1
+        member.queued_bytes += size
+        member.backlog_items, member.backlog_bytes = backlog_items, backlog_bytes
+        member.needs, member.asked_back = 0, False
+
+    def blocked(self, member: Member, needs: int, items: int, size: int, backlog: tuple[int, int]) -> None:
+        """The sender cannot send its next item and gives back its credit; or has none, and was asked to."""
+        if items > member.granted_items or size > member.granted_bytes:
+            raise ProtocolViolation(f"{items} items and {size} bytes of credit came back, more than was granted")
+        if needs > self.bytes_max:
+            raise ResourceExhausted(
+                f"the next item has {needs} bytes, but the receiver has room for {self.bytes_max}: give it more",
+                retry_ms=1_000,
+            )
+        member.granted_items -= items
+        member.granted_bytes -= size
+        self.free_items += items
+        self.free_bytes += size
+        member.backlog_items, member.backlog_bytes = backlog
+        member.asked_back = False
+        if needs and not member.needs:
+            # Last in the line of those who are blocked, which is the order of the table.
+            del self._members[member]
+            self._members[member] = None
+        member.needs = needs
+
+    def consumed(self, member: Member, size: int) -> None:
+        """An item that was received is not in memory any more."""
+        if member in self._members:
+            member.queued_items -= 1
+            member.queued_bytes -= size
+            self.free_items += 1
+            self.free_bytes += size
+
+    def grants(self) -> list[tuple[Member, int, int]]:
+        """What to tell now: sender, items, bytes. Small amounts wait until they are worth a message; nothing at all
+        means that the sender is asked to give back what it has."""
+        if self.senders_max == 1:
+            return self._grants_for_one()
+        totals: dict[Member, tuple[int, int]] = {}
+        for member, items, size in self._grants_for_several():
+            before = totals.get(member, (0, 0))
+            totals[member] = before[0] + items, before[1] + size
+        return [(member, items, size) for member, (items, size) in totals.items()]
+
+    def _grants_for_one(self) -> list[tuple[Member, int, int]]:
+        for member in self._members:
+            if member.needs:
+                due = self.free_items > 0 and self.free_bytes >= member.needs
+            else:
+                due = 2 * self.free_items >= self.items_max or 2 * self.free_bytes >= self.bytes_max
+            if due:
+                items, size = self.free_items, self.free_bytes
+                member.needs = 0
+                self._grant(member, items, size)
+                return [(member, items, size)]
+        return []
+
+    def _grants_for_several(self) -> Iterator[tuple[Member, int, int]]:
+        for blocked in [member for member in self._members if member.needs]:
+            if self.free_items < 1 or self.free_bytes < blocked.needs:
+                # Whoever is blocked longest must get it, so nobody else may take what becomes free meanwhile.
+                yield from self._ask_back(blocked)
+                return
+            size, blocked.needs = blocked.needs, 0
+            yield self._grant(blocked, 1, size)
+        for member in self._members:
+            if 2 * member.granted_items <= self._floor_items or 2 * member.granted_bytes <= self._floor_bytes:
+                items = min(max(self._floor_items - member.granted_items, 0), self.free_items)
+                size = min(max(self._floor_bytes - member.granted_bytes, 0), self.free_bytes)
+                if items or size:
+                    yield self._grant(member, items, size)
+        if 4 * self.free_items < self.items_max and 4 * self.free_bytes < self.bytes_max:
+            return
+        members = list(self._members)
+        items_of = divide(self.free_items, [max(m.backlog_items - m.granted_items, 0) for m in members])
+        bytes_of = divide(self.free_bytes, [max(m.backlog_bytes - m.granted_bytes, 0) for m in members])
+        for member, items, size in zip(members, items_of, bytes_of, strict=True):
+            if items or size:
+                yield self._grant(member, items, size)
+
+    def _ask_back(self, blocked: Member) -> Iterator[tuple[Member, int, int]]:
+        for member in self._members:
+            holds = member.granted_items or member.granted_bytes
+            if member is not blocked and holds and not member.asked_back:
+                member.asked_back = True
+                yield member, 0, 0
+
+    def _grant(self, member: Member, items: int, size: int) -> tuple[Member, int, int]:
+        assert 0 <= items <= self.free_items
+        assert 0 <= size <= self.free_bytes
+        self.free_items -= items
+        self.free_bytes -= size
+        member.granted_items += items
+        member.granted_bytes += size
+        return member, items, size

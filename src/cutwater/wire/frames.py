@@ -1,0 +1,193 @@
+"""The kinds of frames, and what their headers say.
+
+A frame is 18 fixed bytes (little endian: body length u32, header length u32, call id u64, kind u8, flags u8), then a
+MessagePack header, then the body, which is opaque bytes. Headers are arrays; a later version may append elements, which
+an earlier one ignores. Either side may ask: calls that this side makes and calls that it serves are numbered apart, and
+the kind says which of the two a frame is about.
+
+=============  =====  ========================  ==================================================================
+kind           body   who sends it              header
+=============  =====  ========================  ==================================================================
+HELLO                 who connected, first      magic, versions, cluster, role, name, token, limits
+WELCOME               who accepted              magic, version, cluster, role, name, limits
+REQUEST        yes    the caller                method, milliseconds left, argument
+RESPONSE       yes    the callee, last          the value, of a type that the method says
+ERROR                 the callee, last          code, message, retriable, fields, history
+STREAM_OPEN    yes    the caller                as REQUEST, and the first credit: items, bytes
+STREAM_ITEM    yes    the callee                backlog (items, bytes), the value
+BLOCKED               the callee                backlog, size of the next item, and the credit that it gives back
+CREDIT                the caller                items, bytes
+STREAM_END            the callee, last          nothing
+CANCEL                the caller, last          nothing
+NOTIFY         yes    either                    method, argument; there is no answer
+PING, PONG            either                    nothing; the call id comes back
+GOAWAY                either                    nothing more will be asked; with an error: nothing more will be read
+=============  =====  ========================  ==================================================================
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Raw, Struct
+
+from cutwater.wire.errors import WireError
+
+FIXED = struct.Struct("<IIQBB")
+FIXED_BYTES = FIXED.size
+
+MAGIC = "cutwater"
+VERSION_MIN = 1
+VERSION_MAX = 1
+
+Body = bytes | bytearray | memoryview
+"""Bytes as they come: small bodies as ``bytes``, large ones as a view of the buffer they were received into."""
+
+Payload = Body | Sequence[Body]
+"""Bytes as they go. Pieces are sent one after another, without being joined first, and must not change meanwhile."""
+
+Count = Annotated[int, Meta(ge=0, lt=2**63)]
+
+
+class Kind(enum.IntEnum):
+    """What a frame is. Numbers are part of the format."""
+
+    HELLO = 1
+    WELCOME = 2
+    REQUEST = 3
+    RESPONSE = 4
+    ERROR = 5
+    STREAM_OPEN = 6
+    STREAM_ITEM = 7
+    BLOCKED = 8
+    CREDIT = 9
+    STREAM_END = 10
+    CANCEL = 11
+    NOTIFY = 12
+    PING = 13
+    PONG = 14
+    GOAWAY = 15
+
+
+WITH_BODY: frozenset[int] = frozenset({Kind.REQUEST, Kind.RESPONSE, Kind.STREAM_OPEN, Kind.STREAM_ITEM, Kind.NOTIFY})
+
+
+class PeerLimits(Struct, frozen=True, array_like=True):
+    """What the sender of this is ready to take."""
+
+    frame_bytes_max: Count
+    header_bytes_max: Count
+    calls_max: Count
+    call_bytes_max: Count
+
+
+class Hello(Struct, frozen=True, array_like=True):
+    """``cluster`` 0 means any. The first three elements keep their places in all versions."""
+
+    magic: str
+    version_min: Count
+    version_max: Count
+    cluster: Count
+    role: str
+    name: str
+    token: str
+    limits: PeerLimits
+
+
+class Welcome(Struct, frozen=True, array_like=True):
+    """The chosen version, and who answers."""
+
+    magic: str
+    version: Count
+    cluster: Count
+    role: str
+    name: str
+    limits: PeerLimits
+
+
+class RequestHeader(Struct, frozen=True, array_like=True):
+    method: str
+    timeout_ms: Count
+    argument: Raw
+
+
+class OpenHeader(Struct, frozen=True, array_like=True):
+    """``timeout_ms`` 0 means that the stream may last as long as the connection."""
+
+    method: str
+    timeout_ms: Count
+    argument: Raw
+    items: Count
+    bytes: Count
+
+
+class ItemHeader(Struct, frozen=True, array_like=True):
+    backlog_items: Count
+    backlog_bytes: Count
+    value: Raw
+
+
+class BlockedHeader(Struct, frozen=True, array_like=True):
+    """The next item does not fit into the credit. All of it goes back, so that none lies about where it is of no use;
+    the backlog includes the item."""
+
+    backlog_items: Count
+    backlog_bytes: Count
+    next_bytes: Count
+    returned_items: Count
+    returned_bytes: Count
+
+
+class CreditHeader(Struct, frozen=True, array_like=True):
+    items: Count
+    bytes: Count
+
+
+class NotifyHeader(Struct, frozen=True, array_like=True):
+    method: str
+    argument: Raw
+
+
+class GoAway(Struct, frozen=True, array_like=True):
+    error: WireError | None = None
+
+
+HEADERS: dict[int, type[Struct] | None] = {
+    Kind.HELLO: Hello,
+    Kind.WELCOME: Welcome,
+    Kind.REQUEST: RequestHeader,
+    Kind.RESPONSE: None,  # Only the caller knows the type.
+    Kind.ERROR: WireError,
+    Kind.STREAM_OPEN: OpenHeader,
+    Kind.STREAM_ITEM: ItemHeader,
+    Kind.BLOCKED: BlockedHeader,
+    Kind.CREDIT: CreditHeader,
+    Kind.STREAM_END: None,
+    Kind.CANCEL: None,
+    Kind.NOTIFY: NotifyHeader,
+    Kind.PING: None,
+    Kind.PONG: None,
+    Kind.GOAWAY: GoAway,
+}
+
+
+class Frame(Struct, gc=False):
+    """One received frame. ``header`` is of the type in ``HEADERS``, or bytes. ``size`` counts header and body.
+
+    ``skipped``: the frame was passed over without being kept, because the receiver had no room for it.
+    """
+
+    kind: int
+    flags: int
+    call: int
+    header: Any
+    body: Body
+    size: int
+    skipped: bool = False
+
+
+ENCODE = msgspec.msgpack.Encoder().encode

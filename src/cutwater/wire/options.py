@@ -1,0 +1,93 @@
+"""Every limit of the wire, with its unit last in its name. What exceeds one gets an error that says so."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.errors import InvalidArgument
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+class WireOptions(Struct, frozen=True, kw_only=True):
+    """How much one connection may take, and how long. Both sides have their own and tell each other what concerns
+    the other, so that an honest peer never sends what would be refused."""
+
+    frame_bytes_max: int = 16 * MIB
+    """Header and body of one message."""
+    header_bytes_max: int = MIB
+    """The structured part of one message. Bulk belongs into the body."""
+    handshake_bytes_max: int = 16 * KIB
+    """The same for a peer that has not yet said who it is."""
+    handshake_ms_max: int = 10_000
+
+    calls_max: int = 1_024
+    """Requests and streams of the peer that are served at a time."""
+    call_bytes_max: int = 64 * MIB
+    """Bytes of those requests, and of answers that wait to be written before further requests are refused."""
+    retry_ms: int = 50
+    """What a refused peer is told to wait."""
+
+    send_high_bytes: int = MIB
+    send_low_bytes: int = 256 * KIB
+    """Above the first, streams pause and a peer that only asks is not read from; below the second, they go on."""
+    send_bytes_max: int = 128 * MIB
+    """A peer that lets more than this pile up is cut off."""
+
+    ping_ms: int = 10_000
+    """A peer that says nothing for this long is asked whether it is there, and given up after another interval."""
+    frame_ms_max: int = 60_000
+    """How long one message may take to arrive."""
+    stall_ms_max: int = 600_000
+    """How long a stream waits for a receiver that takes nothing."""
+    linger_ms_max: int = 1_000
+    """How long a connection that was closed for a reason stays to let the peer read the reason."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise InvalidArgument(f"wire option {name} must be at least 1, not {getattr(self, name)}")
+        if self.header_bytes_max > self.frame_bytes_max:
+            raise InvalidArgument("header_bytes_max must not exceed frame_bytes_max: a frame contains its header")
+        if self.frame_bytes_max > self.call_bytes_max:
+            raise InvalidArgument("call_bytes_max must be at least frame_bytes_max, or large requests never pass")
+        if self.frame_bytes_max >= 2**32:
+            raise InvalidArgument("frame_bytes_max must be below 4 GiB: lengths have 32 bits")
+        if self.send_low_bytes > self.send_high_bytes or self.send_high_bytes > self.send_bytes_max:
+            raise InvalidArgument("send_low_bytes ≤ send_high_bytes ≤ send_bytes_max must hold")
+
+
+class ListenerOptions(Struct, frozen=True, kw_only=True):
+    """How much all connections of one listener may take together."""
+
+    connections_max: int = 1_024
+    handshakes_max: int = 256
+    """Of these, at most so many that have not yet said who they are."""
+    refusals_max: int = 64
+    """Connections beyond the limit that are told so at a time; further ones are closed without a word."""
+    bytes_max: int = 512 * MIB
+    """Bytes of requests that are being received or served."""
+    retry_ms: int = 1_000
+    backlog: int = 1_024
+
+
+class Budget:
+    """Bytes that several connections share."""
+
+    __slots__ = ("bytes_max", "used")
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """Reserve, if there is room."""
+        if self.used + size > self.bytes_max:
+            return False
+        self.used += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        assert self.used >= size
+        self.used -= size

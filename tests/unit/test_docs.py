@@ -1,0 +1,51 @@
+"""The documentation says what the code does: what can be compared is compared here."""
+
+from __future__ import annotations
+
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from cutwater.core.replica_states import diagram
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE_MAP_BASES = (ROOT, ROOT / "src" / "cutwater")
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def code_map() -> list[str]:
+    """Everything in the section that is written like a file or a folder."""
+    section = text("ARCHITECTURE.md").split("\n## Code map\n")[1].split("\n## ")[0]
+    return re.findall(r"`([\w./-]+(?:\.(?:py|md)|/))`", section)
+
+
+def test_the_diagram_of_replica_states_is_the_table() -> None:
+    """To renew the block, print ``cutwater.core.replica_states.diagram()`` into it."""
+    between = r"<!-- replica states: begin -->\n```mermaid\n(.*?)\n```\n<!-- replica states: end -->"
+    blocks = re.findall(between, text("docs/protocol.md"), re.DOTALL)
+    assert blocks == [diagram()]
+
+
+def test_the_python_example_of_the_readme_prints_what_it_says() -> None:
+    examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text("README.md"), re.DOTALL)
+    assert len(examples) == text("README.md").count("```python") == 1
+    for program, printed in examples:
+        out = StringIO()
+        with redirect_stdout(out):
+            exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
+        assert out.getvalue() == printed
+
+
+def test_the_code_map_is_found() -> None:
+    assert len(code_map()) > 30
+
+
+@pytest.mark.parametrize("name", code_map())
+def test_every_file_of_the_code_map_exists(name: str) -> None:
+    assert any((base / name).exists() for base in CODE_MAP_BASES)
