@@ -264,17 +264,13 @@ def deduplication_ignores_uncommitted() -> list[Patch]:
     return [(Deduplicator, "find", find)]
 
 
-def interrupted_sync_counts() -> list[Patch]:
-    right = recovery.judge
+def excluded_replica_keeps_its_tail() -> list[Patch]:
+    right = Replica.cut_tail
 
-    def judge(found, *, creating):
-        verdict = right(found, creating=creating)
-        kept = getattr(verdict, "kept", None)
-        return kept if kept is not None and found.hard_state.learning else verdict
+    def cut_tail(self, end, *, definite):
+        return right(self, end, definite=definite) if definite else []
 
-    from cutwater.testing.simulator import storage_node
-
-    return [(storage_node, "judge", judge)]
+    return [(Replica, "cut_tail", cut_tail)]
 
 
 def zombie_producer_not_fenced() -> list[Patch]:
@@ -367,9 +363,9 @@ BUGS: dict[str, PlantedBug] = {
             profile(message_delay_us_max=10_000),
         ),
         (
-            interrupted_sync_counts,
-            "a half-copied replica counts",
-            profile(crash_between_effects=0.005, replace_every_us=150_000, crash_storage_every_us=150_000),
+            excluded_replica_keeps_its_tail,
+            "a replica that was left out goes on with what nobody else has",
+            profile(partition_every_us=150_000, append_pause_us=4_000, fsync_us_max=2_000),
         ),
         (
             zombie_producer_not_fenced,
