@@ -121,6 +121,12 @@ def test_entries_that_do_not_begin_at_the_first_llsn_are_invalid_without_commits
     assert isinstance(judge(there, creating=False), Invalid)
 
 
+def test_a_commit_that_ends_within_a_batch_is_invalid() -> None:
+    """“CC end = last committed entry”, and a batch is committed by one cut: either file is not what was written."""
+    there = found(last_commit=context(1, 4), end=5, tail=(entry(4, 2, epoch=2),))
+    assert isinstance(judge(there, creating=False), Invalid)
+
+
 def test_an_interrupted_sync_is_invalid_and_keeps_what_is_committed() -> None:
     """“An interrupted sync leaves a replica that never counts until synced again.”"""
     learning = HardState(epoch=Epoch(2), learning=True)

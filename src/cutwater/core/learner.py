@@ -18,10 +18,11 @@ from cutwater.core.replica_events import (
     Restart,
     SaveDedup,
     SaveHardState,
+    Truncate,
     WriteCommit,
     WriteEntry,
 )
-from cutwater.core.sync import SyncPlan
+from cutwater.core.sync import Extent, SyncPlan
 from cutwater.types import GLSN, LLSN, StorageNodeId
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ class Learner:
         self._committing = False
 
     def start(self) -> Effects:
-        """Ask for what is missing. A replica that has lost committed entries drops the rest: the source has them."""
+        """Ask for what is missing: everything, if not even the committed entries are all there."""
         replica = self._replica
-        effects: Effects = self._restart(LLSN(1), GLSN(0)) if replica.has_lost_entries else []
-        return [*effects, AskSync(self.source, SyncRequest(replica.stream, self.attempt, replica.extent))]
+        extent = Extent(LLSN(1), LLSN(0)) if replica.has_lost_entries else replica.extent
+        return [AskSync(self.source, SyncRequest(replica.stream, self.attempt, extent))]
 
     def handle(self, event: SyncBegin | SyncEntries | SyncEnd | SyncFailed) -> Effects:
         match event:
@@ -90,10 +91,23 @@ class Learner:
         replica = self._replica
         replica.hard_state = structs.replace(replica.hard_state, learning=True)
         effects: Effects = [SaveHardState(replica.hard_state)]
-        # Only committed records are copied, so an uncommitted tail would lie in their way.
-        effects += replica.cut_tail(replica.committed_end, definite=False)
-        if event.plan.restart_at is not None:
-            effects += self._restart(event.plan.restart_at, event.base_glsn)
+        restart_at = event.plan.restart_at
+        if restart_at is None and replica.has_lost_entries:
+            restart_at = LLSN(1)
+        if not replica.has_lost_entries:
+            effects += self._drop_tail()
+        if restart_at is not None:
+            effects += self._restart(restart_at, event.base_glsn)
+        return effects
+
+    def _drop_tail(self) -> Effects:
+        """Only committed records are copied, so what is uncommitted would lie in their way; in the files of a replica
+        that cannot be trusted there may be more than it knows of."""
+        replica = self._replica
+        effects = replica.cut_tail(replica.committed_end, definite=False)
+        if not effects and not replica.trusted:
+            replica.generation += 1
+            effects = [Truncate(replica.committed_end, replica.generation)]
         return effects
 
     def _write(self, event: SyncEntries) -> Effects:

@@ -51,9 +51,12 @@ class HardState(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """What opening the files gave. ``entries`` are those above the last commit, checksums verified; ``entries_end`` is
-    the last LLSN of the contiguous entries; ``damaged`` is the first LLSN below the last durable mark whose checksum
-    is wrong (a torn tail above the mark is not damage: the storage has already cut it)."""
+    """What opening the files gave, all of it synced.
+
+    ``tail`` are the entries above the last commit, with verified checksums, and ``entries_end`` is the last LLSN of the
+    contiguous entries. ``damaged`` is the first LLSN at or below the last durable mark whose checksum is wrong; a torn
+    tail above the mark is not damage, the storage has already cut it.
+    """
 
     hard_state: HardState | None
     last_commit: CommitContext | None
@@ -97,6 +100,8 @@ def judge(found: Found, *, creating: bool) -> Fresh | Valid | Invalid:
     high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
     if found.entries_end < committed_end:
         return Invalid(f"committed to LLSN {committed_end}, but entries end at {found.entries_end}")
+    if found.tail and found.tail[0].first_llsn <= committed_end:
+        return Invalid(f"the last commit ends at LLSN {committed_end}, inside a batch")
     if found.first_llsn > committed_end + 1 or (found.last_commit is None and found.first_llsn <= committed_end):
         return Invalid(f"committed to LLSN {committed_end}, but entries begin at {found.first_llsn}")
     if found.first_llsn == committed_end + 1 and committed_end > hard.base_llsn and not _all_trimmed(found, hard):

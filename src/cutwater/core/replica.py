@@ -127,8 +127,8 @@ class Replica:
         tail: Iterable[Entry],
         dedup: Deduplicator,
     ) -> None:
-        """``recovered`` is what the files hold; ``tail`` is what of it is uncommitted. Of an invalid replica, the files
-        must be cut back to what it keeps."""
+        """``recovered`` is what the files hold, all of it synced; ``tail`` is what of it is uncommitted and kept. The
+        files of an invalid replica stay as they are until a source has answered."""
         self.node, self.stream = node, stream
         self.hard_state = hard_state
         self.state = ReplicaState.SEALING
@@ -353,7 +353,9 @@ class Replica:
 
     def _assert_same_commit(self, context: CommitContext) -> None:
         last = self._last_context
-        if last is not None and last.first_llsn <= context.last_llsn and last != context:
+        if last is None or last == context:
+            return
+        if last.first_llsn <= context.last_llsn and context.first_llsn <= last.last_llsn:
             raise self._contradiction(f"{context} came after {last} was applied")
 
     def _commit_durable(self, event: CommitDurable) -> Effects:

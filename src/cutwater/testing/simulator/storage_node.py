@@ -161,11 +161,12 @@ class StorageNode(Process):
         kept = verdict.kept if isinstance(verdict, Invalid) else verdict
         tail: list[Entry] = []
         if kept is not None:
-            disk.truncate(kept.keep_end)
             self._replay(disk, dedup, kept.committed_end)
-            tail = [entry for entry in found.tail if entry.last_llsn <= kept.keep_end]
         if isinstance(verdict, Invalid):
             self.world.trace("invalid", self.node, stream, verdict.reason)
+        else:
+            disk.truncate(verdict.keep_end)
+            tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
         self.replicas[stream] = Replica(
             self.node, stream, hard_state, verdict, first_llsn=disk.first_llsn, tail=tail, dedup=dedup
         )
