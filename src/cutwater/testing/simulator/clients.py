@@ -226,14 +226,14 @@ class Producer(Client):
 
     def _ask_fate(self, effect: AskFate) -> None:
         info = self.stream(effect.stream)
-        if info is None or not info.chain:
+        if info is None or not info.replicas:
             return
 
         def answered(outcome: Any) -> None:
             if isinstance(outcome, Fate):
                 self._do(self.session.fate_known(outcome))
 
-        target = self.rng.choice(info.chain)
+        target = self.rng.choice(info.replicas)
         call = FateCall(effect.stream, effect.stream_epoch, self.session.producer)
         self.call(("sn", target), call, 100 * MILLISECOND, answered)
 
