@@ -482,7 +482,8 @@ class Replica:
         self._check_leader(event.leader_epoch)
         if self.learner is not None:
             return []
-        if self.trusted:
+        if self.trusted and self.state is not ReplicaState.LEARNING:
+            # A replica that counts, or may soon, must not be made a learner by an order that is meant for its past.
             self._check_epoch(event.epoch)
         if next_state(self.state, Step.LEARN) is None:
             raise Refused(f"log stream {self.stream} on storage node {self.node} is {self.state.name}: it cannot learn")

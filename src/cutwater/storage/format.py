@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from struct import Struct as Layout
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,6 @@ from cutwater.storage.errors import DamagedFile, NewerFormat
 from cutwater.types import (
     GLSN,
     LLSN,
-    Batch,
     BatchKind,
     CommitContext,
     CutTime,
@@ -60,6 +59,17 @@ _CONTEXT = Layout("<QQQQqQIII")
 _CONTEXT_MAGIC = 0x43435743
 
 
+class Timed(Protocol):
+    """What says how far a batch takes event time: the batch itself, or a frame's header."""
+
+    @property
+    def kind(self) -> BatchKind: ...
+    @property
+    def time_max(self) -> EventTime: ...
+    @property
+    def declared(self) -> EventTime | None: ...
+
+
 class Running(Struct, frozen=True):
     """How far event time has come in a log stream before some entry: the maximum of its records, and of what its
     producers declared; None while nobody has said anything."""
@@ -67,7 +77,7 @@ class Running(Struct, frozen=True):
     time_max: EventTime | None = None
     declared: EventTime | None = None
 
-    def after(self, batch: Batch) -> Running:
+    def after(self, batch: Timed) -> Running:
         """The same with one more batch. A fence holds no records."""
         time_max, declared = self.time_max, self.declared
         if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
@@ -75,6 +85,9 @@ class Running(Struct, frozen=True):
         if batch.declared is not None and (declared is None or batch.declared > declared):
             declared = batch.declared
         return self if time_max == self.time_max and declared == self.declared else Running(time_max, declared)
+
+
+NO_TIME = Running()
 
 
 class FileHeader(Struct, frozen=True):
@@ -88,7 +101,7 @@ class FileHeader(Struct, frozen=True):
     first_llsn: LLSN
     points: int = 0
     interval: int = 0
-    running: Running = Running()
+    running: Running = NO_TIME
 
     @property
     def data_start(self) -> int:
@@ -103,7 +116,7 @@ class Mark(Struct, frozen=True):
     sequence: int
     offset: int
     llsn: LLSN
-    running: Running = Running()
+    running: Running = NO_TIME
 
 
 class Manifest(Struct, frozen=True):

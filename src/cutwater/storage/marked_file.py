@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cutwater.storage.errors import DamagedFile
+from cutwater.storage.errors import DamagedFile, StorageBroken
 from cutwater.storage.files import File, Files, replace
 from cutwater.storage.format import (
     HEADER_BYTES,
@@ -58,15 +58,30 @@ class MarkedFile:
     def set_mark(self, offset: int, llsn: LLSN, running: Running) -> None:
         """Say how far the file is durable; call it only after the sync that made it so."""
         mark = Mark(self.mark.sequence + 1, offset, llsn, running)
-        self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + mark.sequence % MARKS))
+        self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
         self._mark = mark
 
+    def sync_data(self) -> None:
+        """Data is durable afterwards. A failure is final: the system may have dropped what it could not write, and
+        would call the next sync a success."""
+        try:
+            self.file.sync_data()
+        except OSError as error:
+            raise StorageBroken(f"{self.file.path} cannot be synced ({error}): reopen and cut back") from error
+
+    def sync_all(self) -> None:
+        try:
+            self.file.sync_all()
+        except OSError as error:
+            raise StorageBroken(f"{self.file.path} cannot be synced ({error}): reopen and cut back") from error
+
     def cut(self, offset: int, llsn: LLSN, running: Running) -> None:
-        """Durably remove what lies above ``offset``. The mark goes first, or it would tell of what is gone."""
+        """Durably remove what lies above ``offset``; what lies below is durable already. The mark goes first, or it
+        would tell of what is gone."""
         self.set_mark(offset, llsn, running)
-        self.file.sync_all()
+        self.sync_all()
         self.file.truncate(offset)
-        self.file.sync_all()
+        self.sync_all()
 
     def rewrite_header(self) -> None:
         """Write what is known once more, after a failed sync that may have taken it back."""

@@ -27,9 +27,7 @@ Admit = Callable[[int, int, int], bool]
 
 _KINDS_MAX = max(Kind) + 1
 _BODY_BYTES_MAX = [0xFFFF_FFFF if kind in WITH_BODY else 0 for kind in range(_KINDS_MAX)]
-_HEADER_BYTES_MAX = [
-    0xFFFF_FFFF if kind == Kind.RESPONSE or HEADERS.get(kind) is not None else 0 for kind in range(_KINDS_MAX)
-]
+_HEADER_BYTES_MAX = [0xFFFF_FFFF if HEADERS.get(kind) is not None else 0 for kind in range(_KINDS_MAX)]
 _DECODE = [
     msgspec.msgpack.Decoder(cls).decode if (cls := HEADERS.get(kind)) is not None else None
     for kind in range(_KINDS_MAX)
@@ -184,7 +182,7 @@ class FrameDecoder:
         self.frames += 1
         decode = _DECODE[kind]
         if decode is None:
-            return Frame(kind, flags, call, header, body, size)
+            return Frame(kind, flags, call, None, body, size)
         try:
             return Frame(kind, flags, call, decode(header), body, size)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

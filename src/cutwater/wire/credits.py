@@ -130,11 +130,12 @@ class CreditPool:
         return member, items, size
 
     def leave(self, member: Member) -> None:
-        """The sender is gone; what it had is free again."""
+        """The sender is gone, and its credit free again; what came of it keeps its room until it is consumed."""
         if member in self._members:
             del self._members[member]
-            self.free_items += member.granted_items + member.queued_items
-            self.free_bytes += member.granted_bytes + member.queued_bytes
+            self.free_items += member.granted_items
+            self.free_bytes += member.granted_bytes
+            member.granted_items = member.granted_bytes = 0
 
     def received(self, member: Member, size: int, backlog_items: int, backlog_bytes: int) -> None:
         """An item came. It keeps its room until it is consumed."""
@@ -171,13 +172,14 @@ class CreditPool:
             self._members[member] = None
         member.needs = needs
 
-    def consumed(self, member: Member, size: int) -> None:
-        """An item that was received is not in memory any more."""
-        if member in self._members:
-            member.queued_items -= 1
-            member.queued_bytes -= size
-            self.free_items += 1
-            self.free_bytes += size
+    def consumed(self, member: Member, items: int, size: int) -> None:
+        """So much of what was received is not in memory any more."""
+        assert items <= member.queued_items
+        assert size <= member.queued_bytes
+        member.queued_items -= items
+        member.queued_bytes -= size
+        self.free_items += items
+        self.free_bytes += size
 
     def grants(self) -> list[tuple[Member, int, int]]:
         """What to tell now: sender, items, bytes. Small amounts wait until they are worth a message; nothing at all

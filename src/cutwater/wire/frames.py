@@ -9,7 +9,7 @@ the kind says which of the two a frame is about.
 kind           body   who sends it              header
 =============  =====  ========================  ==================================================================
 HELLO                 who connected, first      magic, versions, cluster, role, name, token, limits
-WELCOME               who accepted              magic, version, cluster, role, name, limits
+WELCOME               who accepted              as HELLO, with the one version that is spoken, without a token
 REQUEST        yes    the caller                method, milliseconds left, argument
 RESPONSE       yes    the callee, last          the value, of a type that the method says
 ERROR                 the callee, last          code, message, retriable, fields, history
@@ -50,7 +50,7 @@ Body = bytes | bytearray | memoryview
 Payload = Body | Sequence[Body]
 """Bytes as they go. Pieces are sent one after another, without being joined first, and must not change meanwhile."""
 
-Count = Annotated[int, Meta(ge=0, lt=2**63)]
+Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class Kind(enum.IntEnum):
@@ -85,8 +85,16 @@ class PeerLimits(Struct, frozen=True, array_like=True):
     call_bytes_max: Count
 
 
+class Prologue(Struct, frozen=True, array_like=True):
+    """How every greeting begins, in all versions: so two sides without a common one can still tell each other."""
+
+    magic: str
+    version_min: Count
+    version_max: Count
+
+
 class Hello(Struct, frozen=True, array_like=True):
-    """``cluster`` 0 means any. The first three elements keep their places in all versions."""
+    """``cluster`` 0 means any."""
 
     magic: str
     version_min: Count
@@ -99,10 +107,11 @@ class Hello(Struct, frozen=True, array_like=True):
 
 
 class Welcome(Struct, frozen=True, array_like=True):
-    """The chosen version, and who answers."""
+    """The chosen version, twice, and who answers."""
 
     magic: str
-    version: Count
+    version_min: Count
+    version_max: Count
     cluster: Count
     role: str
     name: str
@@ -156,11 +165,11 @@ class GoAway(Struct, frozen=True, array_like=True):
     error: WireError | None = None
 
 
-HEADERS: dict[int, type[Struct] | None] = {
-    Kind.HELLO: Hello,
-    Kind.WELCOME: Welcome,
+HEADERS: dict[int, type[Struct] | type[Raw] | None] = {
+    Kind.HELLO: Raw,  # It may be of another version; ``handshake`` looks at that first.
+    Kind.WELCOME: Raw,
     Kind.REQUEST: RequestHeader,
-    Kind.RESPONSE: None,  # Only the caller knows the type.
+    Kind.RESPONSE: Raw,  # Only the caller knows the type.
     Kind.ERROR: WireError,
     Kind.STREAM_OPEN: OpenHeader,
     Kind.STREAM_ITEM: ItemHeader,
@@ -176,7 +185,7 @@ HEADERS: dict[int, type[Struct] | None] = {
 
 
 class Frame(Struct, gc=False):
-    """One received frame. ``header`` is of the type in ``HEADERS``, or bytes. ``size`` counts header and body.
+    """One received frame. ``header`` is of the type in ``HEADERS``, if any. ``size`` counts header and body.
 
     ``skipped``: the frame was passed over without being kept, because the receiver had no room for it.
     """

@@ -4,14 +4,14 @@ Both sides share the descriptions, so types are the same on both and are checked
 
     READ = Method("read", ReadRequest, ReadAnswer)
 
-    reply = await connection.call(READ, ReadRequest(...), timeout_ms=500)   # reply.value is a ReadAnswer
+    got = await connection.call(READ, ReadRequest(...), timeout_ms=500)     # got.value is a ReadAnswer, got.body bytes
 
     @methods.answers(READ)
     def read(call: Call[ReadRequest]) -> Reply[ReadAnswer]:
         return Reply(ReadAnswer(...), body)
 
-A handler that is a plain function answers at once, or returns ``LATER`` and answers through ``call.answer`` when it can;
-neither costs a task. A coroutine function gets a task.
+A handler that is a plain function answers at once, or returns ``LATER`` and answers with ``call.answer`` when it can;
+neither costs a task. A coroutine function gets a task, which is cancelled when the caller gives up.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from cutwater.wire.errors import MalformedFrame
 from cutwater.wire.frames import Body, Payload
 
 if TYPE_CHECKING:
-    from cutwater.wire.connection import Connection
-    from cutwater.wire.serving import Call
+    from cutwater.wire.serving import Call, Notification
     from cutwater.wire.streams import StreamSender
 
 A = TypeVar("A")
 R = TypeVar("R")
-DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Reply(Generic[R]):
-    """A value and the bytes that go with it, in either direction."""
+    """What a handler returns if bytes go with its value."""
 
     __slots__ = ("body", "value")
 
@@ -48,8 +48,8 @@ class Reply(Generic[R]):
         self.body = body
 
 
-class Item(Generic[R]):
-    """One item of a stream, received. ``body`` is one piece."""
+class Received(Generic[R]):
+    """What came back from a call, or one item of a stream."""
 
     __slots__ = ("body", "value")
 
@@ -65,3 +65,96 @@ class Later(enum.Enum):
 
 
 LATER: Final[Literal[Later.LATER]] = Later.LATER
+
+
+class _Described(Generic[A, R]):
+    """A name, the type of the argument, and the type of what comes back."""
+
+    __slots__ = ("_decode_argument", "_decode_result", "name")
+
+    def __init__(self, name: str, argument: Any, result: Any) -> None:
+        self.name = name
+        self._decode_argument = msgspec.msgpack.Decoder(argument).decode
+        self._decode_result = msgspec.msgpack.Decoder(result).decode
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def argument_of(self, raw: Raw) -> A:
+        try:
+            return self._decode_argument(raw)  # type: ignore[no-any-return]
+        except _DECODE_ERRORS as error:
+            raise InvalidArgument(f"{self.name}: the argument is not as expected: {error}") from None
+
+    def result_of(self, raw: Raw | bytes) -> R:
+        try:
+            return self._decode_result(raw)  # type: ignore[no-any-return]
+        except _DECODE_ERRORS as error:
+            raise MalformedFrame(f"{self.name}: the answer is not as expected: {error}") from None
+
+
+class Method(_Described[A, R]):
+    """One request, one answer."""
+
+    def __init__(self, name: str, argument: type[A] | Any, answer: type[R] | Any) -> None:
+        super().__init__(name, argument, answer)
+
+
+class StreamMethod(_Described[A, R]):
+    """One request, and a stream of items that ends or goes on until the caller cancels it."""
+
+    def __init__(self, name: str, argument: type[A] | Any, item: type[R] | Any) -> None:
+        super().__init__(name, argument, item)
+
+
+class Notice(_Described[A, None]):
+    """Something to be told; nothing comes back."""
+
+    def __init__(self, name: str, argument: type[A] | Any) -> None:
+        super().__init__(name, argument, None)
+
+
+Handler = Callable[["Call[A]"], R | Reply[R] | Later | Awaitable[R | Reply[R]]]
+StreamHandler = Callable[["Call[A]", "StreamSender[R]"], Awaitable[None]]
+NoticeHandler = Callable[["Notification[A]"], None]
+
+
+class Methods:
+    """Who answers what. One table may serve any number of connections."""
+
+    __slots__ = ("notices", "requests", "streams")
+
+    def __init__(self) -> None:
+        self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool]] = {}
+        """Name → description, handler, whether the handler needs a task."""
+        self.streams: dict[str, tuple[StreamMethod[Any, Any], Callable[[Any, Any], Any]]] = {}
+        self.notices: dict[str, tuple[Notice[Any], Callable[[Any], None]]] = {}
+
+    def answers(self, method: Method[A, R]) -> Callable[[Handler[A, R]], Handler[A, R]]:
+        def register(handler: Handler[A, R]) -> Handler[A, R]:
+            self._free(method.name, self.requests)
+            self.requests[method.name] = method, handler, inspect.iscoroutinefunction(handler)
+            return handler
+
+        return register
+
+    def streams_to(self, method: StreamMethod[A, R]) -> Callable[[StreamHandler[A, R]], StreamHandler[A, R]]:
+        def register(handler: StreamHandler[A, R]) -> StreamHandler[A, R]:
+            self._free(method.name, self.streams)
+            self.streams[method.name] = method, handler
+            return handler
+
+        return register
+
+    def hears(self, notice: Notice[A]) -> Callable[[NoticeHandler[A]], NoticeHandler[A]]:
+        def register(handler: NoticeHandler[A]) -> NoticeHandler[A]:
+            self._free(notice.name, self.notices)
+            self.notices[notice.name] = notice, handler
+            return handler
+
+        return register
+
+    @staticmethod
+    def _free(name: str, table: dict[str, Any]) -> None:
+        if name in table:
+            raise AlreadyExists(f"{name} has a handler already")

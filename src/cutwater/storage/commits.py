@@ -1,0 +1,333 @@
+"""Commit contexts on disk: fixed-size records in files of equal length, so the n-th one is found by arithmetic.
+
+To readers this is a sequence of commit contexts, and the binary searches of ``core.commit_index`` run on it as they
+do on a list; each step reads and checks one record. Nothing is kept in memory but the last one.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from threading import Lock
+from typing import overload
+
+from cutwater.errors import InvalidArgument
+from cutwater.storage.errors import DamagedFile
+from cutwater.storage.files import Files
+from cutwater.storage.format import (
+    COMMITS,
+    CONTEXT_BYTES,
+    HEADER_BYTES,
+    NO_TIME,
+    FileHeader,
+    decode_context,
+    encode_context,
+)
+from cutwater.storage.marked_file import MarkedFile
+from cutwater.storage.segment_log import SegmentOptions, file_name
+from cutwater.types import LLSN, CommitContext
+
+SUFFIX = ".commits"
+OPEN_FILES_MAX = 16
+RECORDS_AT_ONCE = 64
+
+_last_llsn = attrgetter("last_llsn")
+
+
+class CommitLog:
+    """Written by one thread; others may read meanwhile, through ``contexts``."""
+
+    def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
+        self._files, self._directory = files, directory
+        self._generation, self._per_file = generation, options.commits_per_file
+        self._firsts: tuple[LLSN, ...] = ()
+        """The first LLSN of each file. All files but the last one are full."""
+        self._file: MarkedFile | None = None
+        self._count = self._durable_count = 0
+        """Records in the last file."""
+        self.last: CommitContext | None = None
+        self.durable: CommitContext | None = None
+        self._closed: dict[LLSN, MarkedFile] = {}
+        self._closed_lock = Lock()
+
+    def recover(self, firsts: Sequence[LLSN]) -> None:
+        """Open what is there: the files that begin with these LLSNs. Of what lies above the last file's mark, intact
+        records are kept and the torn rest is removed."""
+        self._firsts = tuple(firsts)
+        if not firsts:
+            return
+        self._file = file = self._open(firsts[-1])
+        size, marked = file.file.size(), self._records_below(file.mark.offset)
+        if size < file.mark.offset or marked > self._per_file:
+            raise DamagedFile(file.file.path, f"it should have {marked} commit contexts and has {size} bytes")
+        self._count = marked
+        self.last = self.contexts[-1] if len(self.contexts) else None
+        self._scan(file)
+        end = HEADER_BYTES + self._count * CONTEXT_BYTES
+        if self._count > marked:
+            # They may have been written and never synced.
+            file.sync_data()
+        if size > end:
+            file.cut(end, self._end_llsn, NO_TIME)
+        elif self._count > marked:
+            file.set_mark(end, self._end_llsn, NO_TIME)
+        self._durable_count, self.durable = self._count, self.last
+
+    def _scan(self, file: MarkedFile) -> None:
+        while self._count < self._per_file:
+            record = file.file.pread(CONTEXT_BYTES, HEADER_BYTES + self._count * CONTEXT_BYTES)
+            context = decode_context(record, self._count)
+            if context is None or (self.last is not None and not follows(self.last, context)):
+                return
+            self.last = context
+            self._count += 1
+
+    def _records_below(self, offset: int) -> int:
+        return (offset - HEADER_BYTES) // CONTEXT_BYTES
+
+    @property
+    def _end_llsn(self) -> LLSN:
+        return self.last.last_llsn if self.last else LLSN(0)
+
+    # Writing.
+
+    def write(self, contexts: Sequence[CommitContext]) -> None:
+        """Write, not sync."""
+        start = 0
+        while start < len(contexts):
+            file = self._file_for(contexts[start])
+            group = contexts[start : start + self._per_file - self._count]
+            records = [_encode(context, self._count + i) for i, context in enumerate(group)]
+            before = self.last
+            for context in group:
+                assert before is None or follows(before, context), (before, context)
+                before = context
+            try:
+                file.file.pwritev(records, HEADER_BYTES + self._count * CONTEXT_BYTES)
+            except OSError:
+                file.file.truncate(HEADER_BYTES + self._count * CONTEXT_BYTES)
+                raise
+            self._count += len(group)
+            self.last = group[-1]
+            start += len(group)
+
+    def _file_for(self, context: CommitContext) -> MarkedFile:
+        """The file that takes the next record, which is a new one if the last one is full."""
+        if self._file is not None and self._count < self._per_file:
+            if self._count or self._firsts[-1] == context.first_llsn:
+                return self._file
+            # Made for a commit that never came; its name would be wrong.
+            self._remove_last_file()
+        self.sync()
+        header = FileHeader(self._generation, context.first_llsn)
+        file = MarkedFile.create(self._files, self._path(context.first_llsn), COMMITS, header)
+        if self._file is not None:
+            with self._closed_lock:
+                self._closed[self._firsts[-1]] = self._file
+        self._file = file
+        self._count = self._durable_count = 0
+        self._firsts = (*self._firsts, context.first_llsn)
+        return file
+
+    def sync(self) -> None:
+        if self._file is not None and self._count > self._durable_count:
+            self._file.sync_data()
+            self._file.set_mark(HEADER_BYTES + self._count * CONTEXT_BYTES, self._end_llsn, NO_TIME)
+        self._durable_count, self.durable = self._count, self.last
+
+    def close(self) -> None:
+        """Make the mark durable too."""
+        if self._file is not None:
+            self._file.sync_data()
+
+    def cut_back(self, end: LLSN) -> None:
+        """Durably remove the commits above ``end``: newest files first, so a crash leaves no hole."""
+        keep = bisect_left(self.contexts, end + 1, key=_last_llsn)
+        while self._file is not None and keep < (len(self._firsts) - 1) * self._per_file:
+            self._remove_last_file()
+        if self._file is None:
+            return
+        self._count = keep - (len(self._firsts) - 1) * self._per_file
+        self.last = self.contexts[-1] if len(self.contexts) else None
+        # The failed sync may have taken back the header and the mark.
+        self._file.rewrite_header()
+        self._file.sync_all()
+        self._file.cut(HEADER_BYTES + self._count * CONTEXT_BYTES, self._end_llsn, NO_TIME)
+        self._durable_count, self.durable = self._count, self.last
+
+    def _remove_last_file(self) -> None:
+        self._files.unlink(self._path(self._firsts[-1]))
+        self._files.sync_dir(self._directory)
+        self._firsts = self._firsts[:-1]
+        if not self._firsts:
+            self._file, self._count, self._durable_count = None, 0, 0
+            self.last = self.durable = None
+            return
+        self._file = self._open_closed(self._firsts[-1])
+        with self._closed_lock:
+            self._closed.pop(self._firsts[-1], None)
+        self._count = self._durable_count = self._per_file
+        self.last = self.durable = self.contexts[-1]
+
+    def forget_before(self, first_llsn: LLSN) -> None:
+        """Remove files that tell only of records before the one that comes before this LLSN; never the last file."""
+        keep = droppable(self._firsts, first_llsn)
+        gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
+        for first in gone:
+            with self._closed_lock:
+                self._closed.pop(first, None)
+            self._files.unlink(self._path(first))
+
+    # Reading.
+
+    @property
+    def contexts(self) -> ContextView:
+        """All commit contexts as they are now."""
+        return ContextView(self, self._firsts, self._count, self._per_file)
+
+    def records(self, first_llsn: LLSN, start: int, count: int) -> list[CommitContext]:
+        """Some records of one file, verified."""
+        last = self._firsts and first_llsn == self._firsts[-1]
+        file = self._file if last else self._open_closed(first_llsn)
+        assert file is not None
+        data = file.file.pread(count * CONTEXT_BYTES, HEADER_BYTES + start * CONTEXT_BYTES)
+        found = []
+        for i in range(count):
+            context = decode_context(data[i * CONTEXT_BYTES : (i + 1) * CONTEXT_BYTES], start + i)
+            if context is None:
+                raise DamagedFile(file.file.path, f"commit context {start + i} is wrong")
+            found.append(context)
+        return found
+
+    def repair(self, context: CommitContext) -> bool:
+        """Put an intact copy of a commit context in the place of a damaged one, durably; False if none is missing."""
+        for number, first in enumerate(self._firsts):
+            count = self._count if number == len(self._firsts) - 1 else self._per_file
+            for i in range(count):
+                try:
+                    self.records(first, i, 1)
+                except DamagedFile:
+                    if self._belongs(number * self._per_file + i, context):
+                        file = self._file if number == len(self._firsts) - 1 else self._open_closed(first)
+                        assert file is not None
+                        file.file.pwritev([_encode(context, i)], HEADER_BYTES + i * CONTEXT_BYTES)
+                        file.sync_data()
+                        return True
+        return False
+
+    def _belongs(self, i: int, context: CommitContext) -> bool:
+        """Whether the neighbours leave exactly room for this context. A damaged neighbour is no help: repair it first,
+        or the other one."""
+        view = self.contexts
+        try:
+            before = view[i - 1] if i else None
+            after = view[i + 1] if i + 1 < len(view) else None
+        except DamagedFile:
+            return False
+        fits_before = before is None or before.last_llsn + 1 == context.first_llsn
+        return fits_before and (after is None or context.last_llsn + 1 == after.first_llsn)
+
+    def files(self) -> Iterator[tuple[LLSN, MarkedFile, int]]:
+        """First LLSN, file and durable records of each, oldest first."""
+        firsts, durable_count = self._firsts, self._durable_count
+        for first in firsts:
+            if first == firsts[-1]:
+                assert self._file is not None
+                yield first, self._file, durable_count
+            else:
+                yield first, self._open_closed(first), self._per_file
+
+    def _open(self, first_llsn: LLSN) -> MarkedFile:
+        file = MarkedFile.open(self._files, self._path(first_llsn), COMMITS)
+        header = file.header
+        if header != FileHeader(self._generation, first_llsn):
+            raise DamagedFile(file.file.path, f"its header says generation {header.generation}, {header.first_llsn}")
+        return file
+
+    def _open_closed(self, first_llsn: LLSN) -> MarkedFile:
+        with self._closed_lock:
+            file = self._closed.pop(first_llsn, None)
+            if file is not None:
+                self._closed[first_llsn] = file
+                return file
+        file = self._open(first_llsn)
+        if file.file.size() < HEADER_BYTES + self._per_file * CONTEXT_BYTES:
+            raise DamagedFile(file.file.path, "it is too short")
+        with self._closed_lock:
+            self._closed[first_llsn] = file
+            while len(self._closed) > OPEN_FILES_MAX:
+                del self._closed[next(iter(self._closed))]
+        return file
+
+    def _path(self, first_llsn: LLSN) -> Path:
+        return self._directory / file_name(self._generation, first_llsn, SUFFIX)
+
+
+class ContextView(Sequence[CommitContext]):
+    """The commit contexts of a replica at one moment, read when asked for."""
+
+    def __init__(self, log: CommitLog, firsts: tuple[LLSN, ...], count: int, per_file: int) -> None:
+        self._log, self._firsts, self._per_file = log, firsts, per_file
+        self._length = max(len(firsts) - 1, 0) * per_file + count
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> CommitContext: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[CommitContext]: ...
+    def __getitem__(self, index: int | slice) -> CommitContext | list[CommitContext]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._length))]
+        at = index + self._length if index < 0 else index
+        if not 0 <= at < self._length:
+            raise IndexError(index)
+        file, number = divmod(at, self._per_file)
+        return self._log.records(self._firsts[file], number, 1)[0]
+
+    def __iter__(self) -> Iterator[CommitContext]:
+        return self.iterate(0)
+
+    def iterate(self, start: int) -> Iterator[CommitContext]:
+        """From this one on, several at a time."""
+        while start < self._length:
+            file, number = divmod(start, self._per_file)
+            count = min(RECORDS_AT_ONCE, self._per_file - number, self._length - start)
+            yield from self._log.records(self._firsts[file], number, count)
+            start += count
+
+    def covering(self, first: LLSN, last: LLSN) -> list[CommitContext]:
+        """The commits that have any of these LLSNs."""
+        found = []
+        for context in self.iterate(bisect_left(self, first, key=_last_llsn)):
+            if context.first_llsn > last:
+                break
+            found.append(context)
+        return found
+
+
+def droppable(firsts: Sequence[LLSN], first_llsn: LLSN) -> int:
+    """How many files may go when the entries begin at ``first_llsn``: the commit of the record before that one is
+    still needed, because it says where the log stream stood."""
+    return sum(1 for following in firsts[1:] if following < first_llsn)
+
+
+def follows(before: CommitContext, after: CommitContext) -> bool:
+    """Whether the two can be consecutive commits of one log stream."""
+    return (
+        after.first_llsn == before.last_llsn + 1
+        and after.first_glsn > before.last_glsn
+        and after.high_watermark > before.high_watermark
+        and after.time > before.time
+    )
+
+
+def _encode(context: CommitContext, number: int) -> bytes:
+    try:
+        return encode_context(context, number)
+    except struct.error as error:
+        raise InvalidArgument(f"{context} has a number out of range: {error}") from error

@@ -1,0 +1,151 @@
+"""What a storage node needs of the storage of one replica. ``SegmentStorage`` keeps it in files, ``MemoryStorage`` does
+not; one conformance suite runs on both.
+
+One thread writes: ``write``, ``write_contexts`` and ``sync`` are separate so that it can collect what arrives while a
+sync is under way and sync it together. Other threads may read committed entries meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.recovery import Found, HardState
+from cutwater.storage.format import NO_TIME, Running
+from cutwater.storage.frames import Frame
+from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
+
+
+class Synced(Struct, frozen=True):
+    """Everything that is on disk now: entries up to ``entries_end``, commits up to ``context``."""
+
+    entries_end: LLSN
+    context: CommitContext | None
+
+
+class Range(Struct, frozen=True):
+    """Consecutive entries as they are stored: ``data`` is all frames in one buffer, ``frames`` are its parts, and
+    ``commits`` are the commit contexts that give them their GLSNs."""
+
+    data: memoryview
+    frames: tuple[Frame, ...]
+    commits: tuple[CommitContext, ...]
+
+    @property
+    def first_llsn(self) -> LLSN:
+        return self.frames[0].header.first_llsn
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return self.frames[-1].header.last_llsn
+
+
+class Finding(Struct, frozen=True):
+    """Something that ``verify`` does not like; the LLSNs that are concerned, if it is known which."""
+
+    where: str
+    what: str
+    first_llsn: LLSN | None = None
+    last_llsn: LLSN | None = None
+
+
+class ReplicaStorage(Protocol):
+    # What is there.
+
+    @property
+    def first_llsn(self) -> LLSN:
+        """Where the entries begin."""
+
+    @property
+    def end(self) -> LLSN:
+        """Where they end, synced or not."""
+
+    @property
+    def durable_end(self) -> LLSN: ...
+
+    @property
+    def last_commit(self) -> CommitContext | None:
+        """The last one written, synced or not."""
+
+    @property
+    def durable_commit(self) -> CommitContext | None: ...
+
+    @property
+    def hard_state(self) -> HardState | None: ...
+
+    @property
+    def dedup(self) -> DedupCheckpoint | None: ...
+
+    @property
+    def contexts(self) -> Sequence[CommitContext]:
+        """All commit contexts that are kept, for the searches of ``core.commit_index``."""
+
+    def find(self) -> Found:
+        """What opening the files gave, for ``core.recovery.judge``."""
+
+    # Writing. All of it raises ``DiskFull`` if there is no room: then nothing is lost and it may be tried again; and
+    # ``StorageBroken`` if anything else fails: then so does every later call, until ``cut_back``.
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Entries that follow the last one; durable after ``sync``."""
+
+    def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
+        """Commits that follow the last one, of durable entries only; durable after ``sync``."""
+
+    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced: ...
+
+    def save_hard_state(self, hard_state: HardState) -> None:
+        """Durable when it returns, like everything below."""
+
+    def save_dedup(self, checkpoint: DedupCheckpoint) -> None: ...
+
+    def truncate(self, end: LLSN) -> None:
+        """Remove the entries above ``end``, none of which is committed."""
+
+    def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
+        """Remove all entries and commit contexts; the next entry is ``first_llsn``, and ``running`` is event time
+        before it."""
+
+    def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
+        """Remove whole segments of committed entries below this GLSN and none above ``upto``; where the entries begin
+        now."""
+
+    def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
+        """Open anew and remove whatever is not known to be durable; nothing, if that is not known. The only way on
+        after ``StorageBroken``."""
+
+    def repair(self, entry: Entry) -> bool:
+        """Put an intact copy in the place of a damaged entry; False if it does not belong there."""
+
+    def repair_context(self, context: CommitContext) -> bool: ...
+
+    def close(self) -> None: ...
+
+    # Reading. Everything is verified; what is damaged is never returned but raised as ``Damaged``.
+
+    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
+        """Committed entries from the one that holds ``from_llsn`` on: at least one, otherwise at most ``bytes_max``,
+        and perhaps fewer than there are."""
+
+    def entry_at(self, llsn: LLSN) -> Entry:
+        """The entry that holds this LLSN, committed or not."""
+
+    def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]: ...
+
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        """The same without reading bodies: all entries have empty ones."""
+
+    def running_before(self, llsn: LLSN) -> Running:
+        """How far event time had come before the entry that begins with this LLSN."""
+
+    def from_glsn(self, glsn: GLSN) -> LLSN | None:
+        """Where a reader that starts at this GLSN finds its first record; None if there is none yet; ``Trimmed``."""
+
+    def from_time(self, time: CutTime) -> GLSN | None:
+        """The first record that was committed at or after this time and is not trimmed."""
+
+    def verify(self) -> list[Finding]:
+        """Read everything and check it against everything else."""

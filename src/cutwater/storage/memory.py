@@ -1,0 +1,319 @@
+"""The twin of ``SegmentStorage`` without files: for tests, and for logs that need not outlive their process.
+
+A ``MemoryReplica`` stands for the disk, a ``MemoryStorage`` for the open files on it. What was not synced is lost only
+when someone says so, with ``lose_unsynced``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+
+from cutwater.core.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.recovery import Found, HardState
+from cutwater.errors import NotYetCommitted, Trimmed
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.commits import follows
+from cutwater.storage.errors import DamagedEntries, StorageBroken, TrimmedEntries
+from cutwater.storage.format import NO_TIME, Running
+from cutwater.storage.frames import Frame, decode_header, encode_frame
+from cutwater.storage.interface import Finding, Range, Synced
+from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
+
+
+class MemoryReplica:
+    """What would be on disk."""
+
+    def __init__(self) -> None:
+        self.hard_state: HardState | None = None
+        self.dedup: DedupCheckpoint | None = None
+        self.first_llsn = LLSN(1)
+        self.base_running = NO_TIME
+        """Event time before the first entry."""
+        self.frames: list[Frame] = []
+        self.contexts: list[CommitContext] = []
+        self.frames_synced = 0
+        self.contexts_synced = 0
+
+    def lose_unsynced(self) -> None:
+        """The power goes, and takes all that it may."""
+        del self.frames[self.frames_synced :]
+        del self.contexts[self.contexts_synced :]
+
+    def end_of(self, count: int) -> LLSN:
+        """Where the first ``count`` entries end."""
+        return self.frames[count - 1].header.last_llsn if count else LLSN(self.first_llsn - 1)
+
+
+class MemoryStorage:
+    """Implements ``ReplicaStorage``."""
+
+    def __init__(self, memory: MemoryReplica | None = None) -> None:
+        self.memory = memory or MemoryReplica()
+        self._closed = False
+        # Opening makes durable what is there.
+        self.memory.frames_synced = len(self.memory.frames)
+        self.memory.contexts_synced = len(self.memory.contexts)
+
+    # What is there.
+
+    @property
+    def first_llsn(self) -> LLSN:
+        return self.memory.first_llsn
+
+    @property
+    def end(self) -> LLSN:
+        return self.memory.end_of(len(self.memory.frames))
+
+    @property
+    def durable_end(self) -> LLSN:
+        return self.memory.end_of(self.memory.frames_synced)
+
+    @property
+    def last_commit(self) -> CommitContext | None:
+        return self.memory.contexts[-1] if self.memory.contexts else None
+
+    @property
+    def durable_commit(self) -> CommitContext | None:
+        return self.memory.contexts[self.memory.contexts_synced - 1] if self.memory.contexts_synced else None
+
+    @property
+    def committed_end(self) -> LLSN:
+        if self.memory.contexts:
+            return self.memory.contexts[-1].last_llsn
+        return self.memory.hard_state.base_llsn if self.memory.hard_state else LLSN(0)
+
+    @property
+    def hard_state(self) -> HardState | None:
+        return self.memory.hard_state
+
+    @property
+    def dedup(self) -> DedupCheckpoint | None:
+        return self.memory.dedup
+
+    @property
+    def contexts(self) -> Sequence[CommitContext]:
+        self._check()
+        return tuple(self.memory.contexts)
+
+    def find(self) -> Found:
+        self._check()
+        tail: list[Entry] = []
+        damaged: LLSN | None = None
+        for frame in self.memory.frames[self._index(LLSN(self.committed_end + 1)) :]:
+            if frame.problem is not None:
+                damaged = frame.header.first_llsn
+                break
+            tail.append(frame.entry)
+        memory = self.memory
+        return Found(memory.hard_state, self.last_commit, memory.first_llsn, self.end, tuple(tail), damaged)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StorageBroken("the storage was closed: open it again")
+
+    def _index(self, llsn: LLSN) -> int:
+        """The entry that holds this LLSN, or the first one after it."""
+        return bisect_left(self.memory.frames, llsn, key=lambda frame: frame.header.last_llsn)
+
+    # Writing.
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        self._check()
+        for entry in entries:
+            if crc32c(entry.batch.body) != entry.batch.checksum:
+                raise DamagedEntries("before it was written", entry.first_llsn, entry.last_llsn, "wrong checksum")
+        for entry in entries:
+            assert entry.first_llsn == self.end + 1, (entry.first_llsn, self.end)
+            self.memory.frames.append(_frame(entry, self.running_before(entry.first_llsn)))
+
+    def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
+        self._check()
+        for context in contexts:
+            assert context.last_llsn <= self.durable_end, (context, self.durable_end)
+            assert self.last_commit is None or follows(self.last_commit, context), (self.last_commit, context)
+            self.memory.contexts.append(context)
+
+    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced:
+        self._check()
+        if entries:
+            self.memory.frames_synced = len(self.memory.frames)
+        if contexts:
+            self.memory.contexts_synced = len(self.memory.contexts)
+        return Synced(self.durable_end, self.durable_commit)
+
+    def save_hard_state(self, hard_state: HardState) -> None:
+        self._check()
+        self.memory.hard_state = hard_state
+
+    def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
+        self._check()
+        self.memory.dedup = checkpoint
+
+    def truncate(self, end: LLSN) -> None:
+        self._check()
+        assert end >= self.committed_end, (end, self.committed_end)
+        del self.memory.frames[self._index(LLSN(end + 1)) :]
+        self.memory.frames_synced = len(self.memory.frames)
+
+    def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
+        self._check()
+        memory = self.memory
+        memory.first_llsn, memory.base_running = first_llsn, running
+        memory.frames.clear()
+        memory.contexts.clear()
+        memory.frames_synced = memory.contexts_synced = 0
+
+    def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
+        self._check()
+        memory, durable = self.memory, self.durable_commit
+        if durable is None or upto < memory.first_llsn:
+            return memory.first_llsn
+        upto = min(upto, durable.last_llsn)
+        llsn = first_llsn_at_or_after(memory.contexts, before)
+        if llsn is None or llsn > upto:
+            llsn = LLSN(upto + 1)
+        count = self._index(llsn)
+        if count:
+            memory.base_running = self.running_before(LLSN(memory.frames[count - 1].header.last_llsn + 1))
+            memory.first_llsn = LLSN(memory.frames[count - 1].header.last_llsn + 1)
+            del memory.frames[:count]
+            memory.frames_synced -= count
+        return memory.first_llsn
+
+    def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
+        self._closed = False
+        memory = self.memory
+        if end is None or committed_end is None:
+            return
+        del memory.contexts[bisect_left(memory.contexts, committed_end + 1, key=lambda c: c.last_llsn) :]
+        memory.contexts_synced = len(memory.contexts)
+        self.truncate(min(end, self.end))
+
+    def repair(self, entry: Entry) -> bool:
+        self._check()
+        i = self._index(entry.first_llsn)
+        if i == len(self.memory.frames) or self.memory.frames[i].header.first_llsn != entry.first_llsn:
+            return False
+        found = self.memory.frames[i].header
+        copy = _frame(entry, found.running)
+        if copy.problem is not None or copy.header != found:
+            return False
+        self.memory.frames[i] = copy
+        return True
+
+    def repair_context(self, context: CommitContext) -> bool:
+        """Nothing here can be damaged."""
+        self._check()
+        return False
+
+    def close(self) -> None:
+        if not self._closed:
+            self.sync()
+        self._closed = True
+
+    # Reading.
+
+    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
+        self._check()
+        committed_end = self.committed_end
+        if from_llsn > committed_end:
+            raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
+        self._check_trimmed(from_llsn)
+        found: list[Frame] = []
+        size = 0
+        for frame in self.memory.frames[self._index(from_llsn) :]:
+            size += frame.header.frame_bytes
+            beyond = frame.header.first_llsn > min(to_llsn, committed_end)
+            if found and (beyond or size > bytes_max or frame.problem is not None):
+                break
+            found.append(_sound(frame))
+        first, last = found[0].header.first_llsn, found[-1].header.last_llsn
+        commits = [c for c in self.memory.contexts if c.last_llsn >= first and c.first_llsn <= last]
+        return Range(memoryview(b"".join(frame.data for frame in found)), tuple(found), tuple(commits))
+
+    def _check_trimmed(self, llsn: LLSN) -> None:
+        if llsn < self.memory.first_llsn:
+            raise TrimmedEntries(llsn, self.memory.first_llsn, self._first_left())
+
+    def _first_left(self) -> GLSN:
+        hard_state = self.memory.hard_state or HardState()
+        gone = glsn_of_llsn(self.memory.contexts, LLSN(self.memory.first_llsn - 1))
+        return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
+
+    def entry_at(self, llsn: LLSN) -> Entry:
+        self._check()
+        if llsn > self.end:
+            raise NotYetCommitted(f"LLSN {llsn} is not here, only up to {self.end}")
+        self._check_trimmed(llsn)
+        return _sound(self.memory.frames[self._index(llsn)]).entry
+
+    def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        self._check()
+        while from_llsn <= min(to_llsn, self.end):
+            entry = self.entry_at(from_llsn)
+            yield entry
+            from_llsn = LLSN(entry.last_llsn + 1)
+
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        self._check()
+        self._check_trimmed(from_llsn)
+        for frame in self.memory.frames[self._index(from_llsn) :]:
+            if frame.header.first_llsn > to_llsn:
+                return
+            yield frame.header.entry(b"")
+
+    def running_before(self, llsn: LLSN) -> Running:
+        self._check()
+        i = self._index(llsn)
+        if i < len(self.memory.frames):
+            return self.memory.frames[i].header.running
+        if not self.memory.frames:
+            return self.memory.base_running
+        last = self.memory.frames[-1].header
+        return last.running.after(last)
+
+    def from_glsn(self, glsn: GLSN) -> LLSN | None:
+        self._check()
+        trimmed_before = self.memory.hard_state.trimmed_before if self.memory.hard_state else GLSN(1)
+        if glsn < trimmed_before:
+            raise Trimmed(glsn, trimmed_before)
+        llsn = first_llsn_at_or_after(self.memory.contexts, glsn)
+        if llsn is not None and llsn < self.memory.first_llsn:
+            raise Trimmed(glsn, self._first_left())
+        return llsn
+
+    def from_time(self, time: CutTime) -> GLSN | None:
+        self._check()
+        glsn = first_glsn_at_or_after_time(self.memory.contexts, time)
+        return None if glsn is None else max(glsn, self._first_left())
+
+    def verify(self) -> list[Finding]:
+        self._check()
+        findings = []
+        for frame in self.memory.frames:
+            header = frame.header
+            if frame.problem is not None:
+                findings.append(Finding("memory", frame.problem, header.first_llsn, header.last_llsn))
+            i = bisect_right(self.memory.contexts, header.first_llsn, key=lambda c: c.first_llsn) - 1
+            context = self.memory.contexts[i] if i >= 0 else None
+            if context is not None and header.first_llsn <= context.last_llsn < header.last_llsn:
+                findings.append(
+                    Finding("memory", "a commit ends within this entry", header.first_llsn, header.last_llsn)
+                )
+        return findings
+
+
+def _frame(entry: Entry, running: Running) -> Frame:
+    header, trailer = encode_frame(entry, running)
+    decoded = decode_header(header)
+    assert decoded is not None
+    return Frame(decoded, memoryview(b"".join((header, entry.batch.body, trailer))))
+
+
+def _sound(frame: Frame) -> Frame:
+    problem = frame.problem
+    if problem is not None:
+        raise DamagedEntries("memory", frame.header.first_llsn, frame.header.last_llsn, problem)
+    return frame

@@ -1,0 +1,450 @@
+"""The files of one replica.
+
+::
+
+    manifest                  which replica this is, which generation of files counts and from which LLSN on
+    state                     hard state
+    dedup                     deduplication checkpoint
+    <generation>-<llsn>.entries    segments of entries, by first LLSN
+    <generation>-<llsn>.commits    commit contexts, by the first LLSN of the first one
+
+The first three are replaced as a whole. To start over is to begin files of the next generation and then to replace the
+manifest; to trim is to replace the manifest and then to remove what no longer counts. So both happen at one instant,
+and what a crash leaves behind is known by its name and removed when the replica is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from msgspec import Struct, structs
+
+from cutwater.core.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.recovery import Found, HardState
+from cutwater.errors import Damaged, NotYetCommitted, Trimmed
+from cutwater.storage import commits, segment_log
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.commits import CommitLog, ContextView
+from cutwater.storage.errors import (
+    DamagedEntries,
+    DamagedFile,
+    DiskFull,
+    StorageBroken,
+    TrimmedEntries,
+    WrongIdentity,
+)
+from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, replace
+from cutwater.storage.format import (
+    NO_TIME,
+    Manifest,
+    Running,
+    decode_dedup,
+    decode_hard_state,
+    decode_manifest,
+    encode_dedup,
+    encode_hard_state,
+    encode_manifest,
+)
+from cutwater.storage.interface import Finding, Range, Synced
+from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
+from cutwater.storage.verify import verify
+from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry, LogStreamId, StorageNodeId
+
+WHOLE_FILE_BYTES_MAX = 1 << 30
+
+
+class ReplicaIdentity(Struct, frozen=True):
+    cluster: ClusterId
+    node: StorageNodeId
+    stream: LogStreamId
+
+
+class SegmentStorage:
+    """Implements ``ReplicaStorage``."""
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: ReplicaIdentity,
+        options: SegmentOptions | None = None,
+        files: Files | None = None,
+    ) -> None:
+        """Open what is there, or begin with nothing: whether that may be is for ``core.recovery.judge`` to say."""
+        self._directory, self._identity = directory, identity
+        self._options, self._files = options or SegmentOptions(), files or OsFiles()
+        self._broken: str | None = None
+        self._hard_state: HardState | None = None
+        self._dedup: DedupCheckpoint | None = None
+        with self._guard():
+            self._open()
+
+    @property
+    def path(self) -> Path:
+        return self._directory
+
+    # Opening.
+
+    def _open(self) -> None:
+        files, directory = self._files, self._directory
+        files.make_dir(directory)
+        # Names that were given just before the process died may not be durable yet.
+        files.sync_dir(directory)
+        names = files.names(directory)
+        self._hard_state = self._dedup = None
+        if "manifest" not in names:
+            self._begin(names)
+        else:
+            self._manifest = decode_manifest(self._read_whole("manifest"), directory / "manifest")
+            self._check_identity()
+            self._remove_leftovers(names)
+        if "state" in names:
+            self._hard_state = decode_hard_state(self._read_whole("state"), directory / "state")
+        if "dedup" in names:
+            self._dedup = decode_dedup(self._read_whole("dedup"), directory / "dedup")
+        self._recover_logs()
+
+    def _begin(self, names: Sequence[str]) -> None:
+        """The first segment comes first and the manifest last, so without a manifest there is nothing else."""
+        begun = segment_log.file_name(1, LLSN(1), segment_log.SUFFIX)
+        known = [name for name in names if not name.endswith(TEMPORARY) and name != begun]
+        if known:
+            raise DamagedFile(self._directory / "manifest", f"it is missing, next to {', '.join(known[:3])}")
+        log = SegmentLog(self._files, self._directory, 1, self._options)
+        log.create(LLSN(1), NO_TIME)
+        identity = self._identity
+        self._save_manifest(Manifest(identity.cluster, identity.node, identity.stream, 1, LLSN(1)))
+
+    def _check_identity(self) -> None:
+        manifest, expected = self._manifest, self._identity
+        found = (manifest.cluster, manifest.node, manifest.stream)
+        if found != (expected.cluster, expected.node, expected.stream):
+            raise WrongIdentity(
+                f"{self._directory} holds log stream {found[2]} of storage node {found[1]} in cluster {found[0]}, not "
+                f"log stream {expected.stream} of storage node {expected.node} in cluster {expected.cluster}: "
+                "move the data back to where it was"
+            )
+
+    def _remove_leftovers(self, names: Sequence[str]) -> None:
+        """What never came to count, or no longer does."""
+        for name in names:
+            parsed = parse_name(name, segment_log.SUFFIX) or parse_name(name, commits.SUFFIX)
+            if name.endswith(TEMPORARY) or (parsed is not None and parsed[0] != self._manifest.generation):
+                self._files.unlink(self._directory / name)
+
+    def _firsts(self, suffix: str) -> list[LLSN]:
+        parsed = [parse_name(name, suffix) for name in self._files.names(self._directory)]
+        return sorted(one[1] for one in parsed if one is not None and one[0] == self._manifest.generation)
+
+    def _recover_logs(self) -> None:
+        manifest = self._manifest
+        self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
+        self._commits.recover(self._firsts(commits.SUFFIX))
+        self._log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
+        firsts = self._firsts(segment_log.SUFFIX)
+        counted = [first for first in firsts if first >= manifest.first_llsn]
+        if not counted or counted[0] != manifest.first_llsn:
+            raise DamagedFile(
+                self._directory, f"the segment of LLSN {manifest.first_llsn} is missing, where the entries begin"
+            )
+        self._log.recover(counted, self.committed_end)
+        for first in firsts:
+            if first < manifest.first_llsn:
+                self._files.unlink(
+                    self._directory / segment_log.file_name(manifest.generation, first, segment_log.SUFFIX)
+                )
+        self._commits.forget_before(manifest.first_llsn)
+
+    def _read_whole(self, name: str) -> bytes:
+        path = self._directory / name
+        file = self._files.open(path)
+        size = file.size()
+        if size > WHOLE_FILE_BYTES_MAX:
+            raise DamagedFile(path, f"{size} bytes cannot be")
+        return file.pread(size, 0)
+
+    def _save_manifest(self, manifest: Manifest) -> None:
+        replace(self._files, self._directory / "manifest", encode_manifest(manifest))
+        self._manifest = manifest
+
+    # What is there.
+
+    @property
+    def first_llsn(self) -> LLSN:
+        return self._log.first_llsn
+
+    @property
+    def end(self) -> LLSN:
+        return self._log.end_llsn
+
+    @property
+    def durable_end(self) -> LLSN:
+        return self._log.durable_llsn
+
+    @property
+    def last_commit(self) -> CommitContext | None:
+        return self._commits.last
+
+    @property
+    def durable_commit(self) -> CommitContext | None:
+        return self._commits.durable
+
+    @property
+    def committed_end(self) -> LLSN:
+        """Where the committed entries end, as far as the files say."""
+        last = self._commits.last
+        if last is not None:
+            return last.last_llsn
+        return self._hard_state.base_llsn if self._hard_state else LLSN(0)
+
+    @property
+    def hard_state(self) -> HardState | None:
+        return self._hard_state
+
+    @property
+    def dedup(self) -> DedupCheckpoint | None:
+        return self._dedup
+
+    @property
+    def contexts(self) -> ContextView:
+        self._check()
+        return self._commits.contexts
+
+    def find(self) -> Found:
+        self._check()
+        log = self._log
+        tail: list[Entry] = []
+        damaged = log.lost
+        for place in log.places(LLSN(max(self.committed_end + 1, log.first_llsn)), log.end_llsn):
+            try:
+                tail.append(log.frame_of(place.first_llsn).entry)
+            except Damaged:
+                damaged = place.first_llsn
+                break
+        return Found(self._hard_state, self._commits.last, log.first_llsn, log.end_llsn, tuple(tail), damaged)
+
+    # Writing.
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise StorageBroken(f"{self._directory} failed before ({self._broken}): reopen it and cut it back")
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Foreign errors become ours here. All but a full disk are final."""
+        self._check()
+        try:
+            yield
+        except StorageBroken as error:
+            self._broken = error.message
+            raise
+        except OSError as error:
+            if is_full(error):
+                raise DiskFull(
+                    f"{self._directory}: no room is left ({error}): nothing was lost; make room, or trim"
+                ) from error
+            self._broken = str(error)
+            raise StorageBroken(f"{self._directory} failed ({error}): reopen it and cut it back") from error
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            if crc32c(entry.batch.body) != entry.batch.checksum:
+                raise DamagedEntries("before it was written", entry.first_llsn, entry.last_llsn, "wrong checksum")
+        with self._guard():
+            if self._log.lost is not None:
+                raise DamagedEntries(str(self._directory), self._log.lost, self._log.lost, "lost: cut back or restart")
+            self._log.write(entries)
+
+    def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
+        with self._guard():
+            if contexts:
+                # A commit context on disk implies that the entries it covers are on disk.
+                assert contexts[-1].last_llsn <= self._log.durable_llsn, (contexts[-1], self._log.durable_llsn)
+                self._commits.write(contexts)
+
+    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced:
+        with self._guard():
+            if entries:
+                self._log.sync()
+            if contexts:
+                self._commits.sync()
+        return Synced(self._log.durable_llsn, self._commits.durable)
+
+    def save_hard_state(self, hard_state: HardState) -> None:
+        with self._guard():
+            replace(self._files, self._directory / "state", encode_hard_state(hard_state))
+            self._hard_state = hard_state
+
+    def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
+        with self._guard():
+            replace(self._files, self._directory / "dedup", encode_dedup(checkpoint))
+            self._dedup = checkpoint
+
+    def truncate(self, end: LLSN) -> None:
+        with self._guard():
+            assert end >= self.committed_end, (end, self.committed_end)
+            self._log.truncate(end)
+
+    def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
+        with self._guard():
+            before = self._manifest.generation
+            manifest = structs.replace(self._manifest, generation=before + 1, first_llsn=first_llsn)
+            log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
+            log.create(first_llsn, running)
+            self._save_manifest(manifest)
+            self._log = log
+            self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
+            self._remove_leftovers(self._files.names(self._directory))
+
+    def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
+        with self._guard():
+            durable = self._commits.durable
+            if durable is None or upto < self._log.first_llsn:
+                return self._log.first_llsn
+            upto = min(upto, durable.last_llsn)
+            llsn = first_llsn_at_or_after(self._commits.contexts, before)
+            if llsn is None or llsn > upto:
+                llsn = LLSN(upto + 1)
+            self._log.roll_if_all_below(llsn)
+            first = self._log.first_kept(llsn)
+            if first > self._log.first_llsn:
+                self._save_manifest(structs.replace(self._manifest, first_llsn=first))
+                self._log.forget_before(first)
+                self._commits.forget_before(first)
+            return self._log.first_llsn
+
+    def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
+        self._broken = None
+        with self._guard():
+            self._open()
+            # A failed sync may have taken back any of these.
+            self._save_manifest(self._manifest)
+            if self._hard_state is not None:
+                self.save_hard_state(self._hard_state)
+            if self._dedup is not None:
+                self.save_dedup(self._dedup)
+            if end is None or committed_end is None:
+                return
+            self._commits.cut_back(committed_end)
+            self._log.rewrite_headers()
+            if self._log.end_llsn > end:
+                self._log.truncate(end)
+
+    def repair(self, entry: Entry) -> bool:
+        with self._guard():
+            if crc32c(entry.batch.body) != entry.batch.checksum:
+                return False
+            if not self._log.first_llsn <= entry.first_llsn <= self._log.end_llsn:
+                return False
+            return self._log.repair(entry)
+
+    def repair_context(self, context: CommitContext) -> bool:
+        with self._guard():
+            return self._commits.repair(context)
+
+    def close(self) -> None:
+        """Sync what is not, and then the marks that say so."""
+        if self._broken is None:
+            self.sync()
+            with self._guard():
+                self._log.close()
+                self._commits.close()
+        self._broken = "it was closed"
+
+    # Reading.
+
+    def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
+        committed_end = self.committed_end
+        if from_llsn > committed_end:
+            raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
+        with self._reading(from_llsn):
+            found = self._log.read(from_llsn, min(to_llsn, committed_end), bytes_max)
+            last = found.frames[-1].header.last_llsn
+            covering = self._commits.contexts.covering(found.frames[0].header.first_llsn, last)
+            return Range(found.data, found.frames, tuple(covering))
+
+    @contextmanager
+    def _reading(self, llsn: LLSN) -> Iterator[None]:
+        """Reading an LLSN that was trimmed, perhaps while it was read, says so."""
+        self._check()
+        try:
+            if llsn < self._log.first_llsn:
+                raise FileNotFoundError
+            yield
+        except FileNotFoundError as error:
+            if llsn < self._log.first_llsn:
+                raise TrimmedEntries(llsn, self._log.first_llsn, self._first_left()) from None
+            raise DamagedFile(self._directory, f"a file is missing: {error}") from error
+        except OSError as error:
+            raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
+
+    def _first_left(self) -> GLSN:
+        """The GLSN after the last record that is gone, or what was asked for if that is more."""
+        hard_state = self._hard_state or HardState()
+        gone = glsn_of_llsn(self._commits.contexts, LLSN(self._log.first_llsn - 1))
+        return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
+
+    def entry_at(self, llsn: LLSN) -> Entry:
+        if llsn > self._log.end_llsn:
+            raise NotYetCommitted(f"LLSN {llsn} is not here, only up to {self._log.end_llsn}")
+        with self._reading(llsn):
+            return self._log.frame_of(llsn).entry
+
+    def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        to_llsn = min(to_llsn, self._log.end_llsn)
+        while from_llsn <= to_llsn:
+            with self._reading(from_llsn):
+                found = self._log.read(from_llsn, to_llsn, 1 << 20)
+            for frame in found.frames:
+                yield frame.entry
+            from_llsn = LLSN(found.frames[-1].header.last_llsn + 1)
+
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        with self._reading(from_llsn):
+            for place in self._log.places(from_llsn, min(to_llsn, self._log.end_llsn)):
+                if place.header is None:
+                    raise DamagedEntries(str(self._directory), place.first_llsn, place.last_llsn, "wrong header")
+                yield place.header.entry(b"")
+
+    def running_before(self, llsn: LLSN) -> Running:
+        if llsn == self._log.end_llsn + 1:
+            return self._log.running
+        with self._reading(llsn):
+            return self._log.frame_of(llsn).header.running
+
+    def from_glsn(self, glsn: GLSN) -> LLSN | None:
+        self._check()
+        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
+        if glsn < trimmed_before:
+            raise Trimmed(glsn, trimmed_before)
+        llsn = first_llsn_at_or_after(self._commits.contexts, glsn)
+        if llsn is not None and llsn < self._log.first_llsn:
+            raise Trimmed(glsn, self._first_left())
+        return llsn
+
+    def from_time(self, time: CutTime) -> GLSN | None:
+        self._check()
+        glsn = first_glsn_at_or_after_time(self._commits.contexts, time)
+        return None if glsn is None else max(glsn, self._first_left())
+
+    def verify(self) -> list[Finding]:
+        self._check()
+        return verify(self._log, self._commits, self._whole_files())
+
+    def _whole_files(self) -> list[Finding]:
+        """Whether the small files can still be read."""
+        findings = []
+        for name, decode, there in (
+            ("manifest", decode_manifest, True),
+            ("state", decode_hard_state, self._hard_state is not None),
+            ("dedup", decode_dedup, self._dedup is not None),
+        ):
+            path = self._directory / name
+            try:
+                if there:
+                    decode(self._read_whole(name), path)
+            except (DamagedFile, OSError) as error:
+                findings.append(Finding(str(path), str(error)))
+        return findings

@@ -1,0 +1,422 @@
+"""One segment file: frames of contiguous LLSNs behind a header, a mark and a sparse index.
+
+An index point says where the frame of an LLSN begins, once every few KiB. Points lie in the file itself, so they are
+synced together with the frames they tell of and need no file of their own. They are hints: whoever follows one checks
+the header it leads to. From a point on, readers walk from header to header; where a header is damaged they walk back
+from the next point, by the trailers, and so know exactly which entries they cannot read.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.files import File, Files
+from cutwater.storage.format import (
+    HEADER_BYTES,
+    POINT_BYTES,
+    SEGMENT,
+    FileHeader,
+    Running,
+    decode_point,
+    encode_point,
+)
+from cutwater.storage.frames import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES_MAX,
+    TRAILER_BYTES,
+    Frame,
+    FrameHeader,
+    Trailer,
+    decode_header,
+    decode_trailer,
+    encode_frame,
+)
+from cutwater.storage.marked_file import MarkedFile
+from cutwater.types import LLSN, Entry
+
+POINTS_MAX = 1 << 16
+READ_AHEAD_BYTES = 8 * 1024
+
+
+class Place(Struct, frozen=True):
+    """Where an entry lies. Without a header the place is damaged, and may hold more than one entry."""
+
+    offset: int
+    end: int
+    first_llsn: LLSN
+    last_llsn: LLSN
+    header: FrameHeader | None
+    trailer: Trailer | None = None
+    """Of a damaged place, if it is known to be one frame."""
+
+
+class Frames(Struct, frozen=True):
+    """Consecutive frames in one buffer, and the offset at which the next one begins."""
+
+    data: memoryview
+    frames: tuple[Frame, ...]
+    end: int
+
+
+class Segment:
+    """Written by one thread; others may read meanwhile what is durable."""
+
+    def __init__(self, marked: MarkedFile) -> None:
+        header = marked.header
+        self._marked, self._file = marked, marked.file
+        self.first_llsn = header.first_llsn
+        self.data_start = header.data_start
+        self.end_llsn = self.durable_llsn = LLSN(header.first_llsn - 1)
+        self.end_offset = self.durable_offset = header.data_start
+        self.running = header.running
+        """Event time after the last entry."""
+        self.lost: LLSN | None = None
+        """The first LLSN that should be here and is not, found when the file was opened."""
+        self._points: list[tuple[LLSN, int]] = []
+        self._slots_used = 0
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def marked(self) -> MarkedFile:
+        return self._marked
+
+    @property
+    def points(self) -> Sequence[tuple[LLSN, int]]:
+        return self._points
+
+    # Creating and opening.
+
+    @classmethod
+    def create(cls, files: Files, path: Path, header: FileHeader) -> Segment:
+        return cls(MarkedFile.create(files, path, SEGMENT, header))
+
+    @classmethod
+    def open_closed(cls, files: Files, path: Path, end_llsn: LLSN) -> Segment:
+        """A segment that another one follows: synced as a whole, up to the last byte."""
+        segment = cls(_open(files, path))
+        segment.end_offset = segment.durable_offset = segment._file.size()
+        segment.end_llsn = segment.durable_llsn = end_llsn
+        segment._load_points(segment.end_offset)
+        return segment
+
+    @classmethod
+    def recover(cls, files: Files, path: Path, committed_end: LLSN) -> Segment:
+        """The last segment. Everything up to its mark, or up to ``committed_end``, was durable once: if that is not
+        there, it is lost and nothing is cut. Above it, intact frames are kept and the torn rest is removed."""
+        segment = cls(_open(files, path))
+        mark, size = segment._marked.mark, segment._file.size()
+        segment._load_points(min(mark.offset, size))
+        start = (mark.llsn, mark.offset, mark.running) if mark.offset <= size else segment._last_point()
+        segment._scan(start, size)
+        floor = max(mark.llsn, committed_end)
+        if segment.end_llsn < floor:
+            segment.lost = LLSN(segment.end_llsn + 1)
+            return segment
+        segment._settle(size)
+        return segment
+
+    def _last_point(self) -> tuple[LLSN, int, Running]:
+        for llsn, offset in reversed(self._points):
+            header = decode_header(self._file.pread(HEADER_BYTES_MAX, offset))
+            if header is not None and header.first_llsn == llsn:
+                return LLSN(llsn - 1), offset, header.running
+        return LLSN(self.first_llsn - 1), self.data_start, self._marked.header.running
+
+    def _scan(self, start: tuple[LLSN, int, Running], size: int) -> None:
+        """Take in the intact frames from here on, and their index points."""
+        llsn, offset, running = start
+        while offset < size:
+            frame = _frame_at(self._file, offset, LLSN(llsn + 1), size)
+            if frame is None:
+                break
+            if self._is_due(offset):
+                self._points.append((frame.header.first_llsn, offset))
+                self._slots_used += 1
+            offset += frame.header.frame_bytes
+            llsn, running = frame.header.last_llsn, frame.header.running.after(frame.header)
+        self.end_llsn, self.end_offset, self.running = llsn, offset, running
+
+    def _settle(self, size: int) -> None:
+        """Make what was found durable: it may have been written and never synced. Then cut off the rest."""
+        mark = self._marked.mark
+        self._write_points(self._first_slot_at(mark.offset))
+        if self.end_offset > mark.offset:
+            self._marked.sync_data()
+        if self.end_offset < size:
+            self._marked.cut(self.end_offset, self.end_llsn, self.running)
+        elif self.end_offset > mark.offset:
+            self._marked.set_mark(self.end_offset, self.end_llsn, self.running)
+        self.durable_llsn, self.durable_offset = self.end_llsn, self.end_offset
+
+    # The index.
+
+    def _load_points(self, limit: int) -> None:
+        """The points below ``limit``. Damaged ones among them are left out, but keep their place."""
+        header = self._marked.header
+        area = self._file.pread(header.points * POINT_BYTES, HEADER_BYTES).rstrip(b"\0")
+        for slot in range(-(-len(area) // POINT_BYTES)):
+            point = decode_point(area[slot * POINT_BYTES : (slot + 1) * POINT_BYTES].ljust(POINT_BYTES, b"\0"))
+            last_llsn, last_offset = self._points[-1] if self._points else (0, self.data_start - 1)
+            if point is not None and last_offset < point[1] < limit and point[0] > last_llsn:
+                self._points.append(point)
+                self._slots_used = slot + 1
+
+    def _is_due(self, offset: int) -> bool:
+        header = self._marked.header
+        return self._slots_used < header.points and offset >= self.data_start + self._slots_used * header.interval
+
+    def _first_slot_at(self, offset: int) -> int:
+        """The first slot that tells, or could tell, of a frame at or above this offset."""
+        above = sum(1 for _, point_offset in reversed(self._points) if point_offset >= offset)
+        return self._slots_used - above
+
+    def _write_points(self, first: int) -> None:
+        """Write the slots from this one on, and clear the rest of the index if anything is in it."""
+        header = self._marked.header
+        count = self._slots_used - first
+        points = b"".join(encode_point(*point) for point in self._points[len(self._points) - count :])
+        room = (header.points - first) * POINT_BYTES
+        offset = HEADER_BYTES + first * POINT_BYTES
+        wanted = points.ljust(room, b"\0")
+        if self._file.pread(room, offset) != wanted:
+            self._file.pwritev([wanted], offset)
+
+    # Writing.
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write, not sync. If it fails, nothing was written."""
+        buffers: list[bytes] = []
+        points: list[tuple[LLSN, int]] = []
+        llsn, offset, running = self.end_llsn, self.end_offset, self.running
+        used = self._slots_used
+        for entry in entries:
+            assert entry.first_llsn == llsn + 1, (entry.first_llsn, llsn)
+            header, trailer = encode_frame(entry, running)
+            if self._is_due(offset):
+                points.append((entry.first_llsn, offset))
+                self._slots_used += 1
+            buffers += (header, entry.batch.body, trailer)
+            offset += len(header) + len(entry.batch.body) + len(trailer)
+            llsn, running = entry.last_llsn, running.after(entry.batch)
+        try:
+            self._file.pwritev(buffers, self.end_offset)
+            if points:
+                area = b"".join(encode_point(*point) for point in points)
+                self._file.pwritev([area], HEADER_BYTES + used * POINT_BYTES)
+        except OSError:
+            self._slots_used = used
+            self._file.truncate(self.end_offset)
+            raise
+        self._points += points
+        self.end_llsn, self.end_offset, self.running = llsn, offset, running
+
+    def sync(self) -> None:
+        """Everything written is durable afterwards."""
+        if self.end_offset > self.durable_offset:
+            self._marked.sync_data()
+            self._marked.set_mark(self.end_offset, self.end_llsn, self.running)
+            self.durable_llsn, self.durable_offset = self.end_llsn, self.end_offset
+
+    def truncate(self, end: LLSN) -> None:
+        """Durably remove the entries above ``end``, and whatever else lies there."""
+        assert self.first_llsn - 1 <= end <= self.end_llsn
+        offset, running = self._end_of(end)
+        self._marked.sync_data()
+        self._points = [point for point in self._points if point[1] < offset]
+        self._slots_used = len(self._points)
+        self._write_points(0)
+        self._marked.cut(offset, end, running)
+        self.end_llsn = self.durable_llsn = end
+        self.end_offset = self.durable_offset = offset
+        self.running, self.lost = running, None
+
+    def go_on(self, running: Running) -> None:
+        """A closed segment, complete and durable, is the last one again."""
+        self.running = running
+        self._marked.set_mark(self.end_offset, self.end_llsn, running)
+
+    def _end_of(self, end: LLSN) -> tuple[int, Running]:
+        """Where the entry that ends with this LLSN ends, and event time there."""
+        if end == self.end_llsn:
+            return self.end_offset, self.running
+        running: Running | None = self._marked.header.running
+        for place in self.places(LLSN(max(end, self.first_llsn))):
+            if place.header is not None:
+                running = place.header.running
+            if place.first_llsn == end + 1 and running is not None:
+                return place.offset, running
+            if place.last_llsn > end:
+                raise DamagedEntries(str(self.path), place.first_llsn, place.last_llsn, f"no way to cut after {end}")
+            running = running.after(place.header) if running is not None and place.header is not None else None
+        raise AssertionError(f"{self.path} has no LLSN {end + 1}")
+
+    def rewrite_headers(self) -> None:
+        """After a failed sync: what it may have taken back of the index and the header is written again."""
+        self._marked.rewrite_header()
+        slots = b"".join(encode_point(*point) for point in self._points)
+        self._slots_used = len(self._points)
+        self._file.pwritev([slots.ljust(self.data_start - HEADER_BYTES, b"\0")], HEADER_BYTES)
+        self._marked.sync_all()
+
+    # Reading.
+
+    def places(self, llsn: LLSN) -> Iterator[Place]:
+        """The places from the index point before this LLSN on, good and damaged ones, without gap."""
+        end_offset, end_llsn = self.end_offset, self.end_llsn
+        i = bisect_right(self._points, llsn, key=lambda point: point[0]) - 1
+        expected, offset = self._points[i] if i >= 0 else (self.first_llsn, self.data_start)
+        reader = _Reader(self._file)
+        while offset < end_offset:
+            header = decode_header(reader.read(HEADER_BYTES_MAX, offset))
+            if _fits(header, expected, offset, end_offset, end_llsn):
+                assert header is not None
+                place = Place(offset, offset + header.frame_bytes, expected, header.last_llsn, header)
+            else:
+                place = self._damaged_place(offset, expected, end_offset, end_llsn)
+            yield place
+            offset, expected = place.end, LLSN(place.last_llsn + 1)
+
+    def _damaged_place(self, offset: int, expected: LLSN, end_offset: int, end_llsn: LLSN) -> Place:
+        """How far the damage goes that begins at this offset: walk back from the next place that is known."""
+        after = bisect_right(self._points, offset, key=lambda point: point[1])
+        llsn, end = self._points[after] if after < len(self._points) else (LLSN(end_llsn + 1), end_offset)
+        while True:
+            trailer = decode_trailer(self._file.pread(TRAILER_BYTES, end - TRAILER_BYTES))
+            start = end - trailer.frame_bytes if trailer else offset
+            if trailer is None or start < offset or not expected <= trailer.first_llsn < llsn:
+                return Place(offset, end, expected, LLSN(llsn - 1), None)
+            if start == offset:
+                return Place(offset, end, expected, LLSN(llsn - 1), None, trailer)
+            llsn, end = trailer.first_llsn, start
+
+    def place_of(self, llsn: LLSN) -> Place:
+        """The place that holds this LLSN, damaged or not."""
+        return next(place for place in self.places(llsn) if llsn <= place.last_llsn)
+
+    def read(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, hint: int | None = None) -> Frames:
+        """Intact frames from the one that holds ``llsn`` on, at least one and otherwise at most ``bytes_max``. The hint
+        is what reading up to here returned."""
+        offset, expected = (hint, llsn) if hint is not None else self._start_of(llsn)
+        data = memoryview(self._file.pread(min(max(bytes_max, READ_AHEAD_BYTES), self.end_offset - offset), offset))
+        frames: list[Frame] = []
+        at = 0
+        while expected <= to_llsn and at < len(data):
+            header = decode_header(data, at)
+            if header is None or not _fits(header, expected, offset + at, self.end_offset, self.end_llsn):
+                break
+            if at + header.frame_bytes > (bytes_max if frames else len(data)):
+                break
+            frame = Frame(header, data[at : at + header.frame_bytes])
+            if frame.problem is not None:
+                break
+            frames.append(frame)
+            at += header.frame_bytes
+            expected = LLSN(header.last_llsn + 1)
+        if frames:
+            return Frames(data[:at], tuple(frames), offset + at)
+        frame, end = self._frame_of(llsn)
+        return Frames(frame.data, (frame,), end)
+
+    def _start_of(self, llsn: LLSN) -> tuple[int, LLSN]:
+        place = self.place_of(llsn)
+        return place.offset, place.first_llsn
+
+    def frame_of(self, llsn: LLSN) -> Frame:
+        """The intact frame that holds this LLSN; raises what is wrong with it otherwise."""
+        return self._frame_of(llsn)[0]
+
+    def _frame_of(self, llsn: LLSN) -> tuple[Frame, int]:
+        place = self.place_of(llsn)
+        problem: str | None = "the header is wrong"
+        if place.header is not None:
+            data = self._file.pread(place.end - place.offset, place.offset)
+            header = decode_header(data)
+            if header == place.header:
+                frame = Frame(header, memoryview(data))
+                problem = frame.problem
+                if problem is None:
+                    return frame, place.end
+        raise DamagedEntries(str(self.path), place.first_llsn, place.last_llsn, problem or "")
+
+    # Repair.
+
+    def repair(self, entry: Entry) -> bool:
+        """Put an intact copy of an entry in its place, durably; False if it is not the entry that belongs there."""
+        running: Running | None = self._marked.header.running
+        for place in self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn))):
+            if place.header is not None:
+                running = place.header.running
+            if place.last_llsn >= entry.first_llsn:
+                break
+            running = place.header.running.after(place.header) if place.header is not None else None
+        else:
+            return False
+        if running is None:
+            # The entry before this one is damaged too, and has to be repaired first.
+            return False
+        header, trailer = encode_frame(entry, running)
+        size = len(header) + len(entry.batch.body) + len(trailer)
+        if place.first_llsn != entry.first_llsn or not _replaces(place, entry, header, size):
+            return False
+        self._file.pwritev([header, entry.batch.body, trailer], place.offset)
+        self._marked.sync_data()
+        return True
+
+
+def _open(files: Files, path: Path) -> MarkedFile:
+    marked = MarkedFile.open(files, path, SEGMENT)
+    if marked.header.points > POINTS_MAX:
+        raise DamagedFile(path, f"an index of {marked.header.points} points cannot be")
+    return marked
+
+
+def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> Frame | None:
+    """The intact frame at this offset with this LLSN, or None."""
+    header = decode_header(file.pread(HEADER_BYTES_MAX, offset))
+    if header is None or header.first_llsn != expected or header.frame_bytes > min(size - offset, FRAME_BYTES_MAX):
+        return None
+    frame = Frame(header, memoryview(file.pread(header.frame_bytes, offset)))
+    return frame if decode_header(frame.data) == header and frame.problem is None else None
+
+
+def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end_offset: int, end_llsn: LLSN) -> bool:
+    return (
+        header is not None
+        and header.first_llsn == expected
+        and header.last_llsn <= end_llsn
+        and offset + header.frame_bytes <= end_offset
+    )
+
+
+def _replaces(place: Place, entry: Entry, header: bytes, size: int) -> bool:
+    """Whether the frame that begins with ``header`` is the one that was here before the damage."""
+    if place.header is not None:
+        return decode_header(header) == place.header
+    if place.trailer is not None:
+        header_crc = int.from_bytes(header[-4:], "little")
+        return size == place.end - place.offset and header_crc == place.trailer.header_crc
+    return entry.last_llsn <= place.last_llsn and size <= place.end - place.offset
+
+
+class _Reader:
+    """Reads small pieces, a little ahead."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._start = 0
+        self._data = memoryview(b"")
+
+    def read(self, size: int, offset: int) -> memoryview:
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            self._start, at = offset, 0
+            self._data = memoryview(self._file.pread(max(size, READ_AHEAD_BYTES), offset))
+        return self._data[at : at + size]

@@ -1,0 +1,245 @@
+"""The entries of a replica: segment files in LLSN order, of which only the last one is written to.
+
+A file's name says its generation and its first LLSN, so opening a replica reads the last file and the names of the
+others. When a segment is full it is synced as a whole before the next one is created; so a segment that another one
+follows is complete, and a crash can tear the last one only.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Lock
+
+from msgspec import Struct
+
+from cutwater.storage.errors import DamagedFile
+from cutwater.storage.files import Files
+from cutwater.storage.format import FileHeader, Running
+from cutwater.storage.frames import Frame, frame_bytes_of
+from cutwater.storage.segment import Frames, Place, Segment
+from cutwater.types import LLSN, Entry
+
+SUFFIX = ".entries"
+OPEN_SEGMENTS_MAX = 16
+HINTS_MAX = 256
+
+
+class SegmentOptions(Struct, frozen=True):
+    segment_bytes: int = 64 * 1024 * 1024
+    """A segment ends before it would grow beyond this, unless a single entry does."""
+    index_interval_bytes: int = 32 * 1024
+    """How far apart index points are: what a reader has to walk through at most to find an LLSN."""
+    commits_per_file: int = 65_536
+
+
+def file_name(generation: int, first_llsn: LLSN, suffix: str) -> str:
+    return f"{generation:010d}-{first_llsn:020d}{suffix}"
+
+
+def parse_name(name: str, suffix: str) -> tuple[int, LLSN] | None:
+    """Generation and first LLSN, or None if this is not the name of such a file."""
+    generation, dash, llsn = name.removesuffix(suffix).partition("-")
+    if not name.endswith(suffix) or not dash or not generation.isdecimal() or not llsn.isdecimal():
+        return None
+    return int(generation), LLSN(int(llsn))
+
+
+class SegmentLog:
+    def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
+        """Empty until it is created or recovered."""
+        self._files, self._directory, self._options = files, directory, options
+        self.generation = generation
+        self._firsts: list[LLSN] = []
+        self._last: Segment
+        self._closed: dict[LLSN, Segment] = {}
+        self._closed_lock = Lock()
+        self._hints: dict[LLSN, int] = {}
+        """Where the entry after one that was read begins: the next read of the same reader will ask for it."""
+
+    def create(self, first_llsn: LLSN, running: Running) -> None:
+        self._last = self._create_segment(first_llsn, running)
+        self._firsts = [first_llsn]
+
+    def recover(self, firsts: Sequence[LLSN], committed_end: LLSN) -> None:
+        """Open what is there: the segments that begin with these LLSNs."""
+        self._firsts = list(firsts)
+        self._last = Segment.recover(self._files, self._path(firsts[-1]), committed_end)
+        self._check_header(self._last, firsts[-1])
+
+    # Where it begins and ends.
+
+    @property
+    def first_llsn(self) -> LLSN:
+        return self._firsts[0]
+
+    @property
+    def end_llsn(self) -> LLSN:
+        return self._last.end_llsn
+
+    @property
+    def durable_llsn(self) -> LLSN:
+        return self._last.durable_llsn
+
+    @property
+    def running(self) -> Running:
+        return self._last.running
+
+    @property
+    def lost(self) -> LLSN | None:
+        return self._last.lost
+
+    @property
+    def firsts(self) -> Sequence[LLSN]:
+        """The first LLSN of each segment."""
+        return self._firsts
+
+    @property
+    def bytes_after_last_roll(self) -> int:
+        return self._last.end_offset
+
+    # Writing.
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Write, not sync, beginning a new segment where one is full."""
+        group: list[Entry] = []
+        size = self._last.end_offset
+        for entry in entries:
+            frame_bytes = frame_bytes_of(entry)
+            if size + frame_bytes > self._options.segment_bytes and size > self._last.data_start:
+                self._last.append(group)
+                group = []
+                self.roll()
+                size = self._last.end_offset
+            group.append(entry)
+            size += frame_bytes
+        self._last.append(group)
+
+    def sync(self) -> None:
+        self._last.sync()
+
+    def close(self) -> None:
+        """Make the mark durable too."""
+        self._last.marked.sync_data()
+
+    def roll(self) -> None:
+        """Close the last segment, which makes it durable as a whole, and begin the next."""
+        last = self._last
+        last.sync()
+        following = self._create_segment(LLSN(last.end_llsn + 1), last.running)
+        with self._closed_lock:
+            self._closed[last.first_llsn] = last
+        self._firsts.append(following.first_llsn)
+        self._last = following
+
+    def _create_segment(self, first_llsn: LLSN, running: Running) -> Segment:
+        options = self._options
+        points = -(-options.segment_bytes // options.index_interval_bytes)
+        header = FileHeader(self.generation, first_llsn, points, options.index_interval_bytes, running)
+        return Segment.create(self._files, self._path(first_llsn), header)
+
+    def truncate(self, end: LLSN) -> None:
+        """Durably remove the entries above ``end``: newest files first, so a crash leaves no hole."""
+        self._hints.clear()
+        while self._last.first_llsn > end + 1:
+            removed = self._last
+            before = self._open_closed(self._firsts[-2], LLSN(removed.first_llsn - 1))
+            self._files.unlink(removed.path)
+            self._files.sync_dir(self._directory)
+            with self._closed_lock:
+                self._closed.pop(before.first_llsn, None)
+            self._firsts.pop()
+            before.go_on(removed.marked.header.running)
+            self._last = before
+        if end < self._last.end_llsn or self._last.lost is not None:
+            self._last.truncate(end)
+
+    def roll_if_all_below(self, llsn: LLSN) -> None:
+        """If nothing of the last segment is needed any more, begin a new one, so that it can go."""
+        if self._last.first_llsn <= self._last.end_llsn < llsn:
+            self.roll()
+
+    def first_kept(self, llsn: LLSN) -> LLSN:
+        """Where the entries begin once all segments are gone that lie below this LLSN as a whole."""
+        return self._firsts[max(bisect_right(self._firsts, llsn) - 1, 0)]
+
+    def forget_before(self, first_llsn: LLSN) -> None:
+        """Remove the files of the segments before this one. The manifest already says that they do not count."""
+        gone = [first for first in self._firsts if first < first_llsn]
+        self._firsts = self._firsts[len(gone) :]
+        for first in gone:
+            with self._closed_lock:
+                self._closed.pop(first, None)
+            self._files.unlink(self._path(first))
+
+    def rewrite_headers(self) -> None:
+        self._last.rewrite_headers()
+
+    # Reading.
+
+    def read(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Frames:
+        """At least one frame, all of one segment."""
+        segment = self.segment_of(llsn)
+        hint = self._hints.pop(llsn, None)
+        found = segment.read(llsn, to_llsn, bytes_max, hint)
+        if len(self._hints) >= HINTS_MAX:
+            self._hints.clear()
+        following = LLSN(found.frames[-1].header.last_llsn + 1)
+        if following <= segment.end_llsn:
+            self._hints[following] = found.end
+        return found
+
+    def frame_of(self, llsn: LLSN) -> Frame:
+        return self.segment_of(llsn).frame_of(llsn)
+
+    def places(self, llsn: LLSN, to_llsn: LLSN) -> Iterator[Place]:
+        """The places that hold these LLSNs, good and damaged ones."""
+        while llsn <= to_llsn:
+            for place in self.segment_of(llsn).places(llsn):
+                if place.first_llsn > to_llsn:
+                    return
+                if place.last_llsn >= llsn:
+                    yield place
+                    llsn = LLSN(place.last_llsn + 1)
+
+    def repair(self, entry: Entry) -> bool:
+        return self.segment_of(entry.first_llsn).repair(entry)
+
+    def segments(self) -> Iterator[Segment]:
+        """All of them, oldest first."""
+        for first in list(self._firsts):
+            if first >= self._firsts[0]:
+                yield self.segment_of(first)
+
+    def segment_of(self, llsn: LLSN) -> Segment:
+        """The segment that holds this LLSN, or would hold it."""
+        last, firsts = self._last, self._firsts
+        if llsn >= last.first_llsn:
+            return last
+        i = bisect_right(firsts, llsn) - 1
+        assert i >= 0, f"LLSN {llsn} is before the first one, {firsts[0]}"
+        return self._open_closed(firsts[i], LLSN(firsts[i + 1] - 1))
+
+    def _open_closed(self, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
+        with self._closed_lock:
+            segment = self._closed.pop(first_llsn, None)
+            if segment is not None:
+                self._closed[first_llsn] = segment
+                return segment
+        segment = Segment.open_closed(self._files, self._path(first_llsn), end_llsn)
+        self._check_header(segment, first_llsn)
+        with self._closed_lock:
+            self._closed[first_llsn] = segment
+            while len(self._closed) > OPEN_SEGMENTS_MAX:
+                # Whoever still reads from it keeps it open until then.
+                del self._closed[next(iter(self._closed))]
+        return segment
+
+    def _check_header(self, segment: Segment, first_llsn: LLSN) -> None:
+        header = segment.marked.header
+        if (header.generation, header.first_llsn) != (self.generation, first_llsn):
+            raise DamagedFile(segment.path, f"its header says generation {header.generation}, LLSN {header.first_llsn}")
+
+    def _path(self, first_llsn: LLSN) -> Path:
+        return self._directory / file_name(self.generation, first_llsn, SUFFIX)

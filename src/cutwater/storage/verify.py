@@ -1,0 +1,197 @@
+"""Verification: read every byte that was synced, and hold all of it against all of it.
+
+Works next to the writer: only what was durable when it began is looked at, and what is rewritten in place (marks) is
+read again before it is called damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError
+from cutwater.storage.commits import CommitLog, follows
+from cutwater.storage.errors import DamagedFile
+from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, Running, decode_context, decode_point
+from cutwater.storage.interface import Finding
+from cutwater.storage.marked_file import MarkedFile
+from cutwater.storage.segment import Place, Segment
+from cutwater.storage.segment_log import SegmentLog
+from cutwater.types import LLSN, CommitContext
+
+LOOKS_MAX = 3
+
+
+class _Head(Struct, frozen=True):
+    """An entry as the commit contexts see it; epoch 0 if the entry cannot be read."""
+
+    path: Path
+    first_llsn: LLSN
+    last_llsn: LLSN
+    epoch: int
+
+
+def verify(log: SegmentLog, commits: CommitLog, findings: list[Finding]) -> list[Finding]:
+    """Everything that is wrong with the entries and the commit contexts of a replica."""
+    findings = list(findings)
+    durable_commit = commits.durable
+    if log.lost is not None:
+        findings.append(Finding("entries", "they end too early", log.lost))
+    contexts = _check_commits(commits, findings)
+    _check_against_commits(_check_segments(log, findings), contexts, findings)
+    if durable_commit is not None and durable_commit.last_llsn > log.durable_llsn:
+        findings.append(Finding("commits", "they go beyond the entries", LLSN(log.durable_llsn + 1)))
+    return findings
+
+
+def _check_header(marked: MarkedFile, findings: list[Finding]) -> None:
+    problems: list[str] = []
+    for _ in range(LOOKS_MAX):
+        problems = marked.header_problems()
+        if not problems:
+            return
+    findings += [Finding(str(marked.file.path), problem) for problem in problems]
+
+
+# Entries.
+
+
+def _check_segments(log: SegmentLog, findings: list[Finding]) -> Iterator[_Head]:
+    running: Running | None = None
+    firsts = list(log.firsts)
+    for i, first in enumerate(firsts):
+        try:
+            segment = log.segment_of(first)
+        except FileNotFoundError as error:
+            if first >= log.first_llsn:
+                findings.append(Finding(str(error.filename), "the segment is missing", first))
+            running = None
+            continue
+        except CutwaterError as error:
+            last = LLSN(firsts[i + 1] - 1) if i + 1 < len(firsts) else None
+            findings.append(Finding("entries", error.message, first, last))
+            running = None
+            continue
+        _check_header(segment.marked, findings)
+        check = _SegmentCheck(segment, findings, running)
+        yield from check.heads()
+        running = check.running
+
+
+class _SegmentCheck:
+    def __init__(self, segment: Segment, findings: list[Finding], running: Running | None) -> None:
+        self.segment, self.findings = segment, findings
+        self.end_offset, self.end_llsn = segment.durable_offset, segment.durable_llsn
+        self.running: Running | None = segment.marked.header.running
+        self._starts: dict[int, LLSN] = {}
+        if running is not None and running != self.running:
+            self._find("event time does not go on from the segment before", segment.first_llsn)
+
+    def heads(self) -> Iterator[_Head]:
+        """Check frame by frame."""
+        at, llsn = self.segment.data_start, LLSN(self.segment.first_llsn - 1)
+        try:
+            for place in self.segment.places(self.segment.first_llsn):
+                if place.offset >= self.end_offset:
+                    break
+                self._starts[place.offset] = place.first_llsn
+                yield self._check_place(place)
+                at, llsn = place.end, place.last_llsn
+        except CutwaterError as error:
+            self._find(error.message, LLSN(llsn + 1), self.end_llsn)
+        else:
+            if (at, llsn) != (self.end_offset, self.end_llsn):
+                self._find(f"it ends at LLSN {llsn}, not at {self.end_llsn}", LLSN(llsn + 1))
+        self._check_index()
+
+    def _check_place(self, place: Place) -> _Head:
+        segment = self.segment
+        if place.header is None:
+            self._find("the header is wrong", place.first_llsn, place.last_llsn)
+            self.running = None
+            return _Head(segment.path, place.first_llsn, place.last_llsn, 0)
+        try:
+            segment.frame_of(place.first_llsn)
+        except CutwaterError as error:
+            self._find(error.message, place.first_llsn, place.last_llsn)
+        if self.running is not None and self.running != place.header.running:
+            self._find("event time does not go on from the entry before", place.first_llsn, place.last_llsn)
+        self.running = place.header.running.after(place.header)
+        return _Head(segment.path, place.first_llsn, place.last_llsn, place.header.epoch)
+
+    def _check_index(self) -> None:
+        """Every point leads to the frame it names, and nothing else is written between the header and the frames."""
+        marked, start = self.segment.marked, HEADER_BYTES
+        area = marked.file.pread(self.segment.data_start - start, start)
+        room = marked.header.points * POINT_BYTES
+        for at in range(0, room, POINT_BYTES):
+            slot = area[at : at + POINT_BYTES]
+            if not any(slot):
+                continue
+            point = decode_point(slot)
+            if point is None:
+                self._find(f"index point {at // POINT_BYTES} is wrong")
+            elif point[1] < self.end_offset and self._starts.get(point[1]) != point[0]:
+                self._find(f"index point {at // POINT_BYTES} leads nowhere", point[0])
+        if any(area[room:]):
+            self._find("there is something between the index and the entries")
+
+    def _find(self, what: str, first: LLSN | None = None, last: LLSN | None = None) -> None:
+        self.findings.append(Finding(str(self.segment.path), what, first, last))
+
+
+# Commit contexts.
+
+
+def _check_commits(commits: CommitLog, findings: list[Finding]) -> list[CommitContext | None]:
+    """All commit contexts, None where one is damaged."""
+    found: list[CommitContext | None] = []
+    try:
+        for first, marked, count in commits.files():
+            _check_header(marked, findings)
+            _check_records(marked, first, count, found, findings)
+    except (FileNotFoundError, DamagedFile) as error:
+        findings.append(Finding("commits", str(error)))
+    return found
+
+
+def _check_records(
+    marked: MarkedFile, first: LLSN, count: int, found: list[CommitContext | None], findings: list[Finding]
+) -> None:
+    path = str(marked.file.path)
+    data = marked.file.pread(count * CONTEXT_BYTES, HEADER_BYTES)
+    for i in range(count):
+        context = decode_context(data[i * CONTEXT_BYTES : (i + 1) * CONTEXT_BYTES], i)
+        before = found[-1] if found else None
+        if context is None:
+            findings.append(Finding(path, f"commit context {i} is wrong"))
+        elif before is not None and not follows(before, context):
+            findings.append(Finding(path, f"commit context {i} does not follow the one before", context.first_llsn))
+        elif i == 0 and context.first_llsn != first:
+            findings.append(Finding(path, f"it begins with LLSN {context.first_llsn}, not {first}"))
+        found.append(context)
+
+
+def _check_against_commits(
+    heads: Iterator[_Head], contexts: list[CommitContext | None], findings: list[Finding]
+) -> None:
+    """Every commit begins and ends with an entry and has its epoch; together they cover the entries without a gap."""
+    good = [context for context in contexts if context is not None]
+    complete = len(good) == len(contexts)
+    i = 0
+    for head in heads:
+        while i < len(good) and good[i].last_llsn < head.first_llsn:
+            i += 1
+        if i == len(good):
+            continue
+        context, where = good[i], str(head.path)
+        if head.first_llsn < context.first_llsn:
+            if complete:
+                findings.append(Finding(where, "no commit covers this entry", head.first_llsn, head.last_llsn))
+        elif head.epoch and head.last_llsn > context.last_llsn:
+            findings.append(Finding(where, "a commit ends within this entry", head.first_llsn, head.last_llsn))
+        elif head.epoch and head.epoch != context.epoch:
+            what = f"an entry of epoch {head.epoch} was committed in epoch {context.epoch}"
+            findings.append(Finding(where, what, head.first_llsn, head.last_llsn))

@@ -1,0 +1,1 @@
+"""The storage node: turns the effects of replicas into files and messages."""

@@ -1,0 +1,187 @@
+"""The one thread that writes to the storage of a replica: group commit off the event loop.
+
+What arrives while a sync is under way goes into the next one. Entries are synced as soon as possible, because appends
+wait for them. Commit contexts wait a little for company, because nobody does: an append is acknowledged before its
+commit is on disk, and the metadata repository keeps it until then.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError
+from cutwater.storage.interface import ReplicaStorage
+from cutwater.types import LLSN, CommitContext, Entry
+
+CONTEXTS_WAIT_SECONDS = 0.01
+GROUP_ITEMS_MAX = 4096
+
+Job = Callable[[], None]
+
+
+class Durable(Struct, frozen=True):
+    """What a sync made durable, and in which generation of the files it was written; None where nothing was."""
+
+    entries_end: LLSN | None
+    entries_generation: int
+    context: CommitContext | None
+    contexts_generation: int
+
+
+class _Task(Struct, frozen=True):
+    """Something to be done after everything before it is durable."""
+
+    job: Job
+    done: Callable[[CutwaterError | None], None]
+
+
+_Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
+
+
+class Writer:
+    """``tell`` hands a function to the event loop's thread; everything that the writer says goes that way.
+
+    After a failure it drops what it is given, until a task that succeeds (reopening the files) makes it work again.
+    """
+
+    def __init__(
+        self,
+        storage: ReplicaStorage,
+        tell: Callable[[Job], None],
+        on_durable: Callable[[Durable], None],
+        on_failure: Callable[[CutwaterError], None],
+        name: str,
+    ) -> None:
+        self._storage = storage
+        self._tell = tell
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._entries: list[Entry] = []
+        self._contexts: list[CommitContext] = []
+        self._generations = [0, 0]
+        self._contexts_due: float | None = None
+        self._is_broken = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    # From the event loop's thread.
+
+    def write(self, entry: Entry, generation: int) -> None:
+        self._queue.put((entry, generation))
+
+    def write_context(self, context: CommitContext, generation: int) -> None:
+        self._queue.put((context, generation))
+
+    def submit(self, job: Job, done: Callable[[CutwaterError | None], None]) -> None:
+        """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
+        self._queue.put(_Task(job, done))
+
+    def stop(self, timeout: float) -> bool:
+        """Finish what was given, then end; whether it did in time."""
+        self._queue.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    # In its own thread.
+
+    def _run(self) -> None:
+        while True:
+            item = self._next()
+            task = item if isinstance(item, _Task) else None
+            ending = item is None
+            if not self._is_broken:
+                self._sync(contexts=task is not None or ending or self._contexts_are_due())
+            if task is not None:
+                self._do(task)
+            if ending:
+                return
+
+    def _next(self) -> _Task | None:
+        """Collect writes until there is a reason to sync: nothing more is waiting, or something else comes. The result
+        is that something else; a task that does nothing if there was none."""
+        wait = self._contexts_due is not None or bool(self._entries)
+        timeout = None
+        if wait:
+            timeout = max(0.0, (self._contexts_due or 0.0) - time.monotonic())
+        collected = 0
+        while collected < GROUP_ITEMS_MAX:
+            try:
+                item = self._queue.get(timeout=timeout) if collected == 0 else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None or isinstance(item, _Task):
+                return item
+            self._collect(item)
+            collected += 1
+        return _NOTHING
+
+    def _collect(self, item: tuple[Entry, int] | tuple[CommitContext, int]) -> None:
+        what, generation = item
+        if isinstance(what, Entry):
+            self._entries.append(what)
+            self._generations[0] = generation
+        else:
+            self._contexts.append(what)
+            self._generations[1] = generation
+            if self._contexts_due is None:
+                self._contexts_due = time.monotonic() + CONTEXTS_WAIT_SECONDS
+
+    def _contexts_are_due(self) -> bool:
+        return self._contexts_due is not None and time.monotonic() >= self._contexts_due
+
+    def _sync(self, *, contexts: bool) -> None:
+        entries, self._entries = self._entries, []
+        committed: list[CommitContext] = []
+        if contexts:
+            committed, self._contexts = self._contexts, []
+            self._contexts_due = None
+        if not entries and not committed:
+            return
+        try:
+            if entries:
+                self._storage.write(entries)
+                self._storage.sync(contexts=False)
+            if committed:
+                self._storage.write_contexts(committed)
+                self._storage.sync(entries=False)
+        except CutwaterError as error:
+            self._fail(error)
+            return
+        durable = Durable(
+            entries[-1].last_llsn if entries else None,
+            self._generations[0],
+            committed[-1] if committed else None,
+            self._generations[1],
+        )
+        self._tell(lambda: self._on_durable(durable))
+
+    def _fail(self, error: CutwaterError) -> None:
+        self._is_broken = True
+        self._drop()
+        self._tell(lambda: self._on_failure(error))
+
+    def _drop(self) -> None:
+        self._entries, self._contexts, self._contexts_due = [], [], None
+
+    def _do(self, task: _Task) -> None:
+        if task is _NOTHING:
+            return
+        outcome: CutwaterError | None = None
+        try:
+            task.job()
+        except CutwaterError as error:
+            outcome, self._is_broken = error, True
+        else:
+            if self._is_broken:
+                self._drop()
+                self._is_broken = False
+        self._tell(lambda: task.done(outcome))
+
+
+_NOTHING = _Task(lambda: None, lambda outcome: None)

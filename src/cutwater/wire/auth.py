@@ -1,0 +1,65 @@
+"""Who is there: what a peer shows of itself, and what a listener makes of it.
+
+An authenticator is a function from ``Credentials`` to an ``Identity``; it raises ``Unauthenticated`` if it does not
+believe them, and may be a coroutine function. What an identity may do is decided above, with ``call.connection.peer``.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from cutwater.wire.errors import Unauthenticated
+
+
+class Credentials(Struct, frozen=True):
+    """What a peer shows. ``certificate`` is in the form of ``ssl.SSLSocket.getpeercert``, verified, or empty."""
+
+    role: str
+    name: str
+    token: str
+    certificate: Mapping[str, Any]
+    address: str
+
+
+class Identity(Struct, frozen=True):
+    """Who a peer is, as far as the listener is convinced. Without an authenticator, everyone is anonymous."""
+
+    name: str
+    roles: tuple[str, ...] = ()
+
+
+ANONYMOUS = Identity("")
+
+Authenticator = Callable[[Credentials], Identity | Awaitable[Identity]]
+
+
+class TokenAuthenticator:
+    """Knows a set of tokens and whose they are. The time it takes tells nothing about them."""
+
+    def __init__(self, tokens: Mapping[str, Identity]) -> None:
+        if not all(tokens):
+            raise ValueError("an empty token would let everyone in")
+        self._tokens = {token.encode(): identity for token, identity in tokens.items()}
+
+    def __call__(self, credentials: Credentials) -> Identity:
+        found = None
+        shown = credentials.token.encode()
+        for token, identity in self._tokens.items():
+            if hmac.compare_digest(token, shown):
+                found = identity
+        if found is None:
+            raise Unauthenticated("the token is missing or not known here" if shown else "a token is needed here")
+        return found
+
+
+def by_certificate(credentials: Credentials) -> Identity:
+    """The common name of a client certificate that TLS has verified."""
+    for group in credentials.certificate.get("subject", ()):
+        for key, value in group:
+            if key == "commonName":
+                return Identity(value)
+    raise Unauthenticated("a client certificate with a common name is needed here")

@@ -1,0 +1,270 @@
+"""The calls that this side makes: who waits for which answer, until when, and how much is on its way.
+
+No call is without a deadline, and every call that was begun ends exactly once: with its answer, the peer's error, the
+deadline, the caller's own change of mind, or the loss of the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ProtocolViolation, ResourceExhausted
+from cutwater.wire.deadlines import DeadlineWatch
+from cutwater.wire.errors import ConnectionLost, MalformedFrame, from_wire
+from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, PeerLimits
+from cutwater.wire.methods import StreamMethod
+from cutwater.wire.outbox import Outbox
+from cutwater.wire.streams import SharedCredit, StreamReceiver
+
+_log = logging.getLogger(__name__)
+
+Sink = asyncio.Future[Frame] | Callable[[Frame | CutwaterError], None]
+"""Where the outcome of a call goes. A function costs no turn of the event loop."""
+
+
+class Calling:
+    """``refusal`` makes the error for new calls once there shall be none; ``on_idle`` is told whenever the last call
+    has ended."""
+
+    __slots__ = (
+        "_bytes",
+        "_limits",
+        "_loop",
+        "_next",
+        "_outbox",
+        "_pending",
+        "_streams",
+        "_watch",
+        "on_idle",
+        "refusal",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, outbox: Outbox) -> None:
+        self._loop = loop
+        self._outbox = outbox
+        self._limits = PeerLimits(0, 0, 0, 0)
+        self._next = 1
+        self._pending: dict[int, tuple[float, Sink, int]] = {}
+        """Call → deadline, who waits, size of the request."""
+        self._streams: dict[int, tuple[float, StreamReceiver[Any]]] = {}
+        self._bytes = 0
+        self._watch = DeadlineWatch(loop, self._expire)
+        self.on_idle: Callable[[], None] | None = None
+        self.refusal: Callable[[], CutwaterError] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._pending and not self._streams
+
+    @property
+    def count(self) -> int:
+        return len(self._pending) + len(self._streams)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of requests that have no answer yet."""
+        return self._bytes
+
+    def allow(self, limits: PeerLimits) -> None:
+        """What the peer said it takes at a time."""
+        self._limits = limits
+
+    def start(self, method: str, argument: Any, body: Payload, timeout_ms: int, sink: Sink) -> int:
+        """Begin a call. If this raises, nothing was sent."""
+        if timeout_ms < 1:
+            raise InvalidArgument(f"{method}: a call needs a timeout of at least 1 ms, not {timeout_ms}")
+        header = ENCODE((method, timeout_ms, argument))
+        size = len(header) + (len(body) if type(body) is bytes else _payload_bytes(body))
+        self._admit(method, size)
+        call = self._next
+        self._outbox.send(Kind.REQUEST, call, header, body)
+        self._next = call + 1
+        deadline = self._loop.time() + timeout_ms / 1_000
+        self._pending[call] = deadline, sink, size
+        self._bytes += size
+        if deadline < self._watch.armed:
+            self._watch.note(deadline)
+        return call
+
+    def open(
+        self, method: StreamMethod[Any, Any], argument: Any, body: Payload, timeout_ms: int | None, credit: SharedCredit
+    ) -> StreamReceiver[Any]:
+        self._admit(method.name, 0)
+        call = self._next
+        stream = StreamReceiver(method, self._outbox, call, credit, self._forget)
+        items, size = stream.begin()
+        try:
+            header = ENCODE((method.name, timeout_ms or 0, argument, items, size))
+            self._outbox.send(Kind.STREAM_OPEN, call, header, body)
+        except BaseException:
+            stream.end(None)
+            raise
+        self._next = call + 1
+        deadline = inf if timeout_ms is None else self._loop.time() + timeout_ms / 1_000
+        self._streams[call] = deadline, stream
+        self._watch.note(deadline)
+        return stream
+
+    def _admit(self, method: str, size: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal()
+        if len(self._pending) + len(self._streams) >= self._limits.calls_max:
+            raise ResourceExhausted(
+                f"{method}: {self._limits.calls_max} calls are on their way, more than the peer serves at a time",
+                retry_ms=10,
+            )
+        if self._bytes + size > self._limits.call_bytes_max:
+            raise ResourceExhausted(
+                f"{method}: {self._bytes} bytes of requests are on their way and {size} more exceed "
+                f"the {self._limits.call_bytes_max} that the peer takes at a time",
+                retry_ms=10,
+            )
+
+    def cancel(self, call: int) -> None:
+        """The caller does not want the answer any more."""
+        if self._take(call) is not None:
+            self._outbox.send(Kind.CANCEL, call, b"")
+
+    def _take(self, call: int) -> Sink | None:
+        """End a call: whoever waits for it gets its outcome from who called this."""
+        entry = self._pending.pop(call, None)
+        if entry is None:
+            return None
+        self._bytes -= entry[2]
+        if self.on_idle is not None and not self._pending and not self._streams:
+            self.on_idle()
+        return entry[1]
+
+    def _forget(self, call: int) -> StreamReceiver[Any] | None:
+        """Cancel a stream."""
+        stream = self._end_stream(call)
+        if stream is not None:
+            self._outbox.send(Kind.CANCEL, call, b"")
+        return stream
+
+    def _end_stream(self, call: int) -> StreamReceiver[Any] | None:
+        entry = self._streams.pop(call, None)
+        if self.on_idle is not None and not self._pending and not self._streams:
+            self.on_idle()
+        return None if entry is None else entry[1]
+
+    # What the peer says.
+
+    def expects(self, kind: int, call: int) -> bool:
+        """Whether anyone waits for a frame that is about to be received."""
+        return call in (self._streams if kind == Kind.STREAM_ITEM else self._pending)
+
+    def response(self, frame: Frame) -> None:
+        sink = self._take(frame.call)
+        if sink is None:
+            self._check_known(frame.call)
+        elif isinstance(sink, asyncio.Future):
+            if not sink.done():
+                sink.set_result(frame)
+        else:
+            _tell(sink, frame)
+
+    def error(self, frame: Frame) -> None:
+        error = from_wire(frame.header)
+        sink = self._take(frame.call)
+        if sink is not None:
+            _fail(sink, error)
+            return
+        stream = self._end_stream(frame.call)
+        if stream is not None:
+            stream.end(error)
+        else:
+            self._check_known(frame.call)
+
+    def stream_item(self, frame: Frame) -> None:
+        self._for_stream(frame, lambda stream: stream.item(frame))
+
+    def blocked(self, frame: Frame) -> None:
+        self._for_stream(frame, lambda stream: stream.blocked(frame.header))
+
+    def _for_stream(self, frame: Frame, tell: Callable[[StreamReceiver[Any]], None]) -> None:
+        entry = self._streams.get(frame.call)
+        if entry is None:
+            self._check_known(frame.call)
+            return
+        try:
+            tell(entry[1])
+        except (MalformedFrame, ResourceExhausted) as error:
+            # This concerns the stream only. Whatever else is wrong concerns the connection.
+            self._forget(frame.call)
+            entry[1].end(error)
+
+    def stream_end(self, frame: Frame) -> None:
+        stream = self._end_stream(frame.call)
+        if stream is not None:
+            stream.end(None)
+        else:
+            self._check_known(frame.call)
+
+    def _check_known(self, call: int) -> None:
+        """An answer may come after the caller gave up, but not before anyone asked."""
+        if call >= self._next:
+            raise ProtocolViolation(f"an answer came to call {call}, which was never made")
+
+    # The end.
+
+    def cancel_streams(self) -> None:
+        for _, stream in list(self._streams.values()):
+            stream.cancel()
+
+    def lost(self, reason: str, cause: CutwaterError | None) -> None:
+        """The connection is gone: what was asked may or may not have been done."""
+        self._watch.stop()
+        pending, self._pending = self._pending, {}
+        streams, self._streams = self._streams, {}
+        self._bytes = 0
+        for _, sink, _ in pending.values():
+            _fail(sink, _lost(reason, cause))
+        for _, stream in streams.values():
+            stream.end(_lost(reason, cause))
+
+    def _expire(self, now: float) -> float:
+        for call in [call for call, entry in self._pending.items() if entry[0] <= now]:
+            sink = self._take(call)
+            if sink is not None:
+                self._outbox.send(Kind.CANCEL, call, b"")
+                _fail(
+                    sink, DeadlineExceeded("no answer came in time; the request may or may not have been carried out")
+                )
+        for call in [call for call, (deadline, _) in self._streams.items() if deadline <= now]:
+            stream = self._forget(call)
+            if stream is not None:
+                stream.end(DeadlineExceeded("the time of this stream is up"))
+        return min(
+            min((entry[0] for entry in self._pending.values()), default=inf),
+            min((deadline for deadline, _ in self._streams.values()), default=inf),
+        )
+
+
+def _lost(reason: str, cause: CutwaterError | None) -> ConnectionLost:
+    error = ConnectionLost(reason, outcome_unknown=True)
+    error.__cause__ = cause
+    return error
+
+
+def _fail(sink: Sink, error: CutwaterError) -> None:
+    if not isinstance(sink, asyncio.Future):
+        _tell(sink, error)
+    elif not sink.done():
+        sink.set_exception(error)
+
+
+def _tell(sink: Callable[[Frame | CutwaterError], None], outcome: Frame | CutwaterError) -> None:
+    try:
+        sink(outcome)
+    except Exception:
+        _log.exception("whoever waited for an answer failed on it")
+
+
+def _payload_bytes(body: Payload) -> int:
+    pieces = body if isinstance(body, list | tuple) else (body,)
+    return sum(memoryview(piece).nbytes for piece in pieces)

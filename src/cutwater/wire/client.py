@@ -1,0 +1,78 @@
+"""Connect over TCP or TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import ssl
+from collections.abc import Awaitable, Callable
+
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
+from cutwater.wire.connection import Connection, State
+from cutwater.wire.errors import ConnectionLost, Untrusted
+from cutwater.wire.handshake import Endpoint
+
+
+async def connect(
+    endpoint: Endpoint,
+    host: str,
+    port: int,
+    *,
+    timeout_ms: int,
+    tls: ssl.SSLContext | None = None,
+    server_hostname: str | None = None,
+    token: str = "",
+    insecure: bool = False,
+) -> Connection:
+    """A connection that is open: name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
+
+    A token is not sent in the clear to another machine, unless ``insecure``.
+    """
+    if token and tls is None and not insecure and not is_loopback(host):
+        raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
+    connection = Connection(endpoint, token=token)
+
+    async def attach() -> None:
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection, host, port, ssl=tls, server_hostname=server_hostname if tls is not None else None
+        )
+
+    return await greeted(connection, attach, f"{host}:{port}", timeout_ms)
+
+
+async def greeted(
+    connection: Connection, attach: Callable[[], Awaitable[None]], address: str, timeout_ms: int
+) -> Connection:
+    """Attach a connection to a transport and wait until both sides have greeted each other."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1_000):
+            await attach()
+            await connection.opened
+    except TimeoutError:
+        connection.abort()
+        raise DeadlineExceeded(f"{address} could not be connected to within {timeout_ms} ms") from None
+    except ssl.SSLError as error:
+        connection.abort()
+        raise Untrusted(f"{address}: TLS failed: {error}") from error
+    except OSError as error:
+        connection.abort()
+        raise ConnectionLost(f"{address} cannot be reached: {error}", outcome_unknown=False) from error
+    except BaseException:
+        connection.abort()
+        raise
+    if connection.state is State.FAILED or connection.state is State.CLOSED:
+        assert connection.error is not None
+        raise _definite(connection.error)
+    return connection
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _definite(error: CutwaterError) -> CutwaterError:
+    """Nothing was asked yet, so nothing can have been done."""
+    return ConnectionLost(error.message, outcome_unknown=False) if isinstance(error, ConnectionLost) else error

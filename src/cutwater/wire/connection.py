@@ -1,0 +1,555 @@
+"""A connection: both sides may ask, both may answer, and each is held to its limits.
+
+It is a protocol of asyncio that knows nothing of sockets, so the same code runs over TCP, TLS and memory. Its life::
+
+    GREETING ──▶ OPEN ──▶ CLOSING ──▶ CLOSED       closing: what was asked is answered, nothing new is asked
+        │          │         │          ▲
+        └──────────┴─────────┴─▶ FAILED ┘          failed: the peer is told why, and not listened to any more
+
+Who stops reading, and when. A side that itself waits for nothing stops reading while its answers pile up; so a slow
+reader is slowed down by the operating system, and by nothing else. A side that waits for answers must keep reading, or
+two busy sides could wait for each other for ever; it refuses requests instead, once too much has piled up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from ssl import SSLError
+from typing import Any, TypeVar, cast
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.types import ClusterId
+from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
+from cutwater.wire.calling import Calling
+from cutwater.wire.codec import FrameDecoder
+from cutwater.wire.errors import ConnectionLost, Untrusted, from_wire, to_wire
+from cutwater.wire.frames import ENCODE, Frame, GoAway, Hello, Kind, Payload, Welcome
+from cutwater.wire.handshake import Endpoint, Peer, hello, judge_hello, judge_welcome
+from cutwater.wire.methods import Method, Notice, Received, StreamMethod
+from cutwater.wire.options import Budget
+from cutwater.wire.outbox import Outbox
+from cutwater.wire.serving import Serving, unforeseen
+from cutwater.wire.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
+
+_log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+SCRATCH_BYTES = 256 * 1024
+_scratch = threading.local()
+"""Transports of one thread receive into the same buffer: what they receive is taken out at once."""
+
+
+class State(enum.Enum):
+    GREETING = "greeting"
+    OPEN = "open"
+    CLOSING = "closing"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class Snapshot(Struct, frozen=True):
+    """What a connection holds at the moment."""
+
+    state: State
+    calls: int
+    call_bytes: int
+    served: int
+    served_bytes: int
+    refused: int
+    send_bytes: int
+    receive_bytes: int
+    frames: int
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Made by ``client.connect``, by a listener, or by a ``MemoryNetwork``; open as soon as anyone gets to see it.
+
+    ``token`` makes this the side that connects; otherwise it is the one that accepts. ``refusal``: greet nobody, just
+    say why. ``on_open`` and ``on_closed`` are for the listener.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        token: str | None = None,
+        authenticate: Authenticator | None = None,
+        budget: Budget | None = None,
+        refusal: CutwaterError | None = None,
+        on_open: Callable[[Connection], None] | None = None,
+        on_closed: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.options = options = endpoint.options
+        self.state = State.GREETING
+        self.peer: Peer | None = None
+        self.error: CutwaterError | None = None
+        """Why it failed, in the words of whichever side found out."""
+        self._token = token
+        self._authenticate = authenticate
+        self._refusal = refusal
+        self._on_open = on_open
+        self._on_closed = on_closed
+        self._loop = loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self._transport: asyncio.Transport | None = None
+        self._outbox = outbox = Outbox(loop, options.send_bytes_max, self._overflow)
+        self._calling = calling = Calling(loop, outbox)
+        self._serving = serving = Serving(
+            self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max)
+        )
+        self._decoder = FrameDecoder(options.handshake_bytes_max, options.handshake_bytes_max, self._admit)
+        self._is_direct = False
+        self._is_deaf = False
+        """What was received is left alone: an authenticator is at work, answers pile up, or it failed."""
+        self._is_choked = False
+        """Answers pile up."""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._judging: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._has_said_goaway = False
+        self._has_heard_goaway = False
+        self._heard = True
+        self._is_asked = False
+        self._unsent = 0
+        self._frame_mark = 0, 0.0
+        buffer = getattr(_scratch, "buffer", None)
+        if buffer is None:
+            buffer = _scratch.buffer = bytearray(SCRATCH_BYTES)
+        self._scratch = memoryview(buffer)
+        self._on: list[Callable[[Frame], None]] = [self._out_of_place] * (max(Kind) + 1)
+        self._on[Kind.HELLO] = self._take_hello
+        self._on[Kind.WELCOME] = self._take_welcome
+        self._on[Kind.GOAWAY] = self._take_goaway
+        self._on_when_open: dict[int, Callable[[Frame], None]] = {
+            Kind.REQUEST: serving.request,
+            Kind.STREAM_OPEN: serving.stream_open,
+            Kind.NOTIFY: serving.notify,
+            Kind.CANCEL: serving.cancel,
+            Kind.CREDIT: serving.credit,
+            Kind.RESPONSE: calling.response,
+            Kind.ERROR: calling.error,
+            Kind.STREAM_ITEM: calling.stream_item,
+            Kind.BLOCKED: calling.blocked,
+            Kind.STREAM_END: calling.stream_end,
+            Kind.PING: lambda frame: outbox.send(Kind.PONG, frame.call, b""),
+            Kind.PONG: lambda frame: None,
+        }
+        calling.refusal = self._not_open
+
+    def __repr__(self) -> str:
+        peer = self.peer
+        if peer is None:
+            return f"<Connection {self.state.value}, {self._address()}>"
+        return f"<Connection {self.state.value}, {peer.role} {peer.name or '(no name)'} at {peer.address}>"
+
+    # What users do with it.
+
+    async def call(self, method: Method[A, R], argument: A, body: Payload = b"", *, timeout_ms: int) -> Received[R]:
+        """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""
+        future: asyncio.Future[Frame] = self._loop.create_future()
+        if self._is_choked:
+            self._unchoke()
+        number = self._calling.start(method.name, argument, body, timeout_ms, future)
+        try:
+            frame = await future
+        except asyncio.CancelledError:
+            self._calling.cancel(number)
+            raise
+        return Received(method.result_of(frame.header), frame.body)
+
+    def begin(
+        self,
+        method: Method[A, R],
+        argument: A,
+        body: Payload = b"",
+        *,
+        timeout_ms: int,
+        on_answer: Callable[[Received[R] | CutwaterError], None],
+    ) -> int:
+        """Ask, and have a function called with the outcome. Costs no task and no future. Returns a number to
+        ``cancel`` it with; then the function is not called."""
+
+        def sink(outcome: Frame | CutwaterError) -> None:
+            if isinstance(outcome, CutwaterError):
+                on_answer(outcome)
+                return
+            try:
+                received = Received(method.result_of(outcome.header), outcome.body)
+            except CutwaterError as error:
+                on_answer(error)
+            else:
+                on_answer(received)
+
+        if self._is_choked:
+            self._unchoke()
+        return self._calling.start(method.name, argument, body, timeout_ms, sink)
+
+    def cancel(self, number: int) -> None:
+        self._calling.cancel(number)
+
+    def open_stream(
+        self,
+        method: StreamMethod[A, R],
+        argument: A,
+        body: Payload = b"",
+        *,
+        credit: SharedCredit | None = None,
+        timeout_ms: int | None = None,
+    ) -> StreamReceiver[R]:
+        """Ask for a stream. ``credit`` is the room for its items, alone or shared with other streams; ``timeout_ms``
+        is for the stream as a whole, and without it the stream may last as long as the connection."""
+        if self._is_choked:
+            self._unchoke()
+        room = credit if credit is not None else SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, 1)
+        return self._calling.open(method, argument, body, timeout_ms, room)
+
+    def notify(self, notice: Notice[A], argument: A, body: Payload = b"") -> None:
+        """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost."""
+        if self._calling.refusal is not None:
+            raise self._calling.refusal()
+        if self._outbox.paused and self._outbox.size > self.options.call_bytes_max:
+            raise ResourceExhausted(f"{notice.name}: the peer reads too slowly", retry_ms=self.options.retry_ms)
+        self._outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            self.state,
+            self._calling.count,
+            self._calling.bytes,
+            self._serving.count,
+            self._serving.bytes,
+            self._serving.refused,
+            self._outbox.size,
+            self._decoder.held_bytes,
+            self._decoder.frames,
+        )
+
+    async def close(self, *, timeout_ms: int = 5_000) -> None:
+        """Ask nothing more, answer nothing more, let what was asked be answered, and close."""
+        deadline = self._loop.time() + timeout_ms / 1_000
+        if self.state is State.OPEN:
+            self._begin_closing()
+        if self.state is State.CLOSING and self._drained is not None:
+            await asyncio.wait({self._drained, self.closed}, timeout=timeout_ms / 1_000, return_when="FIRST_COMPLETED")
+        if self._transport is not None and self.state is not State.FAILED:
+            self._outbox.flush()
+            self._transport.close()
+        if self.state is not State.CLOSED:
+            await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), 0.1))
+        self.abort()
+        await self.closed
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.state is not State.CLOSED:
+            self.connection_lost(None)
+
+    def fail(self, error: CutwaterError) -> None:
+        """The peer did what ends the connection: tell it why, and listen no more."""
+        if self.state in (State.FAILED, State.CLOSED):
+            return
+        _log.info("%r closed: %s", self, error.message)
+        self._fall(error)
+        self._outbox.send(Kind.GOAWAY, 0, ENCODE(GoAway(to_wire(error))))
+        self._outbox.flush()
+        transport = self._transport
+        if transport is not None:
+            # To close at once could throw away what was just written, since there may be unread bytes of the peer.
+            if transport.can_write_eof():
+                transport.write_eof()
+            transport.resume_reading()
+            self._later("linger", self.options.linger_ms_max, self.abort)
+
+    # What the transport says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast(asyncio.Transport, transport)
+        self._outbox.attach(transport)
+        transport.set_write_buffer_limits(self.options.send_high_bytes, self.options.send_low_bytes)
+        if self._refusal is not None:
+            self.fail(self._refusal)
+            return
+        self._later("handshake", self.options.handshake_ms_max, self._handshake_is_late)
+        if self._token is not None:
+            self._outbox.send(Kind.HELLO, 0, ENCODE(hello(self.endpoint, self._token)))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self.state is not State.FAILED:
+            target = self._decoder.target()
+            if target is not None:
+                self._is_direct = True
+                return target
+        self._is_direct = False
+        return self._scratch
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._heard = True
+        if self._is_direct:
+            self._decoder.filled(nbytes)
+        elif self.state is not State.FAILED:
+            self._decoder.feed(self._scratch[:nbytes].tobytes())
+        self._process()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._outbox.paused = True
+        if self.state in (State.OPEN, State.CLOSING) and self._calling.is_idle and self._transport is not None:
+            self._is_choked = self._is_deaf = True
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._outbox.paused = False
+        self._serving.wake_streams()
+        if self._is_choked:
+            self._unchoke()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.state is State.CLOSED:
+            return
+        if self.state is not State.FAILED:
+            if isinstance(exc, SSLError):
+                self._fall(Untrusted(f"TLS failed: {exc}"))
+            else:
+                how = f"was lost: {exc}" if exc is not None else "was closed"
+                self._fall(ConnectionLost(f"the connection to {self._address()} {how}", outcome_unknown=True))
+        self.state = State.CLOSED
+        self._transport = None
+        self._outbox.detach()
+        for timer in self._timers.values():
+            timer.cancel()
+        self.closed.set_result(None)
+        if self._on_closed is not None:
+            self._on_closed(self)
+
+    # How frames are taken.
+
+    def _process(self) -> None:
+        if self._is_deaf:
+            return
+        decoder, on = self._decoder, self._on
+        self._outbox.cork()
+        try:
+            while (frame := decoder.next_frame()) is not None:
+                on[frame.kind](frame)
+                if self._is_deaf:
+                    break
+        except CutwaterError as error:
+            self.fail(error)
+        except Exception as error:
+            self.fail(unforeseen(f"{self!r}", error))
+        finally:
+            self._outbox.flush()
+
+    def _admit(self, kind: int, call: int, size: int) -> bool:
+        if kind in (Kind.REQUEST, Kind.STREAM_OPEN):
+            return self._serving.admit(size)
+        if kind in (Kind.RESPONSE, Kind.STREAM_ITEM):
+            return self._calling.expects(kind, call)
+        return True
+
+    def _out_of_place(self, frame: Frame) -> None:
+        raise ProtocolViolation(f"a {Kind(frame.kind).name} frame has no place while {self.state.value}")
+
+    def _unchoke(self) -> None:
+        self._is_choked = False
+        self._listen_again()
+
+    def _listen_again(self) -> None:
+        if self._transport is not None and self.state is not State.FAILED:
+            self._is_deaf = False
+            self._transport.resume_reading()
+            self._loop.call_soon(self._process)
+
+    # The handshake.
+
+    def _take_hello(self, frame: Frame) -> None:
+        if self._token is not None:
+            self._out_of_place(frame)
+        theirs, welcome = judge_hello(self.endpoint, frame.header)
+        if self._authenticate is None:
+            self._admit_peer(theirs, welcome, ANONYMOUS)
+            return
+        assert self._transport is not None
+        certificate = self._transport.get_extra_info("peercert") or {}
+        shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address())
+        identity = self._authenticate(shown)
+        if isinstance(identity, Identity):
+            self._admit_peer(theirs, welcome, identity)
+            return
+        self._is_deaf = True
+        self._transport.pause_reading()
+        self._judging = self._loop.create_task(self._judge(theirs, welcome, identity))
+
+    async def _judge(self, theirs: Hello, welcome: Welcome, identity: Awaitable[Identity]) -> None:
+        try:
+            self._admit_peer(theirs, welcome, await identity)
+        except CutwaterError as error:
+            self.fail(error)
+        except Exception:
+            _log.exception("%r: its authenticator failed", self)
+            self.fail(Unavailable("this side cannot tell at the moment who the peer is: try again later"))
+        else:
+            self._listen_again()
+
+    def _admit_peer(self, theirs: Hello, welcome: Welcome, identity: Identity) -> None:
+        if self.state is State.GREETING:
+            self._outbox.send(Kind.WELCOME, 0, ENCODE(welcome))
+            self._open(
+                Peer(
+                    ClusterId(theirs.cluster),
+                    theirs.role,
+                    theirs.name,
+                    welcome.version_max,
+                    theirs.limits,
+                    identity,
+                    self._address(),
+                )
+            )
+
+    def _take_welcome(self, frame: Frame) -> None:
+        if self._token is None:
+            self._out_of_place(frame)
+        theirs, version = judge_welcome(self.endpoint, frame.header)
+        cluster = ClusterId(theirs.cluster)
+        self._open(Peer(cluster, theirs.role, theirs.name, version, theirs.limits, ANONYMOUS, self._address()))
+
+    def _open(self, peer: Peer) -> None:
+        self.peer = peer
+        self.state = State.OPEN
+        self._decoder.frame_bytes_max = self.options.frame_bytes_max
+        self._decoder.header_bytes_max = self.options.header_bytes_max
+        self._outbox.frame_bytes_max = peer.limits.frame_bytes_max
+        self._outbox.header_bytes_max = peer.limits.header_bytes_max
+        self._on[Kind.HELLO] = self._on[Kind.WELCOME] = self._out_of_place
+        for kind, take in self._on_when_open.items():
+            self._on[kind] = take
+        self._calling.allow(peer.limits)
+        self._calling.refusal = None
+        self._timers.pop("handshake").cancel()
+        self._later("tick", self.options.ping_ms, self._tick)
+        self.opened.set_result(None)
+        if self._on_open is not None:
+            self._on_open(self)
+
+    def _handshake_is_late(self) -> None:
+        self.fail(DeadlineExceeded(f"there was no handshake within {self.options.handshake_ms_max} ms"))
+
+    # The end.
+
+    def _begin_closing(self) -> None:
+        self.state = State.CLOSING
+        self._drained = self._loop.create_future()
+        self._calling.refusal = self._not_open
+        self._serving.refusal = lambda: Unavailable("this side is closing, so nothing was done: ask elsewhere")
+        self._calling.on_idle = self._serving.on_idle = self._check_drained
+        self._serving.end_streams()
+        self._calling.cancel_streams()
+        self._say_goaway()
+        self._check_drained()
+
+    def _say_goaway(self) -> None:
+        if not self._has_said_goaway:
+            self._has_said_goaway = True
+            self._outbox.send(Kind.GOAWAY, 0, ENCODE(GoAway()))
+
+    def _take_goaway(self, frame: Frame) -> None:
+        wire = frame.header.error
+        if wire is not None or self.state is State.GREETING:
+            error = from_wire(wire) if wire is not None else Unavailable("the peer is closing")
+            self._fall(error)
+            if self._transport is not None:
+                self._transport.close()
+            return
+        self._has_heard_goaway = True
+        self._calling.refusal = self._not_open
+        self._say_goaway()
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        """Both sides have said that they ask nothing more, and everything that was asked is answered."""
+        is_idle = self._has_heard_goaway and self._calling.is_idle and self._serving.is_idle
+        if is_idle and self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _fall(self, error: CutwaterError) -> None:
+        """From here on there is nothing but the end. Everyone who waits is told."""
+        self.state = State.FAILED
+        self.error = error
+        self._calling.refusal = self._not_open
+        self._calling.on_idle = self._serving.on_idle = None
+        self._is_choked, self._is_deaf = False, True
+        for name in ("handshake", "tick"):
+            if name in self._timers:
+                self._timers.pop(name).cancel()
+        if self._judging is not None:
+            self._judging.cancel()
+        if not self.opened.done():
+            self.opened.set_result(None)
+        self._calling.lost(error.message, error)
+        self._serving.lost()
+
+    def _not_open(self) -> ConnectionLost:
+        if self.error is not None:
+            lost = ConnectionLost(f"the connection is gone: {self.error.message}", outcome_unknown=False)
+            lost.__cause__ = self.error
+            return lost
+        return ConnectionLost(f"{self._address()} is closing: connect again, or elsewhere", outcome_unknown=False)
+
+    def _overflow(self, size: int) -> None:
+        if self.state not in (State.FAILED, State.CLOSED):
+            error = ResourceExhausted(
+                f"{size} bytes wait to be read by {self._address()}, more than the limit of {self._outbox.bytes_max}",
+                retry_ms=self.options.retry_ms,
+            )
+            _log.warning("%r cut off: %s", self, error.message)
+            self._fall(error)
+            self.abort()
+
+    # Time.
+
+    def _tick(self) -> None:
+        """Once per ``ping_ms``: is the peer still there?"""
+        self._later("tick", self.options.ping_ms, self._tick)
+        unsent, self._unsent = self._unsent, self._outbox.size
+        if self._heard or self._unsent < unsent:
+            self._heard = self._is_asked = False
+        elif not self._is_asked:
+            self._is_asked = True
+            self._outbox.send(Kind.PING, 0, b"")
+        else:
+            message = f"{self._address()} has not been heard of for {2 * self.options.ping_ms} ms"
+            self._fall(ConnectionLost(message, outcome_unknown=True))
+            self.abort()
+            return
+        self._check_frame()
+
+    def _check_frame(self) -> None:
+        now, decoder = self._loop.time(), self._decoder
+        frames, since = self._frame_mark
+        if not decoder.is_amid_frame or decoder.frames != frames or self._is_choked:
+            self._frame_mark = decoder.frames, now
+        elif now - since > self.options.frame_ms_max / 1_000:
+            self.fail(DeadlineExceeded(f"a message did not arrive within {self.options.frame_ms_max} ms"))
+
+    def _later(self, name: str, delay_ms: int, callback: Callable[[], None]) -> None:
+        self._timers[name] = self._loop.call_later(delay_ms / 1_000, callback)
+
+    def _address(self) -> str:
+        address: Any = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if address is None:
+            return self.peer.address if self.peer is not None else "the peer"
+        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)

@@ -1,0 +1,24 @@
+"""The event loop that Cutwater runs on: uvloop where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    if find_spec("uvloop") is None:  # It does not exist for Windows.
+        return asyncio.new_event_loop()
+    import uvloop  # noqa: PLC0415
+
+    return uvloop.new_event_loop()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run``."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)

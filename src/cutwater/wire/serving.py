@@ -1,0 +1,362 @@
+"""The calls that this side answers: limits, handlers, cancellation, and what a handler's failure becomes.
+
+What is being served is bounded in number and bytes; beyond that a request is refused with ``ResourceExhausted`` before
+any handler sees it. A call counts until its handler is done with it, also when its caller has given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.wire.deadlines import DeadlineWatch
+from cutwater.wire.errors import InternalError, UnknownMethod, to_wire
+from cutwater.wire.frames import ENCODE, Body, Frame, Kind, OpenHeader, Payload, RequestHeader
+from cutwater.wire.methods import LATER, Methods, Reply
+from cutwater.wire.options import Budget
+from cutwater.wire.outbox import Outbox
+from cutwater.wire.streams import StreamSender
+
+if TYPE_CHECKING:
+    from cutwater.wire.connection import Connection
+
+_log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+
+
+class Notification(Generic[A]):
+    """Something the peer tells."""
+
+    __slots__ = ("argument", "body", "connection")
+
+    def __init__(self, connection: Connection, argument: A, body: Body) -> None:
+        self.connection = connection
+        self.argument = argument
+        self.body = body
+
+
+class Call(Generic[A]):
+    """Something the peer asks. ``deadline`` is in the time of the event loop.
+
+    A handler that returned ``LATER`` must ``answer`` or ``fail`` the call once, also after it was cancelled: until
+    then it counts as being served.
+    """
+
+    __slots__ = (
+        "_on_cancel",
+        "_serving",
+        "argument",
+        "body",
+        "deadline",
+        "is_answered",
+        "is_cancelled",
+        "is_started",
+        "number",
+        "sender",
+        "size",
+        "task",
+    )
+
+    def __init__(self, serving: Serving, number: int, argument: A, body: Body, size: int, deadline: float) -> None:
+        self._serving = serving
+        self._on_cancel: Callable[[], None] | None = None
+        self.number = number
+        self.argument = argument
+        self.body = body
+        self.size = size
+        self.deadline = deadline
+        self.is_answered = False
+        self.is_cancelled = False
+        self.is_started = False
+        self.task: asyncio.Task[None] | None = None
+        self.sender: StreamSender[Any] | None = None
+
+    @property
+    def connection(self) -> Connection:
+        return self._serving.connection
+
+    def answer(self, value: Any = None, body: Payload = b"") -> None:
+        self._serving.finish(self, Reply(value, body))
+
+    def fail(self, error: CutwaterError) -> None:
+        self._serving.finish(self, error)
+
+    def on_cancel(self, callback: Callable[[], None]) -> None:
+        """Call this when the caller gives up, its deadline passes, or the connection is lost."""
+        self._on_cancel = callback
+
+    def cancel(self) -> None:
+        """The answer is of no use to anyone any more."""
+        if self.is_cancelled:
+            return
+        self.is_cancelled = True
+        if self.task is not None:
+            self.stop()
+        elif self._on_cancel is not None:
+            try:
+                self._on_cancel()
+            except Exception:
+                _log.exception("what was to be done when a call is cancelled failed")
+
+    def stop(self) -> None:
+        """Cancel the task. One that has not begun will not run at all, so it cannot say that it is done."""
+        assert self.task is not None
+        self.task.cancel()
+        if not self.is_started:
+            self.fail(Unavailable("this side is closing: nothing was done"))
+
+
+class Serving:
+    """``refusal`` makes the error for new requests once there shall be none; ``on_idle`` is told whenever the last
+    call is done."""
+
+    __slots__ = (
+        "_budget",
+        "_bytes",
+        "_calls",
+        "_loop",
+        "_methods",
+        "_options",
+        "_outbox",
+        "_receiving",
+        "_watch",
+        "connection",
+        "on_idle",
+        "refusal",
+        "refused",
+    )
+
+    def __init__(
+        self, connection: Connection, loop: asyncio.AbstractEventLoop, outbox: Outbox, methods: Methods, budget: Budget
+    ) -> None:
+        self.connection = connection
+        self._loop = loop
+        self._outbox = outbox
+        self._methods = methods
+        self._options = connection.options
+        self._budget = budget
+        self._calls: dict[int, Call[Any]] = {}
+        self._bytes = 0
+        self._receiving = 0
+        """Bytes reserved for the large request that is being received."""
+        self._watch = DeadlineWatch(loop, self._expire)
+        self.refused = 0
+        self.on_idle: Callable[[], None] | None = None
+        self.refusal: Callable[[], CutwaterError] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._calls
+
+    @property
+    def count(self) -> int:
+        return len(self._calls)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of requests that are being received or served."""
+        return self._bytes
+
+    # What the peer says.
+
+    def admit(self, size: int) -> bool:
+        """Whether there is room for a large request that is about to be received."""
+        if self._bytes + size > self._options.call_bytes_max or not self._budget.take(size):
+            return False
+        self._bytes += size
+        self._receiving = size
+        return True
+
+    def request(self, frame: Frame) -> None:
+        reserved, self._receiving = self._receiving, 0
+        objection = self._objection(frame, self._methods.requests, reserved)
+        if objection is not None:
+            self._refuse(frame, objection, reserved)
+            return
+        header: RequestHeader = frame.header
+        method, handler, needs_task = self._methods.requests[header.method]
+        deadline = self._loop.time() + header.timeout_ms / 1_000
+        call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
+        if needs_task:
+            self._keep(call, reserved)
+            call.task = self._loop.create_task(self._run(call, method, handler))
+            return
+        outcome: Any
+        try:
+            call.argument = method.argument_of(header.argument)
+            outcome = handler(call)
+        except CutwaterError as error:
+            outcome = error
+        except Exception as error:
+            outcome = unforeseen(method.name, error)
+        if outcome is LATER and not call.is_answered:
+            self._keep(call, reserved)
+            return
+        self._give_back(reserved)
+        if outcome is not LATER:
+            call.is_answered = True
+            self._send(call, outcome)
+
+    def stream_open(self, frame: Frame) -> None:
+        reserved, self._receiving = self._receiving, 0
+        objection = self._objection(frame, self._methods.streams, reserved)
+        if objection is not None:
+            self._refuse(frame, objection, reserved)
+            return
+        header: OpenHeader = frame.header
+        method, handler = self._methods.streams[header.method]
+        deadline = self._loop.time() + header.timeout_ms / 1_000 if header.timeout_ms else inf
+        call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
+        sender = call.sender = StreamSender(
+            self._outbox, frame.call, header.items, header.bytes, self._options.stall_ms_max
+        )
+        self._keep(call, reserved)
+        call.task = self._loop.create_task(self._run(call, method, lambda call: handler(call, sender)))
+
+    def notify(self, frame: Frame) -> None:
+        entry = self._methods.notices.get(frame.header.method)
+        if entry is None:
+            _log.warning("%s told %r, which is not known here", self.connection, frame.header.method)
+            return
+        notice, handler = entry
+        try:
+            handler(Notification(self.connection, notice.argument_of(frame.header.argument), frame.body))
+        except Exception:
+            _log.exception("%s told %r, and its handler failed", self.connection, notice.name)
+
+    def cancel(self, frame: Frame) -> None:
+        call = self._calls.get(frame.call)
+        if call is not None:
+            call.cancel()
+
+    def credit(self, frame: Frame) -> None:
+        call = self._calls.get(frame.call)
+        if call is not None and call.sender is not None:
+            call.sender.granted(frame.header.items, frame.header.bytes)
+
+    # What becomes of it.
+
+    def _objection(self, frame: Frame, methods: dict[str, Any], reserved: int) -> CutwaterError | None:
+        """Why a request is not served, or None. No handler has seen it, so nothing was done."""
+        options, size = self._options, frame.size - reserved
+        if self.refusal is not None:
+            return self.refusal()
+        if len(self._calls) >= options.calls_max:
+            return self._exhausted(f"{options.calls_max} calls of this connection are being served")
+        if (
+            frame.skipped
+            or self._bytes + size > options.call_bytes_max
+            or self._budget.used + size > self._budget.bytes_max
+        ):
+            return self._exhausted(f"there is no room now for a request of {frame.size} bytes")
+        if self._outbox.paused and self._outbox.size > options.call_bytes_max:
+            return self._exhausted(f"{self._outbox.size} bytes of answers wait to be read")
+        if frame.call in self._calls:
+            raise ProtocolViolation(f"call {frame.call} was made twice")
+        if frame.header.method not in methods:
+            return UnknownMethod(f"{frame.header.method!r} is not known here: the versions of both sides may differ")
+        return None
+
+    def _exhausted(self, message: str) -> ResourceExhausted:
+        self.refused += 1
+        return ResourceExhausted(message, retry_ms=self._options.retry_ms)
+
+    def _refuse(self, frame: Frame, error: CutwaterError, reserved: int) -> None:
+        self._give_back(reserved)
+        self._outbox.send(Kind.ERROR, frame.call, ENCODE(to_wire(error)))
+
+    def _keep(self, call: Call[Any], reserved: int) -> None:
+        """The call goes on after this turn: from now on it counts."""
+        if not reserved:
+            self._bytes += call.size
+            self._budget.used += call.size
+        self._calls[call.number] = call
+        if call.deadline < self._watch.armed:
+            self._watch.note(call.deadline)
+
+    def _give_back(self, size: int) -> None:
+        if size:
+            self._bytes -= size
+            self._budget.give_back(size)
+
+    async def _run(self, call: Call[Any], method: Any, handler: Callable[[Call[Any]], Any]) -> None:
+        call.is_started = True
+        try:
+            call.argument = method.argument_of(call.argument)
+            self.finish(call, await handler(call))
+        except CutwaterError as error:
+            self.finish(call, error)
+        except asyncio.CancelledError:
+            self.finish(call, Unavailable(f"{method.name} was stopped here, possibly half-way: this side is closing"))
+            raise
+        except Exception as error:
+            self.finish(call, unforeseen(method.name, error))
+
+    def finish(self, call: Call[Any], outcome: Any) -> None:
+        """The handler is done with a call: with a result, or an error to be told."""
+        if call.is_answered:
+            return
+        call.is_answered = True
+        if self._calls.get(call.number) is call:
+            del self._calls[call.number]
+            self._give_back(call.size)
+        if not call.is_cancelled:
+            self._send(call, outcome)
+        if self.on_idle is not None and not self._calls:
+            self.on_idle()
+
+    def _send(self, call: Call[Any], outcome: Any) -> None:
+        try:
+            if isinstance(outcome, CutwaterError):
+                self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(outcome)))
+            elif call.sender is not None:
+                self._outbox.send(Kind.STREAM_END, call.number, b"")
+            elif type(outcome) is Reply:
+                self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome.value), outcome.body)
+            else:
+                self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome))
+        except CutwaterError as error:
+            self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(error)))
+        except Exception as error:
+            # The value cannot be encoded, which is a bug of the handler.
+            self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(unforeseen("an answer", error))))
+
+    # The rest of a connection's life.
+
+    def wake_streams(self) -> None:
+        """The transport has room again."""
+        for call in self._calls.values():
+            if call.sender is not None:
+                call.sender.wake()
+
+    def end_streams(self) -> None:
+        """This side is closing: streams would go on for ever, so their receivers are told to go elsewhere."""
+        for call in list(self._calls.values()):
+            if call.sender is not None:
+                call.stop()
+
+    def lost(self) -> None:
+        """The connection is gone: nobody waits for these answers any more."""
+        self._watch.stop()
+        self._give_back(self._receiving)
+        self._receiving = 0
+        for call in list(self._calls.values()):
+            call.cancel()
+
+    def _expire(self, now: float) -> float:
+        for call in [call for call in self._calls.values() if call.deadline <= now]:
+            call.cancel()
+        return min((call.deadline for call in self._calls.values() if not call.is_cancelled), default=inf)
+
+
+def unforeseen(name: str, error: Exception) -> InternalError:
+    """What the peer may know of an unforeseen failure. The rest is for the log."""
+    incident = secrets.token_hex(4)
+    _log.error("incident %s: %s failed", incident, name, exc_info=error)
+    return InternalError(f"{name} failed at the peer", incident=incident)
