@@ -67,12 +67,11 @@ class CommitLog:
         self.last = self.contexts[-1] if len(self.contexts) else None
         self._scan(file)
         end = HEADER_BYTES + self._count * CONTEXT_BYTES
-        if self._count > marked:
-            # They may have been written and never synced.
-            file.sync_data()
+        # What is there may have been written, or cut off, and never synced.
+        file.sync_all()
         if size > end:
             file.cut(end, self._end_llsn, NO_TIME)
-        elif self._count > marked:
+        elif self._count > marked or file.torn:
             file.set_mark(end, self._end_llsn, NO_TIME)
         self._durable_count, self.durable = self._count, self.last
 
@@ -122,6 +121,7 @@ class CommitLog:
             # Made for a commit that never came; its name would be wrong.
             self._remove_last_file()
         self.sync()
+        self.close()
         header = FileHeader(self._generation, context.first_llsn)
         file = MarkedFile.create(self._files, self._path(context.first_llsn), COMMITS, header)
         if self._file is not None:

@@ -31,6 +31,8 @@ class MarkedFile:
     def __init__(self, file: File, magic: bytes, header: FileHeader, mark: Mark | None) -> None:
         self.file, self.magic, self.header = file, magic, header
         self._mark = mark
+        self.torn = False
+        """Whether one of the two marks could not be read when the file was opened; setting a mark replaces it."""
 
     @classmethod
     def create(cls, files: Files, path: Path, magic: bytes, header: FileHeader) -> MarkedFile:
@@ -47,7 +49,9 @@ class MarkedFile:
         header = decode_header(start, magic, path)
         marks = [decode_mark(_slot(start, i)) for i in range(MARKS)]
         newest = max((mark for mark in marks if mark is not None), key=lambda mark: mark.sequence, default=None)
-        return cls(file, magic, header, newest)
+        marked = cls(file, magic, header, newest)
+        marked.torn = any(mark is None and any(_slot(start, i)) for i, mark in enumerate(marks))
+        return marked
 
     @property
     def mark(self) -> Mark:
@@ -59,7 +63,7 @@ class MarkedFile:
         """Say how far the file is durable; call it only after the sync that made it so."""
         mark = Mark(self.mark.sequence + 1, offset, llsn, running)
         self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
-        self._mark = mark
+        self._mark, self.torn = mark, False
 
     def sync_data(self) -> None:
         """Data is durable afterwards. A failure is final: the system may have dropped what it could not write, and

@@ -145,14 +145,14 @@ class Segment:
         self.end_llsn, self.end_offset, self.running = llsn, offset, running
 
     def _settle(self, size: int) -> None:
-        """Make what was found durable: it may have been written and never synced. Then cut off the rest."""
+        """Make what was found durable: it may have been written, or cut off, and never synced. Then cut off the
+        rest."""
         mark = self._marked.mark
         self._write_points(self._first_slot_at(mark.offset))
-        if self.end_offset > mark.offset:
-            self._marked.sync_data()
+        self._marked.sync_all()
         if self.end_offset < size:
             self._marked.cut(self.end_offset, self.end_llsn, self.running)
-        elif self.end_offset > mark.offset:
+        elif self.end_offset > mark.offset or self._marked.torn:
             self._marked.set_mark(self.end_offset, self.end_llsn, self.running)
         self.durable_llsn, self.durable_offset = self.end_llsn, self.end_offset
 

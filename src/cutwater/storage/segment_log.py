@@ -124,9 +124,10 @@ class SegmentLog:
         self._last.marked.sync_data()
 
     def roll(self) -> None:
-        """Close the last segment, which makes it durable as a whole, and begin the next."""
+        """Close the last segment, which makes it durable as a whole, mark and all, and begin the next."""
         last = self._last
         last.sync()
+        self.close()
         following = self._create_segment(LLSN(last.end_llsn + 1), last.running)
         with self._closed_lock:
             self._closed[last.first_llsn] = last

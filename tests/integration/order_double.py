@@ -1,0 +1,112 @@
+"""A metadata repository for tests of storage nodes: the real order layer with a store in memory, over the real wire."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from cutwater.core.decisions import Decision
+from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order_events import Asked, OrderEvent, PeerComplaint, Reply, ReportArrived, Send, Store, Stored, Wake
+from cutwater.core.order_state import OrderState
+from cutwater.core.requests import Answer, Request
+from cutwater.errors import CutwaterError
+from cutwater.types import ClusterId, Instant, LeaderEpoch, Report, StorageNodeId
+from cutwater.wire import storage_api as api
+from cutwater.wire.connection import Connection
+from cutwater.wire.handshake import Endpoint
+from cutwater.wire.methods import Methods
+from cutwater.wire.server import Listener, listen
+from cutwater.wire.serving import Notification
+
+OPTIONS = OrderOptions(node_dead_after_us=600_000, reopen_patience_us=100_000, retry_us_min=100_000)
+
+
+class OrderDouble:
+    """Leads for ever. ``addresses`` are told to every storage node that reports."""
+
+    def __init__(self, cluster: ClusterId) -> None:
+        self.decisions: list[Decision] = []
+        self.reports: dict[StorageNodeId, Report] = {}
+        self.addresses: dict[StorageNodeId, str] = {}
+        self.alarms: list[object] = []
+        self.layer = OrderLayer(LeaderEpoch(1), OrderState(), self._now(), OPTIONS)
+        self._connections: dict[StorageNodeId, Connection] = {}
+        self._told: dict[Connection, dict[StorageNodeId, str]] = {}
+        self._answers: dict[int, asyncio.Future[Answer]] = {}
+        self._next = 0
+        methods = Methods()
+        methods.hears(api.REPORT)(self._report)
+        methods.hears(api.COMPLAINT)(self._complaint)
+        self._endpoint = Endpoint(cluster, "metadata", "1", methods)
+        self._listener: Listener | None = None
+        self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> OrderState:
+        return self.layer.state
+
+    async def start(self) -> str:
+        self._listener = await listen(self._endpoint, "127.0.0.1", 0)
+        self._ticking = asyncio.create_task(self._tick())
+        return f"127.0.0.1:{self._listener.port}"
+
+    async def stop(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        if self._listener is not None:
+            await self._listener.close(timeout_ms=500)
+
+    async def ask(self, request: Request) -> Answer:
+        self._next += 1
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._answers[self._next] = future
+        self._feed(Asked(self._next, request))
+        async with asyncio.timeout(10):
+            return await future
+
+    def _now(self) -> Instant:
+        return Instant(time.monotonic_ns() // 1_000, time.time_ns() // 1_000)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            self._feed(Wake())
+
+    def _report(self, notification: Notification[Report]) -> None:
+        report = notification.argument
+        node = report.storage_node_id
+        self._connections[node] = notification.connection
+        self.reports[node] = report
+        if self._told.get(notification.connection) != self.addresses:
+            self._told[notification.connection] = dict(self.addresses)
+            notification.connection.notify(api.ADDRESSES, api.Addresses(dict(self.addresses)))
+        if node in self.state.nodes:
+            self._feed(ReportArrived(report))
+
+    def _complaint(self, notification: Notification[api.Complaint]) -> None:
+        complaint = notification.argument
+        self._feed(PeerComplaint(complaint.stream, complaint.complainer, complaint.peer))
+
+    def _feed(self, event: OrderEvent) -> None:
+        for effect in self.layer.handle(event, self._now()):
+            match effect:
+                case Store():
+                    self.decisions.extend(effect.decisions)
+                    index = effect.after + len(effect.decisions)
+                    asyncio.get_running_loop().call_soon(self._feed, Stored(index))  # type: ignore[arg-type]
+                case Send():
+                    connection = self._connections.get(effect.node)
+                    if connection is not None:
+                        try:
+                            connection.notify(api.LEADER_SAYS, effect.message)
+                        except CutwaterError:
+                            del self._connections[effect.node]
+                case Reply():
+                    future = self._answers.pop(effect.request_id)
+                    if isinstance(effect.outcome, CutwaterError):
+                        future.set_exception(effect.outcome)
+                    else:
+                        future.set_result(effect.outcome)
+                case _:
+                    self.alarms.append(effect)
