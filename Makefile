@@ -33,7 +33,7 @@ simulate: $(STAMP) ## Run the simulator: SEED=n replays one run, SEEDS=n FIRST=n
 	@$(RUN) cutwater.testing.simulate $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) \
 	  $(if $(FIRST),--first $(FIRST)) $(if $(JOBS),--jobs $(JOBS)) $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
 
-bench: $(STAMP) ## Measure the protocol's speed
+bench: $(STAMP) ## Measure, next to references, and write docs/benchmarks.md
 	@$(RUN) cutwater.testing.bench $(ARGS)
 
 format: $(STAMP) ## Format the code and repair what lint can repair

@@ -61,7 +61,9 @@ def is_valid(entries: tuple[Entry, ...], found: Found) -> bool:
     lacks = [llsn for llsn in range(found.first_llsn, committed_end + 1) if llsn not in there]
     through_a_batch = any(e.first_llsn <= committed_end < e.last_llsn for e in entries)
     hole = found.first_llsn > committed_end + 1
-    return not lacks and not through_a_batch and not hole
+    # Without a commit everything begins right after the base.
+    before_the_base = found.last_commit is None and found.first_llsn <= hard.base_llsn
+    return not lacks and not through_a_batch and not hole and not before_the_base
 
 
 def kept_end(entries: tuple[Entry, ...], hard: HardState, committed_end: int) -> int:

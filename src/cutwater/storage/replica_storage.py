@@ -96,6 +96,7 @@ class SegmentStorage:
         self._hard_state = self._dedup = None
         if "manifest" not in names:
             self._begin(names)
+            names = files.names(directory)
         else:
             self._manifest = decode_manifest(self._read_whole("manifest"), directory / "manifest")
             self._check_identity()
@@ -104,7 +105,7 @@ class SegmentStorage:
             self._hard_state = decode_hard_state(self._read_whole("state"), directory / "state")
         if "dedup" in names:
             self._dedup = decode_dedup(self._read_whole("dedup"), directory / "dedup")
-        self._recover_logs()
+        self._recover_logs(names)
 
     def _begin(self, names: Sequence[str]) -> None:
         """The first segment comes first and the manifest last, so without a manifest there is nothing else."""
@@ -134,27 +135,26 @@ class SegmentStorage:
             if name.endswith(TEMPORARY) or (parsed is not None and parsed[0] != self._manifest.generation):
                 self._files.unlink(self._directory / name)
 
-    def _firsts(self, suffix: str) -> list[LLSN]:
-        parsed = [parse_name(name, suffix) for name in self._files.names(self._directory)]
+    def _firsts(self, names: Sequence[str], suffix: str) -> list[LLSN]:
+        parsed = [parse_name(name, suffix) for name in names]
         return sorted(one[1] for one in parsed if one is not None and one[0] == self._manifest.generation)
 
-    def _recover_logs(self) -> None:
+    def _recover_logs(self, names: Sequence[str]) -> None:
         manifest = self._manifest
         self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
-        self._commits.recover(self._firsts(commits.SUFFIX))
+        self._commits.recover(self._firsts(names, commits.SUFFIX))
         self._log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
-        firsts = self._firsts(segment_log.SUFFIX)
+        firsts = self._firsts(names, segment_log.SUFFIX)
         counted = [first for first in firsts if first >= manifest.first_llsn]
         if not counted or counted[0] != manifest.first_llsn:
             raise DamagedFile(
                 self._directory, f"the segment of LLSN {manifest.first_llsn} is missing, where the entries begin"
             )
-        self._log.recover(counted, self.committed_end)
-        for first in firsts:
-            if first < manifest.first_llsn:
-                self._files.unlink(
-                    self._directory / segment_log.file_name(manifest.generation, first, segment_log.SUFFIX)
-                )
+        last = self._commits.last
+        self._log.recover(counted, last.last_llsn if last else LLSN(0))
+        for first in firsts[: -len(counted)]:
+            name = segment_log.file_name(manifest.generation, first, segment_log.SUFFIX)
+            self._files.unlink(self._directory / name)
         self._commits.forget_before(manifest.first_llsn)
 
     def _read_whole(self, name: str) -> bytes:

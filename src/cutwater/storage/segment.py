@@ -283,6 +283,9 @@ class Segment:
                 place = self._damaged_place(offset, expected, end_offset, end_llsn)
             yield place
             offset, expected = place.end, LLSN(place.last_llsn + 1)
+        if expected <= end_llsn:
+            # The file is shorter than it was.
+            yield Place(offset, offset, expected, end_llsn, None)
 
     def _damaged_place(self, offset: int, expected: LLSN, end_offset: int, end_llsn: LLSN) -> Place:
         """How far the damage goes that begins at this offset: walk back from the next place that is known."""
@@ -335,6 +338,10 @@ class Segment:
 
     def _frame_of(self, llsn: LLSN) -> tuple[Frame, int]:
         place = self.place_of(llsn)
+        return self.frame_at(place), place.end
+
+    def frame_at(self, place: Place) -> Frame:
+        """The intact frame at this place; raises what is wrong with it otherwise."""
         problem: str | None = "the header is wrong"
         if place.header is not None:
             data = self._file.pread(place.end - place.offset, place.offset)
@@ -343,7 +350,7 @@ class Segment:
                 frame = Frame(header, memoryview(data))
                 problem = frame.problem
                 if problem is None:
-                    return frame, place.end
+                    return frame
         raise DamagedEntries(str(self.path), place.first_llsn, place.last_llsn, problem or "")
 
     # Repair.

@@ -40,8 +40,10 @@ def file_name(generation: int, first_llsn: LLSN, suffix: str) -> str:
 
 def parse_name(name: str, suffix: str) -> tuple[int, LLSN] | None:
     """Generation and first LLSN, or None if this is not the name of such a file."""
+    if not name.endswith(suffix):
+        return None
     generation, dash, llsn = name.removesuffix(suffix).partition("-")
-    if not name.endswith(suffix) or not dash or not generation.isdecimal() or not llsn.isdecimal():
+    if not dash or not generation.isdecimal() or not llsn.isdecimal():
         return None
     return int(generation), LLSN(int(llsn))
 

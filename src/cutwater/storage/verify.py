@@ -113,7 +113,7 @@ class _SegmentCheck:
             self.running = None
             return _Head(segment.path, place.first_llsn, place.last_llsn, 0)
         try:
-            segment.frame_of(place.first_llsn)
+            segment.frame_at(place)
         except CutwaterError as error:
             self._find(error.message, place.first_llsn, place.last_llsn)
         if self.running is not None and self.running != place.header.running:

@@ -150,13 +150,13 @@ def _process(kind: str) -> Iterator[tuple[int, Any]]:
     ours, theirs = context.Pipe()
     process = context.Process(target=_child, args=(kind, theirs), daemon=True)
     process.start()
+    theirs.close()
     try:
         yield ours.recv(), ours
     finally:
         process.kill()
         process.join()
         ours.close()
-        theirs.close()
 
 
 def _asked(pipe: Any) -> float:

@@ -76,9 +76,11 @@ def _print_outage(cluster: DemoCluster) -> None:
         f"Storage node 2 is killed after {KILL_AT_US / SECOND:.1f} s and comes back at {RESTART_AT_US / SECOND:.1f} s:"
     )
     print(f"  longest time without an acknowledgement: {pause / MILLISECOND:.0f} ms (simulated time)")
+    print("  log streams are sealed and opened again, each time because:")
     for reason, count in seals.items():
-        print(f"  {count} log streams sealed and opened again: {reason}")
-    print()
+        print(f"    {count} x {reason}")
+    print("  (a replica goes sealing when it cannot reach the next one in its chain; the killed node first copies")
+    print("  what it missed, and joins again through a short seal)\n")
 
 
 def _print_summary(cluster: DemoCluster) -> None:
@@ -86,9 +88,13 @@ def _print_summary(cluster: DemoCluster) -> None:
     records = sum(op.batch.count for op in cluster.record.appends if op.outcome is Outcome.OK)
     delivered = [sum(run.batch.count for run in segments[-1].runs) for segments in cluster.record.segments.values()]
     print("At the end:")
-    print("  appends: " + ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())))
-    print(f"  {records} records acknowledged, each subscriber saw {' and '.join(map(str, delivered))} records in order")
-    print(f"  the log ends at GLSN {cluster.store.high_watermark}; every replica holds the same bytes")
+    print(f"  {outcomes['ok']} appends acknowledged: {records} records; the two subscribers saw {delivered} in order")
+    print(
+        f"  {outcomes['fail']} failed for certain: never in the log; {outcomes['unknown']} unknown: in it at most once"
+    )
+    print(f"  the log ends at GLSN {cluster.store.high_watermark}: besides records, some positions are ticks, by which")
+    print("  time goes on while nothing is appended, or mark that a producer has opened")
+    print("  every replica holds the same bytes")
     print("  checked: all guarantees that the simulator knows hold for this run")
     print("\nNext: make simulate SEED=7 (faults of all kinds), make simulate SEEDS=2000, docs/simulator.md")
 

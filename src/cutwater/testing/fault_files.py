@@ -40,21 +40,21 @@ class SyncedFile(Struct, frozen=True):
 
 
 class Made(Struct, frozen=True):
-    path: Path
+    path: str
     inode: int
 
 
 class Renamed(Struct, frozen=True):
-    source: Path
-    target: Path
+    source: str
+    target: str
 
 
 class Removed(Struct, frozen=True):
-    path: Path
+    path: str
 
 
 class SyncedNames(Struct, frozen=True):
-    path: Path
+    path: str
 
 
 Operation = Written | Shortened | SyncedFile | Made | Renamed | Removed | SyncedNames
@@ -90,11 +90,11 @@ class FaultFiles:
         self.rng = Random(0)
         """Decides what a failed sync has written after all."""
         self._inodes: dict[int, _Inode] = {}
-        self._names: dict[Path, int] = {}
-        self._durable_names: dict[Path, int] = {}
+        self._names: dict[str, int] = {}
+        self._durable_names: dict[str, int] = {}
         self._volatile_names: list[Made | Renamed | Removed] = []
-        self._dirs: set[Path] = set()
-        self._locks: set[Path] = set()
+        self._dirs: set[str] = set()
+        self._locks: set[str] = set()
         self._next_inode = 1
 
     def copy(self) -> FaultFiles:
@@ -109,53 +109,59 @@ class FaultFiles:
     # The interface.
 
     def open(self, path: Path) -> FaultFile:
-        if path not in self._names:
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-        return FaultFile(self, path, self._names[path])
+        return FaultFile(self, path, self._inode_of(path))
+
+    def _inode_of(self, path: Path) -> int:
+        try:
+            return self._names[str(path)]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
 
     def create(self, path: Path) -> FaultFile:
         self._need(1)
         number = self._next_inode
-        self.do(Made(path, number))
+        self.do(Made(str(path), number))
         return FaultFile(self, path, number)
 
     def rename(self, source: Path, target: Path) -> None:
-        if source not in self._names:
-            raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
-        self.do(Renamed(source, target))
+        self._inode_of(source)
+        self.do(Renamed(str(source), str(target)))
 
     def unlink(self, path: Path) -> None:
-        if path in self._names:
-            self.do(Removed(path))
+        if str(path) in self._names:
+            self.do(Removed(str(path)))
 
     def sync_dir(self, path: Path) -> None:
         if self.fail_sync(path):
             raise OSError(errno.EIO, "input/output error", str(path))
-        self.do(SyncedNames(path))
+        self.do(SyncedNames(str(path)))
 
     def names(self, path: Path) -> list[str]:
-        if path not in self._dirs:
+        inside = f"{path}/"
+        if inside[:-1] not in self._dirs:
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(path))
-        inside = [other.name for other in (*self._names, *self._dirs) if other.parent == path and other != path]
-        return sorted(inside)
+        found = [name[len(inside) :] for name in (*self._names, *self._dirs) if name.startswith(inside)]
+        return sorted(name for name in found if name and "/" not in name)
 
     def make_dir(self, path: Path) -> None:
         """Directories are durable at once: nobody here depends on when."""
-        self._dirs.update((path, *path.parents))
+        if str(path) not in self._dirs:
+            self._dirs.update(map(str, (path, *path.parents)))
 
     def is_dir(self, path: Path) -> bool:
-        return path in self._dirs
+        return str(path) in self._dirs
 
     def exists(self, path: Path) -> bool:
-        return path in self._names or path in self._dirs
+        return str(path) in self._names or str(path) in self._dirs
 
     def lock(self, path: Path) -> FaultLock | None:
-        if path in self._locks:
+        name = str(path)
+        if name in self._locks:
             return None
-        if path not in self._names:
+        if name not in self._names:
             self.create(path)
-        self._locks.add(path)
-        return FaultLock(self._locks, path)
+        self._locks.add(name)
+        return FaultLock(self._locks, name)
 
     # Operations.
 
@@ -187,7 +193,7 @@ class FaultFiles:
                 self._sync_names(operation.path)
 
     @staticmethod
-    def _name(names: dict[Path, int], change: Made | Renamed | Removed) -> None:
+    def _name(names: dict[str, int], change: Made | Renamed | Removed) -> None:
         match change:
             case Made():
                 names[change.path] = change.inode
@@ -197,11 +203,11 @@ class FaultFiles:
             case Removed():
                 names.pop(change.path, None)
 
-    def _sync_names(self, directory: Path) -> None:
+    def _sync_names(self, directory: str) -> None:
         left = []
         for change in self._volatile_names:
             path = change.target if isinstance(change, Renamed) else change.path
-            if path.parent == directory:
+            if path.rpartition("/")[0] == directory:
                 self._name(self._durable_names, change)
             else:
                 left.append(change)
@@ -241,19 +247,19 @@ class FaultFiles:
 
     def flip(self, path: Path, offset: int, bit: int = 0) -> None:
         """One bit is wrong from now on."""
-        inode = self._inodes[self._names[path]]
+        inode = self._inodes[self._inode_of(path)]
         for data in (inode.content, inode.platter):
             if offset < len(data):
                 data[offset] ^= 1 << bit
 
     def size_of(self, path: Path) -> int:
-        return len(self._inodes[self._names[path]].content)
+        return len(self._inodes[self._inode_of(path)].content)
 
     def paths(self) -> list[Path]:
-        return sorted(self._names)
+        return [Path(name) for name in sorted(self._names)]
 
     def content(self, path: Path) -> bytes:
-        return bytes(self._inodes[self._names[path]].content)
+        return bytes(self._inodes[self._inode_of(path)].content)
 
     def put(self, path: Path, content: bytes) -> None:
         """A file with this content, durably there."""
@@ -261,7 +267,7 @@ class FaultFiles:
         number, self._next_inode = self._next_inode, self._next_inode + 1
         inode = self._inodes[number] = _Inode()
         inode.content, inode.platter = bytearray(content), bytearray(content)
-        self._names[path] = self._durable_names[path] = number
+        self._names[str(path)] = self._durable_names[str(path)] = number
 
     def fail(self, number: int) -> None:
         """A sync fails: some of the writes are lost, and the system forgets that they were to be written."""
@@ -331,7 +337,7 @@ class FaultFile:
 
 
 class FaultLock:
-    def __init__(self, locks: set[Path], path: Path) -> None:
+    def __init__(self, locks: set[str], path: str) -> None:
         self._locks, self._path = locks, path
 
     def release(self) -> None:

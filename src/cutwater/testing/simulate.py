@@ -19,10 +19,15 @@ from cutwater.testing.simulator.cluster import Result, simulate
 from cutwater.testing.simulator.options import PROFILES
 
 SEEDS_PER_TASK = 5
+PROGRESS_SECONDS = 10.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="cutwater.testing.simulate", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="cutwater.testing.simulate",
+        description=__doc__.split("\n\n")[0],
+        epilog="With make: make simulate SEED=7, or make simulate SEEDS=200 PROFILE=storm JOBS=2 FIRST=1000.",
+    )
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--seed", type=int, help="run this one and tell about it")
     which.add_argument("--seeds", type=int, help="run so many")
@@ -31,11 +36,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--profile", choices=sorted(PROFILES), default="random", help="which faults (default: random)")
     parser.add_argument("--trace", metavar="FILE", help="with --seed: write everything that happened there")
     options = parser.parse_args(arguments)
-    if options.seed is not None:
-        return run_one(options.seed, options.profile, options.trace)
-    if options.seeds < 1 or options.jobs < 1:
-        parser.error("--seeds and --jobs must be at least 1")
-    return run_many(range(options.first, options.first + options.seeds), options.profile, options.jobs)
+    try:
+        if options.seed is not None:
+            return run_one(options.seed, options.profile, options.trace)
+        if options.seeds < 1 or options.jobs < 1:
+            parser.error("--seeds and --jobs must be at least 1")
+        return run_many(range(options.first, options.first + options.seeds), options.profile, options.jobs)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def run_one(seed: int, profile: str, trace: str | None) -> int:
@@ -44,11 +53,13 @@ def run_one(seed: int, profile: str, trace: str | None) -> int:
     if trace and log is not None:
         Path(trace).write_text("\n".join(log) + "\n")
     print(f"seed {seed}: {result.events} events, {result.cuts} cuts to GLSN {result.high_watermark}, ", end="")
-    print(f"{result.leaders} leaders, {result.seals} seals")
+    print(f"leader epoch {result.leaders}, {result.seals} seals")
     print("appends: " + ", ".join(f"{count} {outcome}" for outcome, count in result.appends.items() if count))
-    print("faults: " + (", ".join(f"{name}={value}" for name, value in result.options.faults().items()) or "none"))
+    print("cluster and faults: " + ", ".join(f"{name}={value}" for name, value in result.options.faults().items()))
     if result.violation:
         _print_violation(result, profile)
+    else:
+        print("no violation: all guarantees hold")
     print(result.trace_hash)
     return 1 if result.violation else 0
 
@@ -57,6 +68,7 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
     started = time.monotonic()
     digest = blake2b(digest_size=16)
     bad = events = acknowledged = done = 0
+    next_word = 0.0
     for result in _results(seeds, profile, jobs):
         digest.update(result.trace_hash.encode())
         events += result.events
@@ -65,8 +77,10 @@ def run_many(seeds: range, profile: str, jobs: int) -> int:
         if result.violation:
             bad += 1
             _print_violation(result, profile)
-        if done % 200 == 0:
-            print(f"{done} of {len(seeds)} clusters, {bad} violations, {time.monotonic() - started:.0f} s", flush=True)
+        seconds = time.monotonic() - started
+        if seconds >= next_word:
+            next_word = seconds + PROGRESS_SECONDS
+            print(f"{done} of {len(seeds)} clusters, {bad} violations, {seconds:.0f} s", flush=True)
     print(f"{done} clusters, {events} events, {acknowledged} appends acknowledged, {bad} violations", end=" ")
     print(f"in {time.monotonic() - started:.0f} s")
     print(digest.hexdigest())

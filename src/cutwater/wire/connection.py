@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 A = TypeVar("A")
 R = TypeVar("R")
 
-SCRATCH_BYTES = 256 * 1024
+SCRATCH_BYTES = 64 * 1024
 _scratch = threading.local()
 """Transports of one thread receive into the same buffer: what they receive is taken out at once."""
 
@@ -210,7 +210,9 @@ class Connection(asyncio.BufferedProtocol):
         is for the stream as a whole, and without it the stream may last as long as the connection."""
         if self._is_choked:
             self._unchoke()
-        room = credit if credit is not None else SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, 1)
+        room = credit
+        if room is None:
+            room = SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, item_bytes_max=self.options.frame_bytes_max)
         return self._calling.open(method, argument, body, timeout_ms, room)
 
     def notify(self, notice: Notice[A], argument: A, body: Payload = b"") -> None:

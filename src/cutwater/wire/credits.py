@@ -7,7 +7,8 @@ it is too little to be of use, which is what would let several senders wait for 
 A ``CreditPool`` is the room of a receiver for one sender or for several. It keeps:
 
 1. For items and for bytes: what is granted and not yet used, plus what was received and not yet consumed, is at most
-   the room of the pool, at any moment and whatever the senders do.
+   the room of the pool, at any moment and whatever the senders do. The one exception is an item that is larger than
+   all of it, up to ``item_bytes_max``: it is let through when there is nothing else.
 2. A sender that is blocked longest is granted next, with all that its next item needs, as soon as that is free; credit
    that others hold and do not use is asked back for it (a credit of nothing).
 3. A sender with nothing to send keeps a little credit, so that it can begin without asking.
@@ -102,16 +103,18 @@ class CreditPool:
         "bytes_max",
         "free_bytes",
         "free_items",
+        "item_bytes_max",
         "items_max",
         "senders_max",
     )
 
-    def __init__(self, items_max: int, bytes_max: int, senders_max: int = 1) -> None:
+    def __init__(self, items_max: int, bytes_max: int, senders_max: int, item_bytes_max: int) -> None:
         if senders_max < 1 or items_max < 2 * senders_max or bytes_max < 2 * senders_max:
             raise InvalidArgument(
                 f"room for {items_max} items and {bytes_max} bytes is too little for {senders_max} senders"
             )
         self.items_max, self.bytes_max, self.senders_max = items_max, bytes_max, senders_max
+        self.item_bytes_max = item_bytes_max
         self.free_items, self.free_bytes = items_max, bytes_max
         # Idle senders together keep at most a quarter, so that the rest is there for whoever has something to send.
         self._floor_items = items_max if senders_max == 1 else max(1, items_max // (4 * senders_max))
@@ -125,7 +128,7 @@ class CreditPool:
             raise ResourceExhausted(f"this pool of credit has {self.senders_max} senders already", retry_ms=1_000)
         member = Member()
         self._members[member] = None
-        items, size = min(self._floor_items, self.free_items), min(self._floor_bytes, self.free_bytes)
+        items, size = min(self._floor_items, self.free_items), min(self._floor_bytes, max(self.free_bytes, 0))
         self._grant(member, items, size)
         return member, items, size
 
@@ -155,9 +158,9 @@ class CreditPool:
         """The sender cannot send its next item and gives back its credit; or has none, and was asked to."""
         if items > member.granted_items or size > member.granted_bytes:
             raise ProtocolViolation(f"{items} items and {size} bytes of credit came back, more than was granted")
-        if needs > self.bytes_max:
+        if needs > self.item_bytes_max:
             raise ResourceExhausted(
-                f"the next item has {needs} bytes, but the receiver has room for {self.bytes_max}: give it more",
+                f"the next item has {needs} bytes, more than the {self.item_bytes_max} that the receiver takes",
                 retry_ms=1_000,
             )
         member.granted_items -= items
@@ -194,20 +197,18 @@ class CreditPool:
 
     def _grants_for_one(self) -> list[tuple[Member, int, int]]:
         for member in self._members:
-            if member.needs:
-                due = self.free_items > 0 and self.free_bytes >= member.needs
-            else:
-                due = 2 * self.free_items >= self.items_max or 2 * self.free_bytes >= self.bytes_max
-            if due:
-                items, size = self.free_items, self.free_bytes
+            if not member.needs:
+                if 2 * self.free_items >= self.items_max or 2 * self.free_bytes >= self.bytes_max:
+                    return [self._grant(member, self.free_items, max(self.free_bytes, 0))]
+            elif self._has_room_for(member):
+                is_huge, needs = member.needs > self.bytes_max, member.needs
                 member.needs = 0
-                self._grant(member, items, size)
-                return [(member, items, size)]
+                return [self._grant(member, *((1, needs) if is_huge else (self.free_items, self.free_bytes)))]
         return []
 
     def _grants_for_several(self) -> Iterator[tuple[Member, int, int]]:
         for blocked in [member for member in self._members if member.needs]:
-            if self.free_items < 1 or self.free_bytes < blocked.needs:
+            if not self._has_room_for(blocked):
                 # Whoever is blocked longest must get it, so nobody else may take what becomes free meanwhile.
                 yield from self._ask_back(blocked)
                 return
@@ -216,17 +217,21 @@ class CreditPool:
         for member in self._members:
             if 2 * member.granted_items <= self._floor_items or 2 * member.granted_bytes <= self._floor_bytes:
                 items = min(max(self._floor_items - member.granted_items, 0), self.free_items)
-                size = min(max(self._floor_bytes - member.granted_bytes, 0), self.free_bytes)
+                size = min(max(self._floor_bytes - member.granted_bytes, 0), max(self.free_bytes, 0))
                 if items or size:
                     yield self._grant(member, items, size)
         if 4 * self.free_items < self.items_max and 4 * self.free_bytes < self.bytes_max:
             return
         members = list(self._members)
         items_of = divide(self.free_items, [max(m.backlog_items - m.granted_items, 0) for m in members])
-        bytes_of = divide(self.free_bytes, [max(m.backlog_bytes - m.granted_bytes, 0) for m in members])
+        bytes_of = divide(max(self.free_bytes, 0), [max(m.backlog_bytes - m.granted_bytes, 0) for m in members])
         for member, items, size in zip(members, items_of, bytes_of, strict=True):
             if items or size:
                 yield self._grant(member, items, size)
+
+    def _has_room_for(self, blocked: Member) -> bool:
+        is_empty = self.free_items == self.items_max and self.free_bytes == self.bytes_max
+        return self.free_items > 0 and (self.free_bytes >= blocked.needs or is_empty)
 
     def _ask_back(self, blocked: Member) -> Iterator[tuple[Member, int, int]]:
         for member in self._members:
@@ -237,7 +242,7 @@ class CreditPool:
 
     def _grant(self, member: Member, items: int, size: int) -> tuple[Member, int, int]:
         assert 0 <= items <= self.free_items
-        assert 0 <= size <= self.free_bytes
+        assert 0 <= size <= self.free_bytes or self.free_bytes == self.bytes_max
         self.free_items -= items
         self.free_bytes -= size
         member.granted_items += items

@@ -137,7 +137,8 @@ class Listener:
 
     def __init__(self, gate: Gate, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
         self.gate = gate
-        self.host, self.port = sockets[0].getsockname()[:2]
+        self.host: str = sockets[0].getsockname()[0]
+        self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self._tls = tls
         self._attaching: set[asyncio.Task[None]] = set()

@@ -22,7 +22,9 @@ I = TypeVar("I")  # noqa: E741 - the item of a stream, as A is the argument and 
 
 WINDOW_ITEMS = 64
 WINDOW_BYTES = 1024 * 1024
-"""The room for one stream, unless the caller says otherwise. No item may be larger."""
+"""The room for one stream, unless the caller says otherwise."""
+ITEM_BYTES_MAX = 16 * 1024 * 1024
+"""A larger item than there is room for is let through alone, up to this."""
 
 
 class StreamSender(Generic[I]):
@@ -87,12 +89,14 @@ class StreamSender(Generic[I]):
 
 
 class SharedCredit:
-    """Room that several streams share, also streams of different connections; it is divided by their backlog."""
+    """Room for the items of one stream, or of several, also of different connections; it is divided by backlog."""
 
     __slots__ = ("_streams", "pool")
 
-    def __init__(self, items_max: int, bytes_max: int, senders_max: int) -> None:
-        self.pool = CreditPool(items_max, bytes_max, senders_max)
+    def __init__(
+        self, items_max: int, bytes_max: int, senders_max: int = 1, *, item_bytes_max: int = ITEM_BYTES_MAX
+    ) -> None:
+        self.pool = CreditPool(items_max, bytes_max, senders_max, item_bytes_max)
         self._streams: dict[Member, Callable[[int, int], None]] = {}
 
     def join(self, grant: Callable[[int, int], None]) -> tuple[Member, int, int]:
