@@ -199,8 +199,8 @@ class Report(Struct, frozen=True):
     older one may have been on its way since before decisions that the leader knows of.
 
     ``applied_high_watermark`` is the last cut up to which all running replicas of the node know themselves to be
-    complete; not durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored data cannot be
-    trusted: they report nothing and wait to be synced.
+    complete; not durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored
+    data cannot be trusted: they report nothing and wait to be synced.
     """
 
     storage_node_id: StorageNodeId

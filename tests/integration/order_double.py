@@ -19,7 +19,7 @@ from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Notification
 
-OPTIONS = OrderOptions(node_dead_after_us=600_000, reopen_patience_us=100_000, retry_us_min=100_000)
+OPTIONS = OrderOptions(node_dead_after_us=1_500_000, reopen_patience_us=500_000, retry_us_min=100_000)
 
 
 class OrderDouble:

@@ -120,6 +120,23 @@ class Cluster:
         except TimeoutError:
             raise AssertionError(f"not within 15 s: {what}; {self.order.layer.explanations}") from None
 
+    async def until_all_run(self, committed_end: int = 0) -> None:
+        """Every replica is a member, runs, and has applied everything up to there."""
+
+        def holds() -> bool:
+            stream = self.order.state.streams[STREAM]
+            replicas = [self.nodes[node].node.replicas[STREAM].replica for node in stream.replicas]
+            return (
+                stream.is_open
+                and set(stream.members) == set(stream.replicas)
+                and all(
+                    replica.state is ReplicaState.RUNNING and replica.committed_end >= committed_end
+                    for replica in replicas
+                )
+            )
+
+        await self.until(holds, "all replicas run")
+
     def state(self, node: int) -> ReplicaState:
         return self.nodes[node].node.replicas[STREAM].replica.state
 
@@ -153,9 +170,9 @@ def test_an_append_is_on_every_replica_when_it_is_acknowledged(tmp_path: Path) -
         glsns = [answer.ack.glsn for answer in answers]
         assert glsns == sorted(set(glsns))
         expected = [(glsn, b"record %d" % i) for i, glsn in enumerate(glsns)]
+        await cluster.until_all_run(20)
+        await cluster.until_all_run(answers[-1].ack.llsn)
         for node in (1, 2, 3):
-            replica = cluster.nodes[node].node.replicas[STREAM].replica
-            await cluster.until(lambda replica=replica: replica.committed_end == 20, "all commits arrive")  # type: ignore[misc]
             assert await cluster.read(node) == expected
 
     with_cluster(tmp_path, test)
@@ -179,6 +196,7 @@ def test_a_wrong_epoch_and_damaged_bytes_are_refused(tmp_path: Path) -> None:
 def test_a_node_that_stops_is_left_out_and_learns_when_it_comes_back(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
         before = [await cluster.append(b"before %d" % i) for i in range(5)]
+        await cluster.until_all_run()
         victim = cluster.order.state.streams[STREAM].members[1]
         await cluster.nodes[victim].stop(timeout_ms=500)
         during = [await cluster.append(b"during %d" % i) for i in range(5)]
@@ -186,8 +204,7 @@ def test_a_node_that_stops_is_left_out_and_learns_when_it_comes_back(tmp_path: P
         await cluster.start_node(victim)
         await cluster.until(lambda: len(cluster.order.state.streams[STREAM].members) == 3, "it joins again")
         after = await cluster.append(b"after")
-        replica = cluster.nodes[victim].node.replicas[STREAM].replica
-        await cluster.until(lambda: replica.committed_end == after.ack.llsn, "it is current")
+        await cluster.until_all_run(after.ack.llsn)
         bodies = [b"before %d" % i for i in range(5)] + [b"during %d" % i for i in range(5)] + [b"after"]
         glsns = [answer.ack.glsn for answer in (*before, *during, after)]
         for node in (1, 2, 3):
@@ -224,6 +241,7 @@ def test_a_sealed_stream_takes_nothing_until_it_is_unsealed_and_what_is_trimmed_
         assert refused.value.code == "stream_sealed"
         await cluster.order.ask(UnsealRequest(STREAM))
         second = await cluster.append(b"three")
+        head = cluster.order.state.streams[STREAM].members[0]
         assert (first.ack.llsn, second.ack.llsn) == (LLSN(1), LLSN(2))
         assert [body for _, body in await cluster.read(head)] == [b"one", b"three"]
         replica = cluster.nodes[head].node.replicas[STREAM].replica

@@ -153,7 +153,7 @@ class Workload:
         world = self.world
         self.storage.truncate(LLSN(end))
         world.entries = [entry for entry in world.entries if entry.last_llsn <= end]
-        world.durable = len(world.entries)
+        world.durable = sum(1 for entry in world.entries if entry.last_llsn <= self.storage.durable_end)
 
     def trim(self) -> None:
         world = self.world

@@ -74,6 +74,9 @@ class CommitLog:
         elif self._count > marked or file.torn:
             file.set_mark(end, self._end_llsn, NO_TIME)
         self._durable_count, self.durable = self._count, self.last
+        if not self._count:
+            # Made for a commit that did not survive.
+            self._remove_last_file()
 
     def _scan(self, file: MarkedFile) -> None:
         while self._count < self._per_file:
@@ -173,8 +176,8 @@ class CommitLog:
         self.last = self.durable = self.contexts[-1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
-        """Remove files that tell only of records before the one that comes before this LLSN; never the last file."""
-        keep = droppable(self._firsts, first_llsn)
+        """Remove files that tell only of records before the one that comes before this LLSN; never the last commit."""
+        keep = droppable(self._firsts if self._count else self._firsts[:-1], first_llsn)
         gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
         for first in gone:
             with self._closed_lock:

@@ -43,6 +43,9 @@ from cutwater.wire.streams import StreamSender
 SYNC_PART_BYTES = 1024 * 1024
 SYNC_MS_MAX = 600_000
 READ_BYTES_MAX = 8 * 1024 * 1024
+READ_WAIT_SECONDS = 0.001
+READ_WAITS_MAX = 50
+"""How long a read waits for commits that are just being written; what is not there then is read the next time."""
 
 _contexts_encoder = msgspec.msgpack.Encoder()
 _contexts_decoder = msgspec.msgpack.Decoder(tuple[CommitContext, ...])
@@ -189,13 +192,24 @@ class StorageNodeServer(Outside):
                 self._peer(peer)
 
     async def _read(self, call: Call[api.ReadArguments]) -> Reply[api.ReadAnswerHeader]:
-        return await asyncio.to_thread(self._read_now, call.argument)
+        driver = self._readable(call.argument.stream)
+        for _ in range(READ_WAITS_MAX):
+            # The writer is about to write commits that are already acknowledged.
+            if _indexed_end(driver) >= driver.replica.committed_end:
+                break
+            await asyncio.sleep(READ_WAIT_SECONDS)
+        return await asyncio.to_thread(self._read_now, driver, call.argument)
 
-    def _read_now(self, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
-        driver = self._readable(arguments.stream)
+    def _read_now(self, driver: ReplicaDriver, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
         replica, storage = driver.replica, driver.storage
         # In this order: what was complete before is still complete after the read.
         through, revision, committed_end = replica.complete_through, replica.revision, replica.committed_end
+        indexed_end = _indexed_end(driver)
+        if indexed_end < committed_end:
+            # Nothing is known to be complete beyond what can be found.
+            last = storage.last_commit
+            committed_end = indexed_end
+            through = min(through, last.high_watermark if last is not None else GLSN(0))
         trimmed_before = replica.hard_state.trimmed_before
         if arguments.from_glsn < trimmed_before:
             raise Trimmed(arguments.from_glsn, trimmed_before)
@@ -283,6 +297,12 @@ class StorageNodeServer(Outside):
         except CutwaterError as error:
             reason = error.message
         driver.feed(SyncFailed(request.stream, request.attempt, reason))
+
+
+def _indexed_end(driver: ReplicaDriver) -> LLSN:
+    """The last LLSN whose commit is in the files, where reads look for it."""
+    last = driver.storage.last_commit
+    return last.last_llsn if last is not None else driver.replica.hard_state.base_llsn
 
 
 def _entries_of(data: bytes) -> tuple[Entry, ...]:

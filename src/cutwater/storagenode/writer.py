@@ -1,8 +1,9 @@
 """The one thread that writes to the storage of a replica: group commit off the event loop.
 
 What arrives while a sync is under way goes into the next one. Entries are synced as soon as possible, because appends
-wait for them. Commit contexts wait a little for company, because nobody does: an append is acknowledged before its
-commit is on disk, and the metadata repository keeps it until then.
+wait for them. Commit contexts are written at once, because readers find records by them, but their sync waits a little
+for company, because nobody else does: an append is acknowledged before its commit is on disk, and the metadata
+repository keeps it until then.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Writer:
         self._contexts: list[CommitContext] = []
         self._generations = [0, 0]
         self._contexts_due: float | None = None
+        self._unsynced: CommitContext | None = None
+        """The last commit context that is written but not synced."""
         self._is_broken = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -137,18 +140,18 @@ class Writer:
 
     def _sync(self, *, contexts: bool) -> None:
         entries, self._entries = self._entries, []
-        committed: list[CommitContext] = []
-        if contexts:
-            committed, self._contexts = self._contexts, []
-            self._contexts_due = None
-        if not entries and not committed:
+        committed, self._contexts = self._contexts, []
+        contexts = contexts and (bool(committed) or self._unsynced is not None)
+        if not entries and not committed and not contexts:
             return
         try:
+            if committed:
+                self._storage.write_contexts(committed)
+                self._unsynced = committed[-1]
             if entries:
                 self._storage.write(entries)
                 self._storage.sync(contexts=False)
-            if committed:
-                self._storage.write_contexts(committed)
+            if contexts:
                 self._storage.sync(entries=False)
         except CutwaterError as error:
             self._fail(error)
@@ -156,10 +159,13 @@ class Writer:
         durable = Durable(
             entries[-1].last_llsn if entries else None,
             self._generations[0],
-            committed[-1] if committed else None,
+            self._unsynced if contexts else None,
             self._generations[1],
         )
-        self._tell(lambda: self._on_durable(durable))
+        if contexts:
+            self._unsynced = self._contexts_due = None
+        if entries or contexts:
+            self._tell(lambda: self._on_durable(durable))
 
     def _fail(self, error: CutwaterError) -> None:
         self._is_broken = True
@@ -167,7 +173,7 @@ class Writer:
         self._tell(lambda: self._on_failure(error))
 
     def _drop(self) -> None:
-        self._entries, self._contexts, self._contexts_due = [], [], None
+        self._entries, self._contexts, self._unsynced, self._contexts_due = [], [], None, None
 
     def _do(self, task: _Task) -> None:
         if task is _NOTHING:

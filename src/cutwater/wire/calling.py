@@ -247,7 +247,8 @@ class Calling:
 
 def _lost(reason: str, cause: CutwaterError | None) -> ConnectionLost:
     error = ConnectionLost(reason, outcome_unknown=True)
-    error.__cause__ = cause
+    if not isinstance(cause, ConnectionLost):
+        error.__cause__ = cause
     return error
 
 

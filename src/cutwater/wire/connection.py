@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from ssl import SSLError
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from msgspec import Struct
 
@@ -102,6 +102,8 @@ class Connection(asyncio.BufferedProtocol):
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.Transport | None = None
+        self._address = "a peer"
+        self._has_tls = False
         self._outbox = outbox = Outbox(loop, options.send_bytes_max, self._overflow)
         self._calling = calling = Calling(loop, outbox)
         self._serving = serving = Serving(
@@ -149,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
     def __repr__(self) -> str:
         peer = self.peer
         if peer is None:
-            return f"<Connection {self.state.value}, {self._address()}>"
+            return f"<Connection {self.state.value}, {self._address}>"
         return f"<Connection {self.state.value}, {peer.role} {peer.name or '(no name)'} at {peer.address}>"
 
     # What users do with it.
@@ -278,6 +280,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast(asyncio.Transport, transport)
+        address = transport.get_extra_info("peername")
+        self._address = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+        self._has_tls = transport.get_extra_info("ssl_object") is not None
         self._outbox.attach(transport)
         transport.set_write_buffer_limits(self.options.send_high_bytes, self.options.send_low_bytes)
         if self._refusal is not None:
@@ -323,11 +328,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.state is State.CLOSED:
             return
         if self.state is not State.FAILED:
-            if isinstance(exc, SSLError):
-                self._fall(Untrusted(f"TLS failed: {exc}"))
-            else:
-                how = f"was lost: {exc}" if exc is not None else "was closed"
-                self._fall(ConnectionLost(f"the connection to {self._address()} {how}", outcome_unknown=True))
+            self._fall(self._why_lost(exc))
         self.state = State.CLOSED
         self._transport = None
         self._outbox.detach()
@@ -387,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         assert self._transport is not None
         certificate = self._transport.get_extra_info("peercert") or {}
-        shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address())
+        shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address)
         identity = self._authenticate(shown)
         if isinstance(identity, Identity):
             self._admit_peer(theirs, welcome, identity)
@@ -418,7 +419,7 @@ class Connection(asyncio.BufferedProtocol):
                     welcome.version_max,
                     theirs.limits,
                     identity,
-                    self._address(),
+                    self._address,
                 )
             )
 
@@ -427,7 +428,7 @@ class Connection(asyncio.BufferedProtocol):
             self._out_of_place(frame)
         theirs, version = judge_welcome(self.endpoint, frame.header)
         cluster = ClusterId(theirs.cluster)
-        self._open(Peer(cluster, theirs.role, theirs.name, version, theirs.limits, ANONYMOUS, self._address()))
+        self._open(Peer(cluster, theirs.role, theirs.name, version, theirs.limits, ANONYMOUS, self._address))
 
     def _open(self, peer: Peer) -> None:
         self.peer = peer
@@ -504,17 +505,26 @@ class Connection(asyncio.BufferedProtocol):
         self._calling.lost(error.message, error)
         self._serving.lost()
 
+    def _why_lost(self, exc: Exception | None) -> CutwaterError:
+        if isinstance(exc, SSLError):
+            return Untrusted(f"TLS with {self._address} failed: {exc}")
+        message = f"the connection to {self._address} was {f'lost: {exc}' if exc is not None else 'closed'}"
+        if self.state is State.GREETING and self._has_tls and self._token is not None:
+            # With TLS 1.3 that is all one hears when a certificate is refused.
+            message += "; it may want a client certificate, or not trust the one it got"
+        return ConnectionLost(message, outcome_unknown=True)
+
     def _not_open(self) -> ConnectionLost:
         if self.error is not None:
             lost = ConnectionLost(f"the connection is gone: {self.error.message}", outcome_unknown=False)
             lost.__cause__ = self.error
             return lost
-        return ConnectionLost(f"{self._address()} is closing: connect again, or elsewhere", outcome_unknown=False)
+        return ConnectionLost(f"{self._address} is closing: connect again, or elsewhere", outcome_unknown=False)
 
     def _overflow(self, size: int) -> None:
         if self.state not in (State.FAILED, State.CLOSED):
             error = ResourceExhausted(
-                f"{size} bytes wait to be read by {self._address()}, more than the limit of {self._outbox.bytes_max}",
+                f"{size} bytes wait to be read by {self._address}, more than the limit of {self._outbox.bytes_max}",
                 retry_ms=self.options.retry_ms,
             )
             _log.warning("%r cut off: %s", self, error.message)
@@ -533,7 +543,7 @@ class Connection(asyncio.BufferedProtocol):
             self._is_asked = True
             self._outbox.send(Kind.PING, 0, b"")
         else:
-            message = f"{self._address()} has not been heard of for {2 * self.options.ping_ms} ms"
+            message = f"{self._address} has not been heard of for {2 * self.options.ping_ms} ms"
             self._fall(ConnectionLost(message, outcome_unknown=True))
             self.abort()
             return
@@ -549,9 +559,3 @@ class Connection(asyncio.BufferedProtocol):
 
     def _later(self, name: str, delay_ms: int, callback: Callable[[], None]) -> None:
         self._timers[name] = self._loop.call_later(delay_ms / 1_000, callback)
-
-    def _address(self) -> str:
-        address: Any = self._transport.get_extra_info("peername") if self._transport is not None else None
-        if address is None:
-            return self.peer.address if self.peer is not None else "the peer"
-        return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)

@@ -64,10 +64,16 @@ def divide(amount: int, wanted: Sequence[int]) -> list[int]:
         return list(wanted)
     shares = [amount * want // total for want in wanted]
     left = amount - sum(shares)
-    # Rounding left less than one for each who wants something; those who want most come first.
-    for i in sorted(range(len(wanted)), key=lambda i: -wanted[i])[:left]:
+    # Rounding took less than one from each; those from whom it took most come first.
+    for i in sorted(range(len(wanted)), key=lambda i: (-(amount * wanted[i] % total), -wanted[i]))[:left]:
         shares[i] += 1
     return shares
+
+
+def _top_up(amount: int, holders: Sequence[tuple[int, int]]) -> list[int]:
+    """Divide ``amount`` among holders of (backlog, what they have) so that in the end each has a share by backlog."""
+    shares = divide(amount + sum(has for _, has in holders), [backlog for backlog, _ in holders])
+    return divide(amount, [max(share - has, 0) for share, (_, has) in zip(shares, holders, strict=True)])
 
 
 class Member:
@@ -198,8 +204,9 @@ class CreditPool:
     def _grants_for_one(self) -> list[tuple[Member, int, int]]:
         for member in self._members:
             if not member.needs:
-                if 2 * self.free_items >= self.items_max or 2 * self.free_bytes >= self.bytes_max:
-                    return [self._grant(member, self.free_items, max(self.free_bytes, 0))]
+                is_much = 2 * self.free_items >= self.items_max or 2 * self.free_bytes >= self.bytes_max
+                if is_much and self.free_bytes > 0:
+                    return [self._grant(member, self.free_items, self.free_bytes)]
             elif self._has_room_for(member):
                 is_huge, needs = member.needs > self.bytes_max, member.needs
                 member.needs = 0
@@ -223,8 +230,8 @@ class CreditPool:
         if 4 * self.free_items < self.items_max and 4 * self.free_bytes < self.bytes_max:
             return
         members = list(self._members)
-        items_of = divide(self.free_items, [max(m.backlog_items - m.granted_items, 0) for m in members])
-        bytes_of = divide(max(self.free_bytes, 0), [max(m.backlog_bytes - m.granted_bytes, 0) for m in members])
+        items_of = _top_up(self.free_items, [(m.backlog_items, m.granted_items) for m in members])
+        bytes_of = _top_up(max(self.free_bytes, 0), [(m.backlog_bytes, m.granted_bytes) for m in members])
         for member, items, size in zip(members, items_of, bytes_of, strict=True):
             if items or size:
                 yield self._grant(member, items, size)
@@ -242,7 +249,7 @@ class CreditPool:
 
     def _grant(self, member: Member, items: int, size: int) -> tuple[Member, int, int]:
         assert 0 <= items <= self.free_items
-        assert 0 <= size <= self.free_bytes or self.free_bytes == self.bytes_max
+        assert 0 <= size <= max(self.free_bytes, 0) or self.free_bytes == self.bytes_max
         self.free_items -= items
         self.free_bytes -= size
         member.granted_items += items

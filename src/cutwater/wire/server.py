@@ -126,10 +126,11 @@ class Gate:
     async def close_all(self, timeout_ms: int) -> None:
         """Close every connection; those that have greeted may finish what they do."""
         self._is_closing = True
-        for connection in [*self._greeting, *self._refusals]:
+        strangers = [*self._greeting, *self._refusals]
+        for connection in strangers:
             connection.abort()
         closing = [connection.close(timeout_ms=timeout_ms) for connection in self._open]
-        await asyncio.gather(*closing, return_exceptions=True)
+        await asyncio.gather(*closing, *(connection.closed for connection in strangers), return_exceptions=True)
 
 
 class Listener:

@@ -1,0 +1,553 @@
+"""What a connection does, the same on every network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from cutwater.errors import (
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    ResourceExhausted,
+    Trimmed,
+    Unavailable,
+)
+from cutwater.types import GLSN
+from cutwater.wire.connection import Connection, State
+from cutwater.wire.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
+from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Received, Reply, StreamMethod
+from cutwater.wire.options import WireOptions
+from cutwater.wire.serving import Call, Notification
+from cutwater.wire.streams import SharedCredit, StreamSender
+
+
+class Question(Struct, frozen=True):
+    text: str
+    number: int = 0
+
+
+class Answer(Struct, frozen=True):
+    text: str
+
+
+ASK = Method[Question, Answer]("ask", Question, Answer)
+ECHO = Method[None, None]("echo", None, None)
+SLOW = Method[int, str]("slow", int, str)
+FAIL = Method[str, None]("fail", str, None)
+LATE = Method[int, int]("late", int, int)
+BACK = Method[str, str]("back", str, str)
+COUNT = StreamMethod[int, int]("count", int, int)
+FOREVER = StreamMethod[None, int]("forever", None, int)
+TELL = Notice[Question]("tell", Question)
+
+
+class Server:
+    """Handlers of every sort, and what they have seen."""
+
+    def __init__(self) -> None:
+        self.methods = methods = Methods()
+        self.events: list[str] = []
+        self.told: list[tuple[str, bytes]] = []
+        self.late: list[Call[int]] = []
+        methods.answers(ASK)(self.ask)
+        methods.answers(ECHO)(lambda call: Reply(None, call.body))
+        methods.answers(SLOW)(self.slow)
+        methods.answers(FAIL)(self.fail)
+        methods.answers(LATE)(self.answer_late)
+        methods.answers(BACK)(self.back)
+        methods.streams_to(COUNT)(self.count)
+        methods.streams_to(FOREVER)(self.forever)
+        methods.hears(TELL)(self.tell)
+
+    def ask(self, call: Call[Question]) -> Answer:
+        return Answer(call.argument.text.upper() * call.argument.number)
+
+    async def slow(self, call: Call[int]) -> str:
+        self.events.append("begun")
+        try:
+            await asyncio.sleep(call.argument / 1_000)
+        except asyncio.CancelledError:
+            self.events.append("cancelled")
+            raise
+        self.events.append("done")
+        return "slept"
+
+    def fail(self, call: Call[str]) -> None:
+        if call.argument == "trimmed":
+            raise Trimmed(GLSN(3), GLSN(9))
+        if call.argument == "unencodable":
+            return object()  # type: ignore[return-value]
+        raise ValueError("a secret of the server")
+
+    def answer_late(self, call: Call[int]) -> Later:
+        self.late.append(call)
+        call.on_cancel(lambda: self.events.append("late cancelled"))
+        if call.argument == 0:
+            call.answer(0)
+        return LATER
+
+    async def back(self, call: Call[str]) -> str:
+        """Asks the caller the same."""
+        received = await call.connection.call(BACK, call.argument + "!", timeout_ms=2_000)
+        return received.value
+
+    async def count(self, call: Call[int], out: StreamSender[int]) -> None:
+        for number in range(call.argument):
+            left = call.argument - number - 1
+            await out.send(number, b"x" * 1_000, backlog_items=left, backlog_bytes=left * 1_000)
+        if call.argument == 13:
+            raise Trimmed(GLSN(1), GLSN(2))
+
+    async def forever(self, call: Call[None], out: StreamSender[int]) -> None:
+        self.events.append("begun")
+        number = 0
+        try:
+            while True:
+                await out.send(number)
+                number += 1
+        finally:
+            self.events.append(f"ended after {min(number, 1)}")
+
+    def tell(self, notification: Notification[Question]) -> None:
+        if notification.argument.text == "bad":
+            raise ValueError("on purpose")
+        self.told.append((notification.argument.text, bytes(notification.body)))
+
+    async def saw(self, *events: str) -> None:
+        async with asyncio.timeout(5):
+            while self.events != list(events):
+                await asyncio.sleep(0.005)
+
+
+async def pair(network: Any, **more: Any) -> tuple[Server, Connection, Any]:
+    server = Server()
+    listener = await network.listen(server.methods, **more)
+    return server, await network.connect(listener), listener
+
+
+async def drain(stream: Any, values: list[int]) -> None:
+    while (item := await stream.receive(timeout_ms=5_000)) is not None:
+        values.append(item.value)
+
+
+async def test_a_call_and_its_answer(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    received = await connection.call(ASK, Question("ab", 2), timeout_ms=2_000)
+    assert received.value == Answer("ABAB")
+    assert bytes(received.body) == b""
+    assert connection.peer is not None
+    assert (connection.peer.role, connection.peer.name, connection.peer.cluster) == ("server", "s1", 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 16_384, 65_536, 65_537, 3_000_000])
+async def test_bodies_of_any_size(network: Any, size: int) -> None:
+    _, connection, _ = await pair(network)
+    body = (bytes(range(251)) * (size // 251 + 1))[:size]
+    for shape in (body, bytearray(body), memoryview(body), [body[: size // 3], b"", memoryview(body)[size // 3 :]]):
+        received = await connection.call(ECHO, None, shape, timeout_ms=5_000)
+        assert received.body == body
+
+
+async def test_many_calls_at_once_each_get_their_own_answer(network: Any) -> None:
+    _, connection, _ = await pair(network)
+
+    async def one(i: int) -> None:
+        if i % 3:
+            received = await connection.call(ASK, Question(f"q{i}", 1), timeout_ms=5_000)
+            assert received.value == Answer(f"Q{i}")
+        else:
+            body = str(i).encode() * (i * 20)
+            assert (await connection.call(ECHO, None, body, timeout_ms=5_000)).body == body
+
+    await asyncio.gather(*(one(i) for i in range(500)))
+    snapshot = connection.snapshot()
+    assert (snapshot.calls, snapshot.call_bytes) == (0, 0)
+
+
+async def test_both_sides_may_ask(network: Any) -> None:
+    server = Server()
+    listener = await network.listen(server.methods)
+    mine = Methods()
+    mine.answers(BACK)(lambda call: call.argument + "?")
+    connection = await network.connect(listener, mine)
+    received = await connection.call(BACK, "who", timeout_ms=2_000)
+    assert received.value == "who!?"
+
+
+async def test_errors_come_back_as_themselves(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    with pytest.raises(Trimmed) as caught:
+        await connection.call(FAIL, "trimmed", timeout_ms=2_000)
+    assert (caught.value.asked, caught.value.first_left) == (3, 9)
+
+
+@pytest.mark.parametrize("how", ["bug", "unencodable"])
+async def test_a_bug_of_a_handler_tells_nothing_of_the_server(
+    network: Any, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, connection, _ = await pair(network)
+    with caplog.at_level(logging.CRITICAL, "cutwater.wire"), pytest.raises(InternalError) as caught:
+        await connection.call(FAIL, how, timeout_ms=2_000)
+    assert "secret" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert len(caught.value.incident) == 8
+    assert (await connection.call(ASK, Question("a", 1), timeout_ms=2_000)).value == Answer("A")
+
+
+async def test_the_incident_is_in_the_log_with_its_cause(memory: Any, caplog: pytest.LogCaptureFixture) -> None:
+    _, connection, _ = await pair(memory)
+    with pytest.raises(InternalError) as caught:
+        await connection.call(FAIL, "bug", timeout_ms=2_000)
+    (record,) = [record for record in caplog.records if caught.value.incident in record.getMessage()]
+    assert record.exc_info is not None
+    assert "a secret of the server" in str(record.exc_info[1])
+
+
+async def test_what_is_not_known_is_refused(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    with pytest.raises(UnknownMethod, match="'nonsense'"):
+        await connection.call(Method[None, None]("nonsense", None, None), None, timeout_ms=2_000)
+    with pytest.raises(UnknownMethod):
+        async for _ in connection.open_stream(StreamMethod[None, None]("nonsense", None, None), None):
+            pass
+
+
+async def test_an_argument_of_another_type_is_refused(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    with pytest.raises(InvalidArgument, match=r"ask: the argument is not as expected"):
+        await connection.call(Method[int, Answer]("ask", int, Answer), 7, timeout_ms=2_000)
+    with pytest.raises(InvalidArgument, match="slow"):
+        await connection.call(Method[str, str]("slow", str, str), "7", timeout_ms=2_000)
+    with pytest.raises(MalformedFrame, match=r"ask: the answer is not as expected"):
+        await connection.call(Method[Question, int]("ask", Question, int), Question("x", 1), timeout_ms=2_000)
+    assert connection.state is State.OPEN
+
+
+async def test_a_call_ends_at_its_deadline_and_so_does_its_handler(network: Any) -> None:
+    server, connection, _ = await pair(network)
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded):
+        await connection.call(SLOW, 5_000, timeout_ms=50)
+    assert asyncio.get_running_loop().time() - started < 2
+    await server.saw("begun", "cancelled")
+    assert connection.snapshot().calls == 0
+
+
+async def test_deadlines_are_kept_apart(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    outcomes: list[int] = []
+
+    async def one(timeout_ms: int) -> None:
+        with pytest.raises(DeadlineExceeded):
+            await connection.call(SLOW, 9_000, timeout_ms=timeout_ms)
+        outcomes.append(timeout_ms)
+
+    slept = connection.call(SLOW, 30, timeout_ms=5_000)
+    received, *_ = await asyncio.gather(slept, *(one(timeout_ms) for timeout_ms in (400, 100, 250)))
+    assert received.value == "slept"
+    assert outcomes == [100, 250, 400]
+
+
+async def test_no_call_without_a_deadline(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    for timeout_ms in (0, -5):
+        with pytest.raises(InvalidArgument, match="timeout"):
+            await connection.call(ECHO, None, timeout_ms=timeout_ms)
+
+
+async def test_cancelling_the_caller_cancels_the_handler(network: Any) -> None:
+    server, connection, _ = await pair(network)
+    task = asyncio.create_task(connection.call(SLOW, 5_000, timeout_ms=10_000))
+    await server.saw("begun")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await server.saw("begun", "cancelled")
+    assert connection.snapshot().calls == 0
+
+
+async def test_a_call_cancelled_before_its_handler_began_leaves_nothing(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    number = connection.begin(SLOW, 5_000, timeout_ms=10_000, on_answer=lambda outcome: None)
+    connection.cancel(number)
+    await connection.call(ECHO, None, timeout_ms=2_000)
+    (served,) = listener.gate.connections
+    assert served.snapshot().served == 0
+    assert server.events in ([], ["begun", "cancelled"])
+
+
+async def test_an_answer_may_come_later(network: Any) -> None:
+    server, connection, _ = await pair(network)
+    first = asyncio.create_task(connection.call(LATE, 1, timeout_ms=5_000))
+    second = asyncio.create_task(connection.call(LATE, 2, timeout_ms=5_000))
+    await asyncio.sleep(0)
+    assert (await connection.call(LATE, 0, timeout_ms=5_000)).value == 0
+    assert [call.argument for call in server.late] == [1, 2, 0]
+    server.late[1].answer(22)
+    server.late[1].answer(23)
+    assert (await second).value == 22
+    server.late[0].fail(Unavailable("not today"))
+    with pytest.raises(Unavailable, match="not today"):
+        await first
+
+
+async def test_a_late_answer_to_a_cancelled_call_goes_nowhere(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    with pytest.raises(DeadlineExceeded):
+        await connection.call(LATE, 1, timeout_ms=30)
+    await server.saw("late cancelled")
+    (served,) = listener.gate.connections
+    assert served.snapshot().served == 1, "it counts until the handler is done with it"
+    server.late[0].answer(1)
+    assert served.snapshot().served == 0
+    assert (await connection.call(LATE, 0, timeout_ms=5_000)).value == 0
+
+
+async def test_answers_without_tasks(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    outcomes: list[Any] = []
+    connection.begin(ASK, Question("a", 1), timeout_ms=2_000, on_answer=outcomes.append)
+    connection.begin(FAIL, "trimmed", timeout_ms=2_000, on_answer=outcomes.append)
+    connection.begin(SLOW, 9_000, timeout_ms=30, on_answer=outcomes.append)
+    connection.begin(
+        Method[Question, int]("ask", Question, int), Question("a", 1), timeout_ms=2_000, on_answer=outcomes.append
+    )
+    async with asyncio.timeout(5):
+        while len(outcomes) < 4:
+            await asyncio.sleep(0.005)
+    assert isinstance(outcomes[0], Received)
+    assert outcomes[0].value == Answer("A")
+    assert [type(outcome) for outcome in outcomes[1:]] == [Trimmed, MalformedFrame, DeadlineExceeded]
+
+
+async def test_notices_arrive_in_order(network: Any) -> None:
+    server, connection, _ = await pair(network)
+    for i in range(100):
+        connection.notify(TELL, Question(str(i)), b"x" * i * 100)
+    await connection.call(ECHO, None, timeout_ms=5_000)
+    assert server.told == [(str(i), b"x" * i * 100) for i in range(100)]
+
+
+async def test_a_notice_that_fails_harms_nobody(network: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server, connection, _ = await pair(network)
+    with caplog.at_level(logging.CRITICAL, "cutwater.wire"):
+        connection.notify(TELL, Question("bad"))
+        connection.notify(Notice[int]("unknown", int), 3)
+        connection.notify(Notice[int]("tell", int), 3)
+        connection.notify(TELL, Question("good"))
+        await connection.call(ECHO, None, timeout_ms=5_000)
+    assert server.told == [("good", b"")]
+
+
+async def test_a_stream_from_beginning_to_end(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    async with connection.open_stream(COUNT, 500) as stream:
+        values = [item.value async for item in stream]
+    assert values == list(range(500))
+    assert connection.snapshot().calls == 0
+
+
+async def test_a_stream_ends_with_the_error_of_its_handler(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    values: list[int] = []
+    with pytest.raises(Trimmed):
+        await drain(connection.open_stream(COUNT, 13), values)
+    assert values == list(range(13))
+
+
+async def test_a_receiver_that_takes_nothing_is_sent_no_more_than_its_room(network: Any) -> None:
+    server, connection, _ = await pair(network)
+    room = SharedCredit(5, 100_000)
+    async with connection.open_stream(FOREVER, None, credit=room) as stream:
+        await server.saw("begun")
+        await connection.call(ECHO, None, timeout_ms=5_000)
+        assert stream.queued[0] == 5
+        assert stream.backlog[0] == 0 or stream.backlog[0] == 1
+        taken = [await stream.receive(timeout_ms=2_000) for _ in range(12)]
+        assert [item.value for item in taken if item] == list(range(12))
+        assert stream.queued[0] <= 5
+    await server.saw("begun", "ended after 1")
+    assert room.pool.free_items == 5
+    assert room.pool.free_bytes == 100_000
+
+
+async def test_an_item_larger_than_the_room_is_let_through(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    async with connection.open_stream(COUNT, 4, credit=SharedCredit(4, 600)) as stream:
+        assert [item.value async for item in stream] == [0, 1, 2, 3]
+
+
+async def test_streams_share_their_room(network: Any) -> None:
+    server = Server()
+    listener = await network.listen(server.methods)
+    room = SharedCredit(16, 16_000, 4)
+    connections = [await network.connect(listener) for _ in range(2)]
+    streams = [connection.open_stream(COUNT, 100, credit=room) for connection in connections for _ in range(2)]
+
+    async def consume(stream: Any) -> list[int]:
+        values = []
+        async for item in stream:
+            values.append(item.value)
+            assert sum(one.queued[0] for one in streams) <= 16
+            assert sum(one.queued[1] for one in streams) <= 16_000
+        return values
+
+    assert await asyncio.gather(*(consume(stream) for stream in streams)) == [list(range(100))] * 4
+    assert (room.pool.free_items, room.pool.free_bytes) == (16, 16_000)
+
+
+async def test_waiting_for_an_item_has_a_deadline_if_wanted(network: Any) -> None:
+    methods = Methods()
+
+    @methods.streams_to(FOREVER)
+    async def nothing(call: Call[None], out: StreamSender[int]) -> None:
+        await asyncio.sleep(60)
+
+    connection = await network.connect(await network.listen(methods))
+    async with connection.open_stream(FOREVER, None) as stream:
+        with pytest.raises(DeadlineExceeded):
+            await stream.receive(timeout_ms=30)
+        assert stream.receive_nowait() is None
+    with pytest.raises(DeadlineExceeded, match="time of this stream"):
+        await connection.open_stream(FOREVER, None, timeout_ms=50).receive()
+
+
+async def test_a_handler_whose_receiver_takes_nothing_gives_up(network: Any) -> None:
+    server, connection, _ = await pair(network, options=WireOptions(stall_ms_max=50))
+    stream = connection.open_stream(FOREVER, None, credit=SharedCredit(2, 1_000))
+    await server.saw("begun", "ended after 1")
+    assert [(await stream.receive(timeout_ms=1_000)).value for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
+    with pytest.raises(ResourceExhausted, match="took nothing for 50 ms"):
+        await stream.receive(timeout_ms=1_000)
+
+
+async def test_what_is_too_large_for_the_peer_does_not_leave(network: Any) -> None:
+    small = WireOptions(frame_bytes_max=100_000, header_bytes_max=10_000, call_bytes_max=150_000)
+    _, connection, _ = await pair(network, options=small)
+    with pytest.raises(FrameTooLarge) as caught:
+        await connection.call(ECHO, None, bytes(100_000), timeout_ms=2_000)
+    assert caught.value.limit == 100_000
+    with pytest.raises(FrameTooLarge, match="a header"):
+        await connection.call(ASK, Question("x" * 10_000), timeout_ms=2_000)
+    assert (await connection.call(ASK, Question("a", 1), timeout_ms=2_000)).value == Answer("A")
+    assert connection.snapshot().calls == 0
+
+
+async def test_an_answer_that_is_too_large_becomes_an_error(network: Any) -> None:
+    server = Server()
+    listener = await network.listen(server.methods)
+    small = WireOptions(frame_bytes_max=10_000, header_bytes_max=5_000)
+    connection = await network.connect(listener, options=small)
+    with pytest.raises(FrameTooLarge, match="limit of 5000"):
+        await connection.call(ASK, Question("abc", 3_000), timeout_ms=2_000)
+    assert (await connection.call(ASK, Question("a", 1), timeout_ms=2_000)).value == Answer("A")
+
+
+async def test_a_graceful_close_lets_calls_finish(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    task = asyncio.create_task(connection.call(SLOW, 100, timeout_ms=5_000))
+    await server.saw("begun")
+    await listener.close(timeout_ms=5_000)
+    assert (await task).value == "slept"
+    await asyncio.wait_for(connection.closed, 2)
+    with pytest.raises(ConnectionLost) as caught:
+        await connection.call(ECHO, None, timeout_ms=1_000)
+    assert not caught.value.outcome_unknown
+
+
+async def test_a_graceful_close_by_the_client_lets_its_calls_finish(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    task = asyncio.create_task(connection.call(SLOW, 100, timeout_ms=5_000))
+    await server.saw("begun")
+    closing = asyncio.create_task(connection.close())
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionLost, match="closing"):
+        await connection.call(ECHO, None, timeout_ms=1_000)
+    assert (await task).value == "slept"
+    await closing
+    assert connection.state is State.CLOSED
+    await asyncio.sleep(0.05)
+    assert listener.gate.snapshot().connections == 0
+
+
+async def test_a_close_has_a_deadline(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    task = asyncio.create_task(connection.call(SLOW, 60_000, timeout_ms=60_000))
+    await server.saw("begun")
+    started = asyncio.get_running_loop().time()
+    await listener.close(timeout_ms=100)
+    assert asyncio.get_running_loop().time() - started < 3
+    with pytest.raises(ConnectionLost) as caught:
+        await task
+    assert caught.value.outcome_unknown
+    await server.saw("begun", "cancelled")
+
+
+async def test_a_close_ends_streams(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    stream = connection.open_stream(FOREVER, None)
+    await stream.receive(timeout_ms=2_000)
+    await listener.close(timeout_ms=5_000)
+    with pytest.raises(Unavailable, match="closing"):
+        await drain(stream, [])
+    assert server.events[-1] == "ended after 1"
+
+
+async def test_what_is_asked_while_closing_is_refused_for_certain(network: Any) -> None:
+    """It was on its way when the other side began to close: nothing was done, and the caller knows."""
+    server, connection, listener = await pair(network)
+    blocker = asyncio.create_task(connection.call(SLOW, 200, timeout_ms=5_000))
+    await server.saw("begun")
+    closing = asyncio.create_task(listener.close(timeout_ms=5_000))
+    outcomes: list[CutwaterError] = []
+    async with asyncio.timeout(5):
+        while not outcomes or not isinstance(outcomes[-1], ConnectionLost):
+            try:
+                await connection.call(ASK, Question("a", 1), timeout_ms=5_000)
+            except CutwaterError as error:
+                outcomes.append(error)
+            await asyncio.sleep(0)
+    assert all("closing" in str(error) for error in outcomes)
+    assert (await blocker).value == "slept"
+    await closing
+
+
+async def test_a_lost_connection_ends_everything(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    task = asyncio.create_task(connection.call(SLOW, 60_000, timeout_ms=60_000))
+    stream = connection.open_stream(FOREVER, None, credit=SharedCredit(2, 1_000))
+    async with asyncio.timeout(5):
+        while len(server.events) < 2:
+            await asyncio.sleep(0.005)
+    (served,) = listener.gate.connections
+    served.abort()
+    with pytest.raises(ConnectionLost) as caught:
+        await task
+    assert caught.value.outcome_unknown
+    with pytest.raises(ConnectionLost):
+        await drain(stream, [])
+    async with asyncio.timeout(5):
+        while {"cancelled", "ended after 1"} - set(server.events):
+            await asyncio.sleep(0.005)
+
+
+async def test_two_busy_sides_do_not_wait_for_each_other(network: Any) -> None:
+    """Both ask for much at once, more than all buffers between them hold."""
+    server = Server()
+    opened: list[Connection] = []
+    listener = await network.listen(server.methods, on_open=opened.append)
+    mine = Methods()
+    mine.answers(ECHO)(lambda call: Reply(None, call.body))
+    connection = await network.connect(listener, mine)
+    body = bytes(1_500_000)
+
+    async def many(one: Connection) -> None:
+        received = await asyncio.gather(*(one.call(ECHO, None, body, timeout_ms=15_000) for _ in range(12)))
+        assert all(len(answer.body) == len(body) for answer in received)
+
+    await asyncio.gather(many(connection), many(opened[0]))
