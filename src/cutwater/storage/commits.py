@@ -53,10 +53,11 @@ class CommitLog:
         self._closed: dict[LLSN, MarkedFile] = {}
         self._closed_lock = Lock()
 
-    def recover(self, firsts: Sequence[LLSN]) -> None:
-        """Open what is there: the files that begin with these LLSNs. Of what lies above the last file's mark, intact
-        records are kept and the torn rest is removed."""
+    def recover(self, firsts: Sequence[LLSN], first_llsn: LLSN) -> None:
+        """Open what is there: the files that begin with these LLSNs, of which some may be left from a trim. Of what
+        lies above the last file's mark, intact records are kept and the torn rest is removed."""
         self._firsts = tuple(firsts)
+        self.forget_before(first_llsn)
         if not firsts:
             return
         self._file = file = self._open(firsts[-1])
@@ -176,8 +177,8 @@ class CommitLog:
         self.last = self.durable = self.contexts[-1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
-        """Remove files that tell only of records before the one that comes before this LLSN; never the last commit."""
-        keep = droppable(self._firsts if self._count else self._firsts[:-1], first_llsn)
+        """Remove files that tell only of records before the one that comes before this LLSN; never the last file."""
+        keep = droppable(self._firsts, first_llsn)
         gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
         for first in gone:
             with self._closed_lock:
@@ -315,7 +316,8 @@ class ContextView(Sequence[CommitContext]):
 
 def droppable(firsts: Sequence[LLSN], first_llsn: LLSN) -> int:
     """How many files may go when the entries begin at ``first_llsn``: the commit of the record before that one is
-    still needed, because it says where the log stream stood."""
+    still needed, because it says where the log stream stood. Entries go only after their commits are durable, so a file
+    that begins below ``first_llsn`` has a durable commit, and the last file is never needed less than this."""
     return sum(1 for following in firsts[1:] if following < first_llsn)
 
 

@@ -142,7 +142,7 @@ class SegmentStorage:
     def _recover_logs(self, names: Sequence[str]) -> None:
         manifest = self._manifest
         self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
-        self._commits.recover(self._firsts(names, commits.SUFFIX))
+        self._commits.recover(self._firsts(names, commits.SUFFIX), manifest.first_llsn)
         self._log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
         firsts = self._firsts(names, segment_log.SUFFIX)
         counted = [first for first in firsts if first >= manifest.first_llsn]
@@ -155,7 +155,6 @@ class SegmentStorage:
         for first in firsts[: -len(counted)]:
             name = segment_log.file_name(manifest.generation, first, segment_log.SUFFIX)
             self._files.unlink(self._directory / name)
-        self._commits.forget_before(manifest.first_llsn)
 
     def _read_whole(self, name: str) -> bytes:
         path = self._directory / name

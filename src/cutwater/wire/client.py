@@ -33,9 +33,15 @@ async def connect(
     connection = Connection(endpoint, token=token)
 
     async def attach() -> None:
-        await asyncio.get_running_loop().create_connection(
-            lambda: connection, host, port, ssl=tls, server_hostname=server_hostname if tls is not None else None
-        )
+        name = server_hostname if tls is not None else None
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, host, port, ssl=tls, server_hostname=name
+            )
+        except ConnectionResetError as error:
+            # Without TLS, a connection that was accepted is not reset before it is attached.
+            message = f"{host}:{port} broke off TLS; it may want a client certificate, or not speak TLS at all"
+            raise ConnectionLost(message, outcome_unknown=False) from error
 
     return await greeted(connection, attach, f"{host}:{port}", timeout_ms)
 
@@ -56,7 +62,8 @@ async def greeted(
         raise Untrusted(f"{address}: TLS failed: {error}") from error
     except OSError as error:
         connection.abort()
-        raise ConnectionLost(f"{address} cannot be reached: {error}", outcome_unknown=False) from error
+        message = f"{address} cannot be reached: {error or type(error).__name__}"
+        raise ConnectionLost(message, outcome_unknown=False) from error
     except BaseException:
         connection.abort()
         raise

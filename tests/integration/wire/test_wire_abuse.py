@@ -1,0 +1,538 @@
+"""Peers that misbehave: what they cost is bounded, they are told what was wrong, and others notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec import msgpack
+
+from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted
+from cutwater.wire.codec import encode_frame
+from cutwater.wire.connection import Connection, State
+from cutwater.wire.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire
+from cutwater.wire.frames import FIXED, FIXED_BYTES, Kind, PeerLimits
+from cutwater.wire.memory import Faults
+from cutwater.wire.methods import LATER, Later, Method, Methods, Reply, StreamMethod
+from cutwater.wire.options import ListenerOptions, WireOptions
+from cutwater.wire.outbox import FLUSH_BYTES
+from cutwater.wire.serving import Call
+from cutwater.wire.streams import StreamSender
+
+ECHO = Method[None, None]("echo", None, None)
+GIVE = Method[int, None]("give", int, None)
+GIVE_IN_A_TASK = Method[int, None]("give_in_a_task", int, None)
+HOLD = Method[None, None]("hold", None, None)
+FLOOD = StreamMethod[int, None]("flood", int, None)
+KIB = 1024
+GENEROUS = PeerLimits(1 << 24, 1 << 20, 10_000, 1 << 30)
+CURT = WireOptions(linger_ms_max=50)
+
+
+class Server:
+    def __init__(self) -> None:
+        self.methods = methods = Methods()
+        self.held: list[Call[None]] = []
+        self.flooded = 0
+        methods.answers(ECHO)(lambda call: Reply(None, call.body))
+        methods.answers(GIVE)(lambda call: Reply(None, bytes(call.argument)))
+        methods.answers(GIVE_IN_A_TASK)(self.give_in_a_task)
+        methods.answers(HOLD)(self.hold)
+        methods.streams_to(FLOOD)(self.flood)
+
+    async def give_in_a_task(self, call: Call[int]) -> Reply[None]:
+        await asyncio.sleep(0.01)
+        return Reply(None, bytes(call.argument))
+
+    def hold(self, call: Call[None]) -> Later:
+        self.held.append(call)
+        return LATER
+
+    async def flood(self, call: Call[int], out: StreamSender[None]) -> None:
+        while True:
+            await out.send(None, bytes(call.argument))
+            self.flooded += 1
+
+
+def request(number: int, method: str, argument: Any = None, body: bytes = b"", timeout_ms: int = 60_000) -> bytes:
+    return encode_frame(Kind.REQUEST, number, msgpack.encode((method, timeout_ms, argument)), body)
+
+
+async def greeted(network: Any, listener: Any, *, reading: bool = True) -> Any:
+    """A peer that has greeted and will misbehave from now on."""
+    before = listener.gate.snapshot().connections
+    raw = await network.raw(listener, reading=reading)
+    raw.send(encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 1, 1, 1, "raw", "r", "", GENEROUS))))
+    async with asyncio.timeout(5):
+        while listener.gate.snapshot().connections == before:
+            await asyncio.sleep(0.002)
+    return raw
+
+
+def served_by(listener: Any) -> Connection:
+    """The listener's end of the connection of the peer that misbehaves."""
+    (connection,) = [one for one in listener.gate.connections if one.peer is not None and one.peer.role == "raw"]
+    return connection
+
+
+async def farewell(raw: Any) -> CutwaterError:
+    await raw.until(lambda frames: any(frame.kind == Kind.GOAWAY for frame in frames))
+    await asyncio.wait_for(raw.gone, 5)
+    (error,) = [from_wire(frame.header.error) for frame in raw.frames if frame.kind == Kind.GOAWAY]
+    return error
+
+
+@asynccontextmanager
+async def undisturbed(connection: Connection) -> AsyncIterator[list[float]]:
+    """Calls of someone else go on all the time, and each is answered soon."""
+    delays: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def work() -> None:
+        while True:
+            started = loop.time()
+            received = await connection.call(ECHO, None, b"x" * 100, timeout_ms=3_000)
+            assert len(received.body) == 100
+            delays.append(loop.time() - started)
+            await asyncio.sleep(0.002)
+
+    task = asyncio.create_task(work())
+    try:
+        yield delays
+    finally:
+        if task.done():
+            task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert len(delays) > 3
+    assert max(delays) < 3
+
+
+# ----------------------------------------------------------------------------------------------------- slow readers
+
+
+async def test_a_reader_that_does_not_read_stops_only_itself(network: Any) -> None:
+    """It asks for 200 MB and takes nothing: after a megabyte or so it is not even listened to."""
+    options = WireOptions(send_high_bytes=256 * KIB, send_low_bytes=64 * KIB)
+    server = Server()
+    listener = await network.listen(server.methods, options=options)
+    friend = await network.connect(listener)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    most = 0
+    async with undisturbed(friend):
+        raw.send(b"".join(request(i, "give", 100 * KIB) for i in range(1, 2_001)))
+        for _ in range(60):
+            await asyncio.sleep(0.005)
+            snapshot = served.snapshot()
+            most = max(most, snapshot.send_bytes + snapshot.receive_bytes)
+    # What may be there: up to the mark, what a flush adds to it, one answer more, and what was received already.
+    assert options.send_high_bytes < most < options.send_high_bytes + FLUSH_BYTES + 100 * KIB + 2 * 64 * KIB
+    assert served.snapshot().served == 0
+    before = served.snapshot().frames
+    raw.transport.resume_reading()
+    await raw.until(lambda frames: len(frames) > 20)
+    assert served.snapshot().frames > before, "it goes on as soon as it reads"
+
+
+async def test_answers_that_pile_up_beyond_all_limits_end_the_connection(network: Any) -> None:
+    """Handlers that are tasks have begun before any answer is there, so stopping to read does not help."""
+    options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, send_bytes_max=4_096 * KIB)
+    server = Server()
+    listener = await network.listen(server.methods, options=options)
+    friend = await network.connect(listener)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    async with undisturbed(friend):
+        raw.send(b"".join(request(i, "give_in_a_task", 200 * KIB) for i in range(1, 201)))
+        await asyncio.wait_for(asyncio.shield(served.closed), 5)
+    assert isinstance(served.error, ResourceExhausted)
+    assert "wait to be read" in str(served.error)
+
+
+async def test_refusals_that_are_not_read_end_the_connection(network: Any) -> None:
+    """A side that asks something itself must keep reading, so a flood of requests meets refusals, and then the end."""
+    options = WireOptions(
+        calls_max=2, send_high_bytes=KIB, send_low_bytes=KIB, send_bytes_max=200 * KIB, frame_bytes_max=KIB,
+        header_bytes_max=KIB, call_bytes_max=KIB,
+    )  # fmt: skip
+    server = Server()
+    listener = await network.listen(server.methods, options=options)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    asked = asyncio.create_task(served.call(ECHO, None, timeout_ms=60_000))
+    most = number = 0
+    while served.state is State.OPEN:
+        raw.send(b"".join(request(number + i, "hold") for i in range(1, 1_001)))
+        number += 1_000
+        await asyncio.sleep(0.002)
+        most = max(most, served.snapshot().send_bytes)
+        assert number < 1_000_000
+    assert most < 200 * KIB + FLUSH_BYTES + 64 * KIB
+    assert isinstance(served.error, ResourceExhausted)
+    with pytest.raises(ConnectionLost):
+        await asked
+    for call in server.held:
+        call.answer()
+
+
+async def test_a_stuck_reader_is_given_up(network: Any) -> None:
+    options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, ping_ms=60)
+    server = Server()
+    listener = await network.listen(server.methods, options=options)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    raw.send(b"".join(request(i, "give", 100 * KIB) for i in range(1, 200)))
+    await asyncio.wait_for(asyncio.shield(served.closed), 5)
+    assert isinstance(served.error, ConnectionLost)
+    assert "has not been heard of" in str(served.error)
+
+
+async def test_a_stream_to_a_reader_that_does_not_read_is_bounded(network: Any) -> None:
+    """With credit beyond all measure, the transport still says when to stop."""
+    options = WireOptions(send_high_bytes=256 * KIB, send_low_bytes=64 * KIB)
+    server = Server()
+    listener = await network.listen(server.methods, options=options)
+    friend = await network.connect(listener)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    most = 0
+    async with undisturbed(friend):
+        header = msgpack.encode(("flood", 0, 50 * KIB, 2**62, 2**62))
+        raw.send(encode_frame(Kind.STREAM_OPEN, 1, header))
+        for _ in range(60):
+            await asyncio.sleep(0.005)
+            most = max(most, served.snapshot().send_bytes)
+    assert most < options.send_high_bytes + 2 * 50 * KIB + FLUSH_BYTES
+    flooded = server.flooded
+    await asyncio.sleep(0.02)
+    assert server.flooded == flooded
+
+
+# ------------------------------------------------------------------------------------------------------- bad frames
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        pytest.param(FIXED.pack(20 * KIB * KIB, 0, 1, Kind.REQUEST, 0), FrameTooLarge, id="oversized"),
+        pytest.param(FIXED.pack(0, 2 * KIB * KIB, 1, Kind.REQUEST, 0), FrameTooLarge, id="oversized header"),
+        pytest.param(b"\xff" * 1_000, MalformedFrame, id="garbage"),
+        pytest.param(bytes(1_000), MalformedFrame, id="zeros"),
+        pytest.param(encode_frame(Kind.REQUEST, 1, b"\xc1"), MalformedFrame, id="broken header"),
+        pytest.param(encode_frame(Kind.RESPONSE, 77, b"\xc0"), ProtocolViolation, id="an answer to nothing"),
+        pytest.param(encode_frame(Kind.STREAM_END, 77, b""), ProtocolViolation, id="the end of nothing"),
+        pytest.param(request(1, "hold") + request(1, "hold"), ProtocolViolation, id="a call made twice"),
+        pytest.param(random.Random(1).randbytes(100_000), CutwaterError, id="noise"),
+    ],
+)
+async def test_bad_frames_end_the_connection_of_who_sent_them(network: Any, data: bytes, error: type) -> None:
+    server = Server()
+    listener = await network.listen(server.methods, options=CURT)
+    friend = await network.connect(listener)
+    raw = await greeted(network, listener)
+    async with undisturbed(friend):
+        raw.send(data)
+        reason = await farewell(raw)
+        await asyncio.sleep(0.02)
+    assert isinstance(reason, error)
+    assert listener.gate.snapshot().connections == 1
+    for call in server.held:
+        call.answer()
+
+
+async def test_noise_after_the_end_is_not_kept(network: Any) -> None:
+    """Who goes on sending after it was told off is not listened to, and cut off after a while."""
+    listener = await network.listen(options=WireOptions(linger_ms_max=100))
+    raw = await greeted(network, listener)
+    served = served_by(listener)
+    raw.send(b"\xff" * 100)
+    async with asyncio.timeout(5):
+        while not raw.gone.done():
+            raw.send(bytes(10_000))
+            assert served.snapshot().receive_bytes == 0
+            await asyncio.sleep(0.01)
+    assert served.state is State.CLOSED
+
+
+async def test_what_the_peer_need_not_know_of_is_ignored(network: Any) -> None:
+    server = Server()
+    listener = await network.listen(server.methods)
+    raw = await greeted(network, listener)
+    raw.send(encode_frame(Kind.CANCEL, 99, b""))
+    raw.send(encode_frame(Kind.CREDIT, 99, msgpack.encode((1, 1))))
+    raw.send(encode_frame(Kind.PONG, 99, b""))
+    raw.send(encode_frame(Kind.PING, 42, b""))
+    await raw.until(lambda frames: any(frame.kind == Kind.PONG and frame.call == 42 for frame in frames))
+
+
+async def test_items_without_credit_end_the_connection(network: Any) -> None:
+    """Here the listener asks the bad peer for a stream, with room for two items."""
+    from cutwater.wire.streams import SharedCredit
+
+    listener = await network.listen(options=CURT)
+    raw = await greeted(network, listener)
+    stream = served_by(listener).open_stream(FLOOD, 1, credit=SharedCredit(2, 1_000))
+    await raw.until(lambda frames: any(frame.kind == Kind.STREAM_OPEN for frame in frames))
+    item = encode_frame(Kind.STREAM_ITEM, 1, msgpack.encode((0, 0, None)))
+    raw.send(item * 3)
+    assert "without credit" in str(await farewell(raw))
+    assert await stream.receive(timeout_ms=1_000) is not None
+    assert await stream.receive(timeout_ms=1_000) is not None
+    with pytest.raises(ConnectionLost):
+        await stream.receive(timeout_ms=1_000)
+
+
+async def test_a_message_that_never_ends_is_not_waited_for(network: Any) -> None:
+    options = WireOptions(ping_ms=40, frame_ms_max=120, linger_ms_max=50)
+    listener = await network.listen(options=options)
+    raw = await greeted(network, listener)
+    raw.send(FIXED.pack(1_000_000, 0, 1, Kind.REQUEST, 0))
+    async with asyncio.timeout(5):
+        while not any(frame.kind == Kind.GOAWAY for frame in raw.frames):
+            raw.send(b"x")
+            await asyncio.sleep(0.01)
+    assert isinstance(await farewell(raw), DeadlineExceeded)
+
+
+# ---------------------------------------------------------------------------------------------------------- too much
+
+
+async def test_more_requests_than_are_served_at_a_time_are_refused(network: Any) -> None:
+    server = Server()
+    listener = await network.listen(server.methods, options=WireOptions(calls_max=4, retry_ms=33))
+    raw = await greeted(network, listener)
+    raw.send(b"".join(request(i, "hold") for i in range(1, 11)))
+    await raw.until(lambda frames: len(frames) >= 7)
+    errors = [frame for frame in raw.frames if frame.kind == Kind.ERROR]
+    assert [frame.call for frame in errors] == [5, 6, 7, 8, 9, 10]
+    error = from_wire(errors[0].header)
+    assert isinstance(error, ResourceExhausted)
+    assert error.retry_ms == 33
+    for call in server.held:
+        call.answer()
+    raw.send(request(11, "echo"))
+    await raw.until(lambda frames: frames[-1].call == 11)
+    assert raw.frames[-1].kind == Kind.RESPONSE
+    assert served_by(listener).snapshot().refused == 6
+
+
+async def test_an_honest_client_is_refused_before_it_sends(network: Any) -> None:
+    server = Server()
+    options = WireOptions(calls_max=4, frame_bytes_max=50_000, header_bytes_max=1_000, call_bytes_max=60_000)
+    listener = await network.listen(server.methods, options=options)
+    connection = await network.connect(listener)
+    tasks = [asyncio.create_task(connection.call(HOLD, None, timeout_ms=5_000)) for _ in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted, match="4 calls are on their way"):
+        await connection.call(ECHO, None, timeout_ms=1_000)
+    async with asyncio.timeout(5):
+        while len(server.held) < 4:
+            await asyncio.sleep(0.002)
+    for call in server.held:
+        call.answer()
+    await asyncio.gather(*tasks)
+    large = asyncio.create_task(connection.call(HOLD, None, bytes(40_000), timeout_ms=5_000))
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted, match="bytes of requests are on their way"):
+        await connection.call(ECHO, None, bytes(40_000), timeout_ms=1_000)
+    async with asyncio.timeout(5):
+        while len(server.held) < 5:
+            await asyncio.sleep(0.002)
+    server.held[4].answer()
+    await large
+    assert served_snapshot(listener).refused == 0
+
+
+def served_snapshot(listener: Any) -> Any:
+    (connection,) = listener.gate.connections
+    return connection.snapshot()
+
+
+async def test_more_bytes_than_fit_are_passed_over_and_refused(network: Any) -> None:
+    """The second large request is refused by its first bytes, and what follows it is served."""
+    server = Server()
+    options = WireOptions(frame_bytes_max=600 * KIB, header_bytes_max=KIB, call_bytes_max=700 * KIB)
+    listener = await network.listen(server.methods, options=options)
+    raw = await greeted(network, listener)
+    served = served_by(listener)
+    raw.send(request(1, "hold", None, bytes(500 * KIB)))
+    async with asyncio.timeout(5):
+        while not server.held:
+            await asyncio.sleep(0.002)
+    raw.send(request(2, "hold", None, bytes(500 * KIB)) + request(3, "echo", None, b"after"))
+    most = 0
+    async with asyncio.timeout(5):
+        while len(raw.frames) < 3:
+            most = max(most, served.snapshot().receive_bytes)
+            await asyncio.sleep(0)
+    assert [(frame.kind, frame.call) for frame in raw.frames[1:]] == [(Kind.ERROR, 2), (Kind.RESPONSE, 3)]
+    assert isinstance(from_wire(raw.frames[1].header), ResourceExhausted)
+    assert most < 100 * KIB
+    assert served.snapshot().served_bytes < 501 * KIB
+    server.held[0].answer()
+    assert served.snapshot().served_bytes == 0
+
+
+async def test_connections_share_the_budget_of_their_listener(network: Any) -> None:
+    server = Server()
+    listener = await network.listen(server.methods, limits=ListenerOptions(bytes_max=1_000 * KIB))
+    greedy = await network.connect(listener)
+    other = await network.connect(listener)
+    held = asyncio.create_task(greedy.call(HOLD, None, bytes(900 * KIB), timeout_ms=10_000))
+    async with asyncio.timeout(5):
+        while not server.held:
+            await asyncio.sleep(0.002)
+    assert listener.gate.snapshot().bytes > 900 * KIB
+    with pytest.raises(ResourceExhausted, match="no room now"):
+        await other.call(ECHO, None, bytes(200 * KIB), timeout_ms=5_000)
+    assert (await other.call(ECHO, None, b"small", timeout_ms=5_000)).body == b"small"
+    server.held[0].answer()
+    await held
+    assert len((await other.call(ECHO, None, bytes(200 * KIB), timeout_ms=5_000)).body) == 200 * KIB
+    assert listener.gate.snapshot().bytes == 0
+
+
+async def test_a_large_request_that_breaks_off_gives_its_room_back(network: Any) -> None:
+    listener = await network.listen(Server().methods)
+    raw = await greeted(network, listener)
+    raw.send(request(1, "echo", None, bytes(500 * KIB))[: 300 * KIB])
+    async with asyncio.timeout(5):
+        while listener.gate.snapshot().bytes == 0:
+            await asyncio.sleep(0.002)
+        raw.transport.abort()
+        while listener.gate.snapshot().bytes:
+            await asyncio.sleep(0.002)
+
+
+# -------------------------------------------------------------------------------------------------- many connections
+
+
+@pytest.mark.parametrize("kind", ["tcp", "memory"])
+async def test_a_thousand_connections_beyond_the_limit(kind: str, tcp: Any, memory_net: Any) -> None:
+    network = tcp if kind == "tcp" else memory_net
+    limits = ListenerOptions(connections_max=50, handshakes_max=40, refusals_max=20)
+    listener = await network.listen(Server().methods, limits=limits, options=WireOptions(handshake_ms_max=300))
+    friend = await network.connect(listener)
+    refused: list[CutwaterError] = []
+    most = 0
+
+    async def intrude() -> None:
+        nonlocal most
+        try:
+            connection = await network.connect(listener, timeout_ms=10_000)
+        except CutwaterError as error:
+            refused.append(error)
+        else:
+            assert connection.state is State.OPEN
+        snapshot = listener.gate.snapshot()
+        most = max(most, snapshot.connections + snapshot.handshakes + snapshot.refusals)
+
+    async with undisturbed(friend):
+        for _ in range(10):
+            await asyncio.gather(*(intrude() for _ in range(100)))
+    assert most <= 50 + 20
+    assert len(refused) == 1_000 - 49
+    told = [error for error in refused if isinstance(error, ResourceExhausted)]
+    assert len(told) > 20
+    assert all(isinstance(error, ResourceExhausted | ConnectionLost) for error in refused)
+    assert all(error.retriable for error in refused)
+    for connection in network.connections[1:]:
+        connection.abort()
+    async with asyncio.timeout(5):
+        while listener.gate.snapshot().connections > 1:
+            await asyncio.sleep(0.005)
+    assert (await network.connect(listener)).state is State.OPEN
+
+
+@pytest.fixture
+def memory_net() -> Any:
+    """As ``memory``, but not the network of the test as such; it is closed with the other's tasks."""
+    from tests.integration.wire import conftest
+
+    return conftest.Memory()
+
+
+async def test_strangers_that_say_nothing_do_not_keep_others_out_for_long(tcp: Any) -> None:
+    limits = ListenerOptions(connections_max=100, handshakes_max=10, retry_ms=50)
+    options = WireOptions(handshake_ms_max=200, linger_ms_max=50)
+    listener = await tcp.listen(Server().methods, limits=limits, options=options)
+    friend = await tcp.connect(listener)
+    async with undisturbed(friend):
+        for _ in range(30):
+            await tcp.raw(listener)
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await tcp.connect(listener)
+                    break
+                except (ResourceExhausted, ConnectionLost):
+                    await asyncio.sleep(0.05)
+    snapshot = listener.gate.snapshot()
+    assert snapshot.refused_total + snapshot.dropped_total >= 20
+
+
+# ----------------------------------------------------------------------------------------------------------- silence
+
+
+async def test_a_half_open_connection_is_found_by_both_sides(memory: Any) -> None:
+    options = WireOptions(ping_ms=40)
+    listener = await memory.listen(Server().methods, options=options)
+    connection = await memory.connect(listener, options=options)
+    held = asyncio.create_task(connection.call(HOLD, None, timeout_ms=60_000))
+    await asyncio.sleep(0.01)
+    (served,) = listener.gate.connections
+    memory.net.links[-1].go_silent()
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(ConnectionLost, match="has not been heard of") as caught:
+        await held
+    assert caught.value.outcome_unknown
+    await asyncio.wait_for(asyncio.shield(served.closed), 2)
+    assert asyncio.get_running_loop().time() - started < 4 * 0.040 + 0.5
+    assert listener.gate.snapshot().connections == 0
+
+
+async def test_a_half_open_connection_is_found_over_tcp(tcp: Any) -> None:
+    """The peer is there for the operating system, but says nothing and answers no ping."""
+    listener = await tcp.listen(options=WireOptions(ping_ms=40))
+    raw = await greeted(tcp, listener)
+    served = served_by(listener)
+    await asyncio.wait_for(asyncio.shield(served.closed), 2)
+    assert any(frame.kind == Kind.PING for frame in raw.frames)
+
+
+async def test_an_idle_connection_stays(network: Any) -> None:
+    options = WireOptions(ping_ms=20)
+    listener = await network.listen(Server().methods, options=options)
+    connection = await network.connect(listener, options=options)
+    await asyncio.sleep(0.3)
+    assert connection.state is State.OPEN
+    assert (await connection.call(ECHO, None, b"x", timeout_ms=1_000)).body == b"x"
+
+
+async def test_a_stalled_network_goes_on_where_it_was(memory: Any) -> None:
+    listener = await memory.listen(Server().methods)
+    connection = await memory.connect(listener)
+    link = memory.net.links[-1]
+    link.stall()
+    task = asyncio.create_task(connection.call(ECHO, None, bytes(500 * KIB), timeout_ms=5_000))
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    link.go_on()
+    assert len((await task).body) == 500 * KIB
+
+
+async def test_a_connection_that_breaks_in_a_message(memory: Any) -> None:
+    memory.faults = Faults(break_after_bytes=300 * KIB)
+    listener = await memory.listen(Server().methods)
+    connection = await memory.connect(listener)
+    with pytest.raises(ConnectionLost, match="was lost"):
+        await connection.call(ECHO, None, bytes(500 * KIB), timeout_ms=5_000)
+
+
+def test_a_fixed_part_is_all_that_is_read_ahead() -> None:
+    assert FIXED_BYTES < 64
