@@ -104,7 +104,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._address = "a peer"
         self._has_tls = False
-        self._outbox = outbox = Outbox(loop, options.send_bytes_max, self._overflow)
+        self._outbox = outbox = Outbox(
+            loop, options.send_high_bytes, options.send_bytes_max, self._settled, self._overflow
+        )
         self._calling = calling = Calling(loop, outbox)
         self._serving = serving = Serving(
             self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max)
@@ -221,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
         """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost."""
         if self._calling.refusal is not None:
             raise self._calling.refusal()
-        if self._outbox.paused and self._outbox.size > self.options.call_bytes_max:
+        if self._outbox.is_busy and self._outbox.size > self.options.call_bytes_max:
             raise ResourceExhausted(f"{notice.name}: the peer reads too slowly", retry_ms=self.options.retry_ms)
         self._outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body)
 
@@ -324,6 +326,13 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_choked:
             self._unchoke()
 
+    def _settled(self) -> None:
+        """A turn after much was written: if the transport could not keep up, it has said so by now."""
+        if self._is_deaf and not self._is_choked and self.state in (State.OPEN, State.CLOSING):
+            self._listen_again()
+        if not self._outbox.paused:
+            self._serving.wake_streams()
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self.state is State.CLOSED:
             return
@@ -343,19 +352,24 @@ class Connection(asyncio.BufferedProtocol):
     def _process(self) -> None:
         if self._is_deaf:
             return
-        decoder, on = self._decoder, self._on
-        self._outbox.cork()
+        decoder, on, outbox = self._decoder, self._on, self._outbox
+        outbox.cork()
         try:
             while (frame := decoder.next_frame()) is not None:
                 on[frame.kind](frame)
                 if self._is_deaf:
+                    break
+                if outbox.is_crowded:
+                    # The next turn tells whether the transport can keep up.
+                    self._is_deaf = True
+                    self._require_transport().pause_reading()
                     break
         except CutwaterError as error:
             self.fail(error)
         except Exception as error:
             self.fail(unforeseen(f"{self!r}", error))
         finally:
-            self._outbox.flush()
+            outbox.flush()
 
     def _admit(self, kind: int, call: int, size: int) -> bool:
         if kind in (Kind.REQUEST, Kind.STREAM_OPEN):
@@ -367,9 +381,14 @@ class Connection(asyncio.BufferedProtocol):
     def _out_of_place(self, frame: Frame) -> None:
         raise ProtocolViolation(f"a {Kind(frame.kind).name} frame has no place while {self.state.value}")
 
+    def _require_transport(self) -> asyncio.Transport:
+        assert self._transport is not None
+        return self._transport
+
     def _unchoke(self) -> None:
         self._is_choked = False
-        self._listen_again()
+        if not self._outbox.is_crowded:
+            self._listen_again()
 
     def _listen_again(self) -> None:
         if self._transport is not None and self.state is not State.FAILED:
@@ -386,15 +405,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._authenticate is None:
             self._admit_peer(theirs, welcome, ANONYMOUS)
             return
-        assert self._transport is not None
-        certificate = self._transport.get_extra_info("peercert") or {}
+        transport = self._require_transport()
+        certificate = transport.get_extra_info("peercert") or {}
         shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address)
         identity = self._authenticate(shown)
         if isinstance(identity, Identity):
             self._admit_peer(theirs, welcome, identity)
             return
         self._is_deaf = True
-        self._transport.pause_reading()
+        transport.pause_reading()
         self._judging = self._loop.create_task(self._judge(theirs, welcome, identity))
 
     async def _judge(self, theirs: Hello, welcome: Welcome, identity: Awaitable[Identity]) -> None:

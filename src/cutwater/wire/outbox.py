@@ -19,13 +19,18 @@ FLUSH_BYTES = 256 * 1024
 
 
 class Outbox:
-    """``paused`` is True while the transport has more than it can send; ``overflow`` is called if that grows beyond
-    ``bytes_max``."""
+    """Whoever has much to send looks at ``is_busy`` first. ``overflow`` is called if more waits than ``bytes_max``.
+
+    ``paused`` is what the transport says; it may say so only after this turn of the event loop, since it tries to write
+    first. Until then ``is_crowded`` tells that it has more than ``high``; ``on_settled`` is called in the next turn.
+    """
 
     __slots__ = (
         "_bytes",
         "_has_large",
+        "_high",
         "_loop",
+        "_on_settled",
         "_overflow",
         "_parts",
         "_scheduled",
@@ -33,21 +38,36 @@ class Outbox:
         "bytes_max",
         "frame_bytes_max",
         "header_bytes_max",
+        "is_crowded",
         "paused",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, bytes_max: int, overflow: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        high: int,
+        bytes_max: int,
+        on_settled: Callable[[], None],
+        overflow: Callable[[int], None],
+    ) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._high = high
+        self._on_settled = on_settled
         self._overflow = overflow
         self._parts: list[Body] = []
         self._bytes = 0
         self._has_large = False
         self._scheduled = False
         self.paused = False
+        self.is_crowded = False
         self.bytes_max = bytes_max
         self.frame_bytes_max = self.header_bytes_max = FLUSH_BYTES
         """What the peer takes. Little, until it has said how much."""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.paused or self.is_crowded
 
     @property
     def size(self) -> int:
@@ -104,7 +124,7 @@ class Outbox:
         if transport is None:
             return
         self._parts = []
-        pending, self._bytes = self._bytes, 0
+        self._bytes = 0
         if len(parts) == 1:
             transport.write(parts[0])
         elif not self._has_large:
@@ -112,8 +132,17 @@ class Outbox:
         else:
             self._has_large = False
             _write_apart(transport, parts)
-        if self.paused and transport.get_write_buffer_size() > self.bytes_max:
-            self._overflow(pending)
+        waiting = transport.get_write_buffer_size()
+        if waiting > self._high:
+            if not self.is_busy:
+                self.is_crowded = True
+                self._loop.call_soon(self._settle)
+            if waiting > self.bytes_max:
+                self._overflow(waiting)
+
+    def _settle(self) -> None:
+        self.is_crowded = False
+        self._on_settled()
 
 
 def _plain(piece: Body) -> Body:

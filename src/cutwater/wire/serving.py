@@ -255,7 +255,7 @@ class Serving:
             or self._budget.used + size > self._budget.bytes_max
         ):
             return self._exhausted(f"there is no room now for a request of {frame.size} bytes")
-        if self._outbox.paused and self._outbox.size > options.call_bytes_max:
+        if self._outbox.is_busy and self._outbox.size > options.call_bytes_max:
             return self._exhausted(f"{self._outbox.size} bytes of answers wait to be read")
         if frame.call in self._calls:
             raise ProtocolViolation(f"call {frame.call} was made twice")

@@ -16,7 +16,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted
 from cutwater.wire.credits import CreditPool, Member, SendWindow
 from cutwater.wire.frames import ENCODE, BlockedHeader, Frame, ItemHeader, Kind, Payload
 from cutwater.wire.methods import Received, StreamMethod
-from cutwater.wire.outbox import Outbox
+from cutwater.wire.outbox import FLUSH_BYTES, Outbox
 
 I = TypeVar("I")  # noqa: E741 - the item of a stream, as A is the argument and R the result of a call
 
@@ -30,7 +30,7 @@ ITEM_BYTES_MAX = 16 * 1024 * 1024
 class StreamSender(Generic[I]):
     """Where the handler of a stream sends its items."""
 
-    __slots__ = ("_backlog", "_call", "_outbox", "_stall_ms_max", "_waiter", "_window")
+    __slots__ = ("_backlog", "_call", "_in_a_row", "_outbox", "_stall_ms_max", "_waiter", "_window")
 
     def __init__(self, outbox: Outbox, call: int, items: int, size: int, stall_ms_max: int) -> None:
         self._outbox = outbox
@@ -38,6 +38,8 @@ class StreamSender(Generic[I]):
         self._window = SendWindow(items, size)
         self._stall_ms_max = stall_ms_max
         self._backlog = 0, 0
+        self._in_a_row = 0
+        """Bytes sent since others had a turn."""
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -51,9 +53,15 @@ class StreamSender(Generic[I]):
         header = ENCODE((backlog_items, backlog_bytes, value))
         pieces = body if isinstance(body, list | tuple) else (body,)
         size = len(header) + sum(memoryview(piece).nbytes for piece in pieces)
-        if not self._window.fits(size) or self._outbox.paused:
-            assert self._waiter is None, "two tasks send to the same stream"
+        assert self._waiter is None, "two tasks send to the same stream"
+        if self._in_a_row > FLUSH_BYTES:
+            # Otherwise a handler with much to send would let nobody else have a turn.
+            self._in_a_row = 0
+            await asyncio.sleep(0)
+        if not self._window.fits(size) or self._outbox.is_busy:
+            self._in_a_row = 0
             await self._wait_for(size, backlog_items + 1, backlog_bytes + size)
+        self._in_a_row += size
         self._window.use(size)
         self._backlog = backlog_items, backlog_bytes
         self._outbox.send(Kind.STREAM_ITEM, self._call, header, body)
@@ -61,7 +69,7 @@ class StreamSender(Generic[I]):
     async def _wait_for(self, size: int, backlog_items: int, backlog_bytes: int) -> None:
         try:
             async with asyncio.timeout(self._stall_ms_max / 1_000):
-                while not self._window.fits(size) or self._outbox.paused:
+                while not self._window.fits(size) or self._outbox.is_busy:
                     if not self._window.fits(size):
                         blocked = BlockedHeader(backlog_items, backlog_bytes, size, *self._window.give_back())
                         self._outbox.send(Kind.BLOCKED, self._call, ENCODE(blocked))

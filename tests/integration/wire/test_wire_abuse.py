@@ -15,13 +15,13 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, 
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection, State
 from cutwater.wire.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire
-from cutwater.wire.frames import FIXED, FIXED_BYTES, Kind, PeerLimits
+from cutwater.wire.frames import FIXED, Kind, PeerLimits
 from cutwater.wire.memory import Faults
 from cutwater.wire.methods import LATER, Later, Method, Methods, Reply, StreamMethod
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.outbox import FLUSH_BYTES
 from cutwater.wire.serving import Call
-from cutwater.wire.streams import StreamSender
+from cutwater.wire.streams import SharedCredit, StreamSender
 
 ECHO = Method[None, None]("echo", None, None)
 GIVE = Method[int, None]("give", int, None)
@@ -50,6 +50,7 @@ class Server:
 
     def hold(self, call: Call[None]) -> Later:
         self.held.append(call)
+        call.on_cancel(call.answer)
         return LATER
 
     async def flood(self, call: Call[int], out: StreamSender[None]) -> None:
@@ -176,8 +177,6 @@ async def test_refusals_that_are_not_read_end_the_connection(network: Any) -> No
     assert isinstance(served.error, ResourceExhausted)
     with pytest.raises(ConnectionLost):
         await asked
-    for call in server.held:
-        call.answer()
 
 
 async def test_a_stuck_reader_is_given_up(network: Any) -> None:
@@ -241,8 +240,6 @@ async def test_bad_frames_end_the_connection_of_who_sent_them(network: Any, data
         await asyncio.sleep(0.02)
     assert isinstance(reason, error)
     assert listener.gate.snapshot().connections == 1
-    for call in server.held:
-        call.answer()
 
 
 async def test_noise_after_the_end_is_not_kept(network: Any) -> None:
@@ -272,8 +269,6 @@ async def test_what_the_peer_need_not_know_of_is_ignored(network: Any) -> None:
 
 async def test_items_without_credit_end_the_connection(network: Any) -> None:
     """Here the listener asks the bad peer for a stream, with room for two items."""
-    from cutwater.wire.streams import SharedCredit
-
     listener = await network.listen(options=CURT)
     raw = await greeted(network, listener)
     stream = served_by(listener).open_stream(FLOOD, 1, credit=SharedCredit(2, 1_000))
@@ -412,9 +407,8 @@ async def test_a_large_request_that_breaks_off_gives_its_room_back(network: Any)
 # -------------------------------------------------------------------------------------------------- many connections
 
 
-@pytest.mark.parametrize("kind", ["tcp", "memory"])
-async def test_a_thousand_connections_beyond_the_limit(kind: str, tcp: Any, memory_net: Any) -> None:
-    network = tcp if kind == "tcp" else memory_net
+@pytest.mark.parametrize("network", ["tcp", "memory"], indirect=True)
+async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
     limits = ListenerOptions(connections_max=50, handshakes_max=40, refusals_max=20)
     listener = await network.listen(Server().methods, limits=limits, options=WireOptions(handshake_ms_max=300))
     friend = await network.connect(listener)
@@ -447,14 +441,6 @@ async def test_a_thousand_connections_beyond_the_limit(kind: str, tcp: Any, memo
         while listener.gate.snapshot().connections > 1:
             await asyncio.sleep(0.005)
     assert (await network.connect(listener)).state is State.OPEN
-
-
-@pytest.fixture
-def memory_net() -> Any:
-    """As ``memory``, but not the network of the test as such; it is closed with the other's tasks."""
-    from tests.integration.wire import conftest
-
-    return conftest.Memory()
 
 
 async def test_strangers_that_say_nothing_do_not_keep_others_out_for_long(tcp: Any) -> None:
@@ -532,7 +518,3 @@ async def test_a_connection_that_breaks_in_a_message(memory: Any) -> None:
     connection = await memory.connect(listener)
     with pytest.raises(ConnectionLost, match="was lost"):
         await connection.call(ECHO, None, bytes(500 * KIB), timeout_ms=5_000)
-
-
-def test_a_fixed_part_is_all_that_is_read_ahead() -> None:
-    assert FIXED_BYTES < 64
