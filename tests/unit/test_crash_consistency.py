@@ -21,8 +21,8 @@ from cutwater.testing.fault_files import FaultFiles, Made
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 
 OPTIONS = SegmentOptions(segment_bytes=1800, index_interval_bytes=300, commits_per_file=2)
-CALLS = 40
-WORKLOADS = 4
+CALLS = 36
+WORKLOADS = 6
 VARIANTS: dict[str, tuple[float, bool]] = {
     "the process dies": (1.0, False),
     "all that is unsynced is lost": (0.0, False),
@@ -315,8 +315,8 @@ def test_the_workloads_do_everything() -> None:
     done = {step.name for workload in workloads for step in workload.steps}
     assert done == {*Workload.WEIGHTS}
     made = [op.path for workload in workloads for op in workload.files.operations if isinstance(op, Made)]
-    assert sum(".entries" in path for path in made) > 20
-    assert sum(".commits" in path for path in made) > 8
+    assert sum(".entries" in path for path in made) > 60
+    assert sum(".commits" in path for path in made) > 12
 
 
 # The tester is tested.

@@ -97,8 +97,13 @@ class Herald:
         behind = report.applied_high_watermark < settled
         for ur in report.uncommit_reports:
             stream = self._state.streams.get(ur.log_stream_id)
-            if stream is not None and node in stream.replicas and ur.state is not ReplicaState.LEARNING:
+            if stream is None or ur.state is ReplicaState.LEARNING:
+                continue
+            if node in stream.replicas:
                 yield from self._answer(stream, node, ur, behind)
+            elif ur.epoch < stream.epoch:
+                # It was replaced: whoever still waits there has to hear that the stream went on.
+                yield Send(node, self._exclude(stream))
         known = {ur.log_stream_id for ur in report.uncommit_reports}
         known.update(report.invalid)
         for stream in self._state.streams_on(node):

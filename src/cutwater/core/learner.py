@@ -158,6 +158,10 @@ class Learner:
         replica = self._replica
         replica.dedup = Deduplicator(checkpoint)
         before = max(replica.hard_state.trimmed_before, self._end.trimmed_before)
+        newest = max((context.epoch for context in self._end.contexts), default=replica.hard_state.epoch)
+        if newest > replica.hard_state.epoch:
+            # The records are of a later epoch than the replica knew of: orders for the earlier one come too late.
+            replica.hard_state = structs.replace(replica.hard_state, epoch=newest, chain=(), sealed_at=None)
         replica.hard_state = structs.replace(replica.hard_state, trimmed_before=before)
         return [SaveDedup(checkpoint)]
 

@@ -142,6 +142,8 @@ class OrderLayer:
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
+        self._behind: dict[tuple[LogStreamId, StorageNodeId], tuple[tuple[Epoch, LLSN, LLSN], int]] = {}
+        """Replicas that are behind the others of their stream: where they are, and since when."""
         self._links = _Backoff(options)
         self._admissions = _Backoff(options)
         self._woke = now.monotonic
@@ -189,7 +191,6 @@ class OrderLayer:
         if node not in self.state.nodes:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
         if report.leader_epoch != self.leader_epoch:
-            self._heard[node] = now.monotonic
             self._introduce(report)
             return
         known = self._book.newest(node)
@@ -322,6 +323,7 @@ class OrderLayer:
         if slept > self.options.node_dead_after_us // 2:
             self._heard = {node: heard + slept for node, heard in self._heard.items()}
             self._sealed_since = {stream: since + slept for stream, since in self._sealed_since.items()}
+            self._behind.clear()
             self._woke = now.monotonic
 
     def _watch_members(self, stream: LogStream, now: Instant) -> None:
@@ -332,6 +334,25 @@ class OrderLayer:
             report = self._book.newest(node)
             if report is not None and all(ur.log_stream_id != stream.stream for ur in report.uncommit_reports):
                 self._distrust(stream, node, "the node reports without it")
+            elif self._is_stuck(stream, node, now):
+                self._links.fail((stream.stream, node), now)
+                self._want_seal(stream, f"the replica on storage node {node} makes no progress")
+
+    def _is_stuck(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        """Whether a replica has been behind the others for so long, without moving, that it holds the stream up."""
+        ur = self._book.of(stream.stream, node)
+        others = [self._book.of(stream.stream, other) for other in stream.members]
+        end = max((other.durable_end for other in others if other is not None), default=LLSN(0))
+        if ur is not None and ur.durable_end >= end and ur.committed_end >= stream.committed_end:
+            self._behind.pop((stream.stream, node), None)
+            return False
+        place = (ur.durable_end, ur.committed_end) if ur is not None else (LLSN(0), LLSN(0))
+        key = (stream.stream, node)
+        seen = self._behind.get(key)
+        if seen is None or seen[0] != (stream.epoch, *place):
+            self._behind[key] = ((stream.epoch, *place), now.monotonic)
+            return False
+        return now.monotonic - seen[1] >= self.options.node_dead_after_us
 
     def _alive(self, node: StorageNodeId, now: Instant) -> bool:
         heard = self._heard.get(node)

@@ -68,7 +68,8 @@ SessionEffect = SendBatch | AskFate | AskMetadata | Settled
 
 
 class ProducerSession:
-    """One opening of a producer's name. Methods take what happened and give what to do."""
+    """One opening of a producer's name. Methods take what happened and give what to do. The driver must not pass on
+    answers to calls that it has given up: they may be of another time."""
 
     def __init__(self, producer: ProducerId, topic: str, session: int) -> None:
         """``session`` must differ from that of every other opening: a random number will do."""
@@ -92,6 +93,9 @@ class ProducerSession:
     def granted(self, grant: ProducerGrant) -> list[SessionEffect]:
         """The metadata repository gave an epoch and a stream: put the fence there."""
         if self.phase not in (Phase.OPENING, Phase.MOVING):
+            return []
+        if self.phase is Phase.MOVING and grant.stream == self.stream:
+            # A late answer to an earlier question: the stream that is being left.
             return []
         self._grant, self.stream, self.phase = grant, grant.stream, Phase.FENCING
         return [self._fence(grant)]

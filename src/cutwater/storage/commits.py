@@ -43,11 +43,11 @@ class CommitLog:
     def __init__(self, files: Files, directory: Path, generation: int, options: SegmentOptions) -> None:
         self._files, self._directory = files, directory
         self._generation, self._per_file = generation, options.commits_per_file
-        self._firsts: tuple[LLSN, ...] = ()
-        """The first LLSN of each file. All files but the last one are full."""
+        self._shape: tuple[tuple[LLSN, ...], int] = ((), 0)
+        """The first LLSN of each file, and the records in the last one; the others are full. Both change at once, or
+        readers would miscount."""
         self._file: MarkedFile | None = None
-        self._count = self._durable_count = 0
-        """Records in the last file."""
+        self._durable_count = 0
         self.last: CommitContext | None = None
         self.durable: CommitContext | None = None
         self._closed: dict[LLSN, MarkedFile] = {}
@@ -56,15 +56,15 @@ class CommitLog:
     def recover(self, firsts: Sequence[LLSN], first_llsn: LLSN) -> None:
         """Open what is there: the files that begin with these LLSNs, of which some may be left from a trim. Of what
         lies above the last file's mark, intact records are kept and the torn rest is removed."""
-        self._firsts = tuple(firsts)
+        self._shape = (tuple(firsts), 0)
         self.forget_before(first_llsn)
         if not firsts:
             return
         self._file = file = self._open(firsts[-1])
         size, marked = file.file.size(), self._records_below(file.mark.offset)
-        if size < file.mark.offset or marked > self._per_file:
+        if size < file.mark.offset or marked > self._per_file or file.header.points:
             raise DamagedFile(file.file.path, f"it should have {marked} commit contexts and has {size} bytes")
-        self._count = marked
+        self._shape = (self._firsts, marked)
         self.last = self.contexts[-1] if len(self.contexts) else None
         self._scan(file)
         end = HEADER_BYTES + self._count * CONTEXT_BYTES
@@ -79,6 +79,14 @@ class CommitLog:
             # Made for a commit that did not survive.
             self._remove_last_file()
 
+    @property
+    def _firsts(self) -> tuple[LLSN, ...]:
+        return self._shape[0]
+
+    @property
+    def _count(self) -> int:
+        return self._shape[1]
+
     def _scan(self, file: MarkedFile) -> None:
         while self._count < self._per_file:
             record = file.file.pread(CONTEXT_BYTES, HEADER_BYTES + self._count * CONTEXT_BYTES)
@@ -86,7 +94,7 @@ class CommitLog:
             if context is None or (self.last is not None and not follows(self.last, context)):
                 return
             self.last = context
-            self._count += 1
+            self._shape = (self._firsts, self._count + 1)
 
     def _records_below(self, offset: int) -> int:
         return (offset - HEADER_BYTES) // CONTEXT_BYTES
@@ -113,7 +121,7 @@ class CommitLog:
             except OSError:
                 file.file.truncate(HEADER_BYTES + self._count * CONTEXT_BYTES)
                 raise
-            self._count += len(group)
+            self._shape = (self._firsts, self._count + len(group))
             self.last = group[-1]
             start += len(group)
 
@@ -131,9 +139,8 @@ class CommitLog:
         if self._file is not None:
             with self._closed_lock:
                 self._closed[self._firsts[-1]] = self._file
-        self._file = file
-        self._count = self._durable_count = 0
-        self._firsts = (*self._firsts, context.first_llsn)
+        self._file, self._durable_count = file, 0
+        self._shape = ((*self._firsts, context.first_llsn), 0)
         return file
 
     def sync(self) -> None:
@@ -154,7 +161,7 @@ class CommitLog:
             self._remove_last_file()
         if self._file is None:
             return
-        self._count = keep - (len(self._firsts) - 1) * self._per_file
+        self._shape = (self._firsts, keep - (len(self._firsts) - 1) * self._per_file)
         self.last = self.contexts[-1] if len(self.contexts) else None
         # The failed sync may have taken back the header and the mark.
         self._file.rewrite_header()
@@ -165,21 +172,22 @@ class CommitLog:
     def _remove_last_file(self) -> None:
         self._files.unlink(self._path(self._firsts[-1]))
         self._files.sync_dir(self._directory)
-        self._firsts = self._firsts[:-1]
-        if not self._firsts:
-            self._file, self._count, self._durable_count = None, 0, 0
+        firsts = self._firsts[:-1]
+        if not firsts:
+            self._file, self._shape, self._durable_count = None, ((), 0), 0
             self.last = self.durable = None
             return
-        self._file = self._open_closed(self._firsts[-1])
+        self._file = self._open_closed(firsts[-1])
         with self._closed_lock:
-            self._closed.pop(self._firsts[-1], None)
-        self._count = self._durable_count = self._per_file
+            self._closed.pop(firsts[-1], None)
+        self._shape, self._durable_count = (firsts, self._per_file), self._per_file
         self.last = self.durable = self.contexts[-1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
         """Remove files that tell only of records before the one that comes before this LLSN; never the last file."""
         keep = droppable(self._firsts, first_llsn)
-        gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
+        gone = self._firsts[:keep]
+        self._shape = (self._firsts[keep:], self._count)
         for first in gone:
             with self._closed_lock:
                 self._closed.pop(first, None)
@@ -190,13 +198,13 @@ class CommitLog:
     @property
     def contexts(self) -> ContextView:
         """All commit contexts as they are now."""
-        return ContextView(self, self._firsts, self._count, self._per_file)
+        return ContextView(self, *self._shape, self._per_file)
 
     def records(self, first_llsn: LLSN, start: int, count: int) -> list[CommitContext]:
         """Some records of one file, verified."""
-        last = self._firsts and first_llsn == self._firsts[-1]
-        file = self._file if last else self._open_closed(first_llsn)
-        assert file is not None
+        file = self._file
+        if file is None or file.header.first_llsn != first_llsn:
+            file = self._open_closed(first_llsn)
         data = file.file.pread(count * CONTEXT_BYTES, HEADER_BYTES + start * CONTEXT_BYTES)
         found = []
         for i in range(count):
@@ -236,20 +244,15 @@ class CommitLog:
 
     def files(self) -> Iterator[tuple[LLSN, MarkedFile, int]]:
         """First LLSN, file and durable records of each, oldest first."""
-        firsts, durable_count = self._firsts, self._durable_count
+        file, durable_count, firsts = self._file, self._durable_count, self._firsts
         for first in firsts:
-            if first == firsts[-1]:
-                assert self._file is not None
-                yield first, self._file, durable_count
-            else:
-                yield first, self._open_closed(first), self._per_file
+            if file is not None and first == file.header.first_llsn:
+                yield first, file, durable_count
+                return
+            yield first, self._open_closed(first), self._per_file
 
     def _open(self, first_llsn: LLSN) -> MarkedFile:
-        file = MarkedFile.open(self._files, self._path(first_llsn), COMMITS)
-        header = file.header
-        if header != FileHeader(self._generation, first_llsn):
-            raise DamagedFile(file.file.path, f"its header says generation {header.generation}, {header.first_llsn}")
-        return file
+        return MarkedFile.open(self._files, self._path(first_llsn), COMMITS, self._generation, first_llsn)
 
     def _open_closed(self, first_llsn: LLSN) -> MarkedFile:
         with self._closed_lock:

@@ -46,6 +46,9 @@ SECTOR_BYTES = 512
 HEADER_BYTES = 3 * SECTOR_BYTES
 """The header of a segment or commit file: one sector that never changes, two for the mark, written in turn."""
 
+NUMBER_MAX = (1 << 63) - 1
+"""No LLSN and no GLSN is larger."""
+
 POINT_BYTES = 16
 CONTEXT_BYTES = 64
 
@@ -240,7 +243,9 @@ def decode_context(record: bytes, number: int) -> CommitContext | None:
     if len(record) != CONTEXT_BYTES or crc32c(record[: -_CRC.size]) != int.from_bytes(record[-_CRC.size :], "little"):
         return None
     first_llsn, first_glsn, hwm, prev_hwm, time, count, epoch, found, magic = _CONTEXT.unpack_from(record)
-    if found != number or magic != _CONTEXT_MAGIC or count < 1:
+    if found != number or magic != _CONTEXT_MAGIC or not count:
+        return None
+    if max(first_llsn, first_glsn, hwm) + count > NUMBER_MAX or not first_llsn:
         return None
     return CommitContext(
         Epoch(epoch), LLSN(first_llsn), GLSN(first_glsn), count, GLSN(hwm), GLSN(prev_hwm), CutTime(time)

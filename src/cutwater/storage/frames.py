@@ -22,7 +22,7 @@ from msgspec import Struct
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import NewerFormat
-from cutwater.storage.format import Running
+from cutwater.storage.format import NUMBER_MAX, Running
 from cutwater.types import LLSN, Batch, BatchKind, Entry, Epoch, EventTime, ProducerEpoch, ProducerId, ProducerTag
 from cutwater.types import Sequence as BatchSequence
 
@@ -159,6 +159,8 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
     time_min, time_max, running_max, declared, running_declared, epoch_of, sequence, schema, checksum = fields[10:]
     if kind not in _KINDS or producer_bytes != header_bytes - HEADER_BYTES_MIN or not count or not first_llsn:
+        return None
+    if first_llsn + count > NUMBER_MAX:
         return None
     producer = None
     if flags & _HAS_PRODUCER:

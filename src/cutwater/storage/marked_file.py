@@ -25,6 +25,7 @@ from cutwater.storage.format import (
 from cutwater.types import LLSN
 
 MARKS = 2
+POINTS_MAX = 1 << 16
 
 
 class MarkedFile:
@@ -43,11 +44,16 @@ class MarkedFile:
         return cls(files.open(path), magic, header, mark)
 
     @classmethod
-    def open(cls, files: Files, path: Path, magic: bytes) -> MarkedFile:
+    def open(cls, files: Files, path: Path, magic: bytes, generation: int, first_llsn: LLSN) -> MarkedFile:
+        """The file, which must say the same of itself as its name does."""
         file = files.open(path)
         start = file.pread(HEADER_BYTES, 0)
         header = decode_header(start, magic, path)
-        marks = [decode_mark(_slot(start, i)) for i in range(MARKS)]
+        if (header.generation, header.first_llsn) != (generation, first_llsn):
+            raise DamagedFile(path, f"its header says generation {header.generation}, LLSN {header.first_llsn}")
+        if header.points > POINTS_MAX:
+            raise DamagedFile(path, f"an index of {header.points} points cannot be")
+        marks = [_mark_in(start, i, header) for i in range(MARKS)]
         newest = max((mark for mark in marks if mark is not None), key=lambda mark: mark.sequence, default=None)
         marked = cls(file, magic, header, newest)
         marked.torn = any(mark is None and any(_slot(start, i)) for i, mark in enumerate(marks))
@@ -102,10 +108,16 @@ class MarkedFile:
             return [error.message]
         problems = [] if header == self.header else ["the header has changed"]
         for i in range(MARKS):
-            slot = _slot(start, i)
-            if any(slot) and decode_mark(slot) is None:
+            if any(_slot(start, i)) and _mark_in(start, i, header) is None:
                 problems.append(f"mark {i} is wrong")
         return problems
+
+
+def _mark_in(start: bytes, i: int, header: FileHeader) -> Mark | None:
+    mark = decode_mark(_slot(start, i))
+    if mark is None or mark.offset < header.data_start or mark.llsn < header.first_llsn - 1:
+        return None
+    return mark
 
 
 def _slot(start: bytes, i: int) -> bytes:

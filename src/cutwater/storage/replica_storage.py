@@ -359,10 +359,11 @@ class SegmentStorage:
         if from_llsn > committed_end:
             raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
         with self._reading(from_llsn):
+            # As they are now: while entries are read, a trim may remove both.
+            contexts = self._commits.contexts
             found = self._log.read(from_llsn, min(to_llsn, committed_end), bytes_max)
-            last = found.frames[-1].header.last_llsn
-            covering = self._commits.contexts.covering(found.frames[0].header.first_llsn, last)
-            return Range(found.data, found.frames, tuple(covering))
+            first, last = found.frames[0].header.first_llsn, found.frames[-1].header.last_llsn
+            return Range(found.data, found.frames, tuple(contexts.covering(first, last)))
 
     @contextmanager
     def _reading(self, llsn: LLSN) -> Iterator[None]:

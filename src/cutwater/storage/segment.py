@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.errors import DamagedEntries
 from cutwater.storage.files import File, Files
 from cutwater.storage.format import (
     HEADER_BYTES,
@@ -39,7 +39,6 @@ from cutwater.storage.frames import (
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.types import LLSN, Entry
 
-POINTS_MAX = 1 << 16
 READ_AHEAD_BYTES = 8 * 1024
 
 
@@ -99,19 +98,19 @@ class Segment:
         return cls(MarkedFile.create(files, path, SEGMENT, header))
 
     @classmethod
-    def open_closed(cls, files: Files, path: Path, end_llsn: LLSN) -> Segment:
+    def open_closed(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
         """A segment that another one follows: synced as a whole, up to the last byte."""
-        segment = cls(_open(files, path))
+        segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
         segment.end_offset = segment.durable_offset = segment._file.size()
         segment.end_llsn = segment.durable_llsn = end_llsn
         segment._load_points(segment.end_offset)
         return segment
 
     @classmethod
-    def recover(cls, files: Files, path: Path, committed_end: LLSN) -> Segment:
+    def recover(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, committed_end: LLSN) -> Segment:
         """The last segment. Everything up to its mark, or up to ``committed_end``, was durable once: if that is not
         there, it is lost and nothing is cut. Above it, intact frames are kept and the torn rest is removed."""
-        segment = cls(_open(files, path))
+        segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
         mark, size = segment._marked.mark, segment._file.size()
         segment._load_points(min(mark.offset, size))
         start = (mark.llsn, mark.offset, mark.running) if mark.offset <= size else segment._last_point()
@@ -376,13 +375,6 @@ class Segment:
         self._file.pwritev([header, entry.batch.body, trailer], place.offset)
         self._marked.sync_data()
         return True
-
-
-def _open(files: Files, path: Path) -> MarkedFile:
-    marked = MarkedFile.open(files, path, SEGMENT)
-    if marked.header.points > POINTS_MAX:
-        raise DamagedFile(path, f"an index of {marked.header.points} points cannot be")
-    return marked
 
 
 def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> Frame | None:

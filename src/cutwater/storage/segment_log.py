@@ -14,7 +14,6 @@ from threading import Lock
 
 from msgspec import Struct
 
-from cutwater.storage.errors import DamagedFile
 from cutwater.storage.files import Files
 from cutwater.storage.format import FileHeader, Running
 from cutwater.storage.frames import Frame, frame_bytes_of
@@ -67,8 +66,8 @@ class SegmentLog:
     def recover(self, firsts: Sequence[LLSN], committed_end: LLSN) -> None:
         """Open what is there: the segments that begin with these LLSNs."""
         self._firsts = list(firsts)
-        self._last = Segment.recover(self._files, self._path(firsts[-1]), committed_end)
-        self._check_header(self._last, firsts[-1])
+        path = self._path(firsts[-1])
+        self._last = Segment.recover(self._files, path, self.generation, firsts[-1], committed_end)
 
     # Where it begins and ends.
 
@@ -133,7 +132,8 @@ class SegmentLog:
         following = self._create_segment(LLSN(last.end_llsn + 1), last.running)
         with self._closed_lock:
             self._closed[last.first_llsn] = last
-        self._firsts.append(following.first_llsn)
+        # In this order, so that readers find every LLSN in one segment or the other.
+        self._firsts = [*self._firsts, following.first_llsn]
         self._last = following
 
     def _create_segment(self, first_llsn: LLSN, running: Running) -> Segment:
@@ -152,9 +152,10 @@ class SegmentLog:
             self._files.sync_dir(self._directory)
             with self._closed_lock:
                 self._closed.pop(before.first_llsn, None)
-            self._firsts.pop()
             before.go_on(removed.marked.header.running)
+            # In this order, so that readers find every LLSN in one segment or the other.
             self._last = before
+            self._firsts = self._firsts[:-1]
         if end < self._last.end_llsn or self._last.lost is not None:
             self._last.truncate(end)
 
@@ -230,19 +231,14 @@ class SegmentLog:
             if segment is not None:
                 self._closed[first_llsn] = segment
                 return segment
-        segment = Segment.open_closed(self._files, self._path(first_llsn), end_llsn)
-        self._check_header(segment, first_llsn)
+        path = self._path(first_llsn)
+        segment = Segment.open_closed(self._files, path, self.generation, first_llsn, end_llsn)
         with self._closed_lock:
             self._closed[first_llsn] = segment
             while len(self._closed) > OPEN_SEGMENTS_MAX:
                 # Whoever still reads from it keeps it open until then.
                 del self._closed[next(iter(self._closed))]
         return segment
-
-    def _check_header(self, segment: Segment, first_llsn: LLSN) -> None:
-        header = segment.marked.header
-        if (header.generation, header.first_llsn) != (self.generation, first_llsn):
-            raise DamagedFile(segment.path, f"its header says generation {header.generation}, LLSN {header.first_llsn}")
 
     def _path(self, first_llsn: LLSN) -> Path:
         return self._directory / file_name(self.generation, first_llsn, SUFFIX)

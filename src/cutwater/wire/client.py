@@ -62,7 +62,7 @@ async def greeted(
         raise Untrusted(f"{address}: TLS failed: {error}") from error
     except OSError as error:
         connection.abort()
-        message = f"{address} cannot be reached: {error or type(error).__name__}"
+        message = f"{address} cannot be reached: {str(error) or type(error).__name__}"
         raise ConnectionLost(message, outcome_unknown=False) from error
     except BaseException:
         connection.abort()

@@ -36,19 +36,16 @@ CONNECT_MS = 5_000
 class Raw(asyncio.BufferedProtocol):
     """A peer that need not keep to the protocol: sends any bytes, and reads only if told to."""
 
-    def __init__(self, reading: bool) -> None:
+    def __init__(self) -> None:
         self.transport: Any = None
         self.frames: list[Frame] = []
         self.made = asyncio.get_running_loop().create_future()
         self.gone = asyncio.get_running_loop().create_future()
-        self._reading = reading
         self._decoder = FrameDecoder(1 << 26, 1 << 20)
         self._buffer = bytearray(65_536)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
-        if not self._reading:
-            self.transport.pause_reading()
         self.made.set_result(None)
 
     def get_buffer(self, sizehint: int) -> bytearray:
@@ -113,9 +110,11 @@ class Network:
         return connection
 
     async def raw(self, listener: Any, *, reading: bool = True) -> Raw:
-        raw = Raw(reading)
+        raw = Raw()
         await self._raw(listener, raw)
         await raw.made
+        if not reading:
+            raw.transport.pause_reading()
         self.raws.append(raw)
         return raw
 

@@ -39,7 +39,7 @@ RECOVERY_US = 6 * SECOND
 """After the faults end, appends succeed and replicas converge within this time."""
 CALLS_END_US = 700 * MILLISECOND
 """Longer than any call of a client, so that nothing is on its way any more."""
-HISTORY_RANGES_MAX = 5_000
+HISTORY_RANGES_MAX = 150
 
 
 class Result(Struct, frozen=True):

@@ -1,0 +1,63 @@
+"""Projection: a body cut down to the columns that a reader asked for, without decoding the others.
+
+A body is one Arrow IPC record batch, whose schema is known by its number. Columns are picked before they are
+decompressed, and no value is ever turned into a Python object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage.checksum import Buffer
+
+END_OF_STREAM_BYTES = 8
+
+
+def project(body: Buffer, schema: pa.Schema, columns: Sequence[str], compression: str | None = None) -> pa.Buffer:
+    """The record batch with these columns only, in this order, as a body again."""
+    batch = read_columns(body, schema, columns)
+    return serialize(batch, compression) if compression else batch.serialize()
+
+
+def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """A record batch as a body: the IPC message without the schema before it and the end of stream after it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+    stream, start = sink.getvalue(), batch.schema.serialize().size
+    return stream.slice(start, stream.size - start - END_OF_STREAM_BYTES)
+
+
+def projected_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    """The schema of what ``project`` returns."""
+    return pa.schema([schema.field(i) for i in _indexes(schema, columns)], metadata=schema.metadata)
+
+
+def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
+    """The chosen columns of a body. Buffers of uncompressed columns are not copied."""
+    indexes = _indexes(schema, columns)
+    message = pa.py_buffer(body)
+    try:
+        if len(indexes) == len(schema):
+            return pa.ipc.read_record_batch(message, schema).select(list(columns))
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
+        # A stream of one batch: the reader then decodes only the fields that are wanted.
+        stream = pa.BufferReader(pa.py_buffer(b"".join((schema.serialize(), memoryview(message)))))
+        with pa.ipc.open_stream(stream, options=options) as reader:
+            return reader.read_next_batch().select(list(columns))
+    except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
+        raise Damaged(f"the body is no record batch of its schema: {error}") from error
+
+
+def _indexes(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
+    if not columns or len(set(columns)) != len(columns):
+        raise InvalidArgument("a projection names at least one column, and each column once")
+    indexes = [schema.get_field_index(column) for column in columns]
+    for column, index in zip(columns, indexes, strict=True):
+        if index < 0:
+            known = ", ".join(schema.names)
+            raise InvalidArgument(f"there is no single column {column!r}: choose among {known}")
+    return indexes

@@ -1,0 +1,261 @@
+"""The volumes of a storage node: which directories are whose, and who may use them.
+
+::
+
+    <volume>/cid=<cid>/snid=<snid>/            the storage node's path on this volume
+        lock                                   held while the node runs
+        node                                   keys of cluster and node, number of starts
+        lsid=<lsid>/                           one replica
+
+A directory's name proves nothing, because directories are copied and mounted elsewhere. So the keys, random and made
+once, are stored with the data on every volume, and all volumes of a node must agree.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from cutwater.storage.errors import (
+    DamagedFile,
+    NodeExists,
+    VolumeConflict,
+    VolumeLocked,
+    VolumeUnusable,
+    WrongIdentity,
+)
+from cutwater.storage.files import TEMPORARY, Files, Lock, OsFiles, replace
+from cutwater.storage.format import NODE, decode_whole, encode_whole
+from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
+
+NODE_FILE_BYTES_MAX = 64 * 1024
+
+
+class NodeIdentity(Struct, frozen=True):
+    """Whose data this is. ``cluster_key`` is None until the node has been added to a cluster."""
+
+    cluster: ClusterId
+    node: StorageNodeId
+    node_key: str
+    cluster_key: str | None = None
+    incarnation: Incarnation = Incarnation(0)
+
+
+def node_path(volume: Path, cluster: ClusterId, node: StorageNodeId) -> Path:
+    return volume / f"cid={cluster}" / f"snid={node}"
+
+
+def replica_path(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: LogStreamId) -> Path:
+    return node_path(volume, cluster, node) / f"lsid={stream}"
+
+
+class NodeVolumes:
+    """The volumes of a running storage node, locked until ``release``."""
+
+    def __init__(
+        self,
+        volumes: Sequence[Path],
+        cluster: ClusterId,
+        node: StorageNodeId,
+        *,
+        error_if_exists: bool = False,
+        files: Files | None = None,
+        make_key: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self._files = files or OsFiles()
+        self._cluster, self._node = cluster, node
+        self.volumes = tuple(volumes)
+        self._locks: list[Lock] = []
+        self._check_volumes()
+        if error_if_exists:
+            self._check_new()
+        try:
+            for volume in self.volumes:
+                self._lock(volume)
+            self.identity = self._agree(make_key)
+            self.replicas = self._scan()
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+        self._locks.clear()
+
+    # Starting.
+
+    def _check_volumes(self) -> None:
+        if not self.volumes:
+            raise VolumeUnusable("a storage node needs at least one volume: give one with --volumes DIR")
+        seen: set[str] = set()
+        for volume in self.volumes:
+            if not self._files.is_dir(volume):
+                what = "is not a directory" if self._files.exists(volume) else "does not exist"
+                raise VolumeUnusable(f"volume {volume} {what}: create it, or mount it, before the storage node starts")
+            real = os.path.realpath(volume)
+            if real in seen:
+                raise VolumeUnusable(f"volume {volume} was given twice: name each volume once")
+            seen.add(real)
+            self._check_writable(volume)
+
+    def _check_writable(self, volume: Path) -> None:
+        probe = volume / f".cutwater-{self._cluster}-{self._node}{TEMPORARY}"
+        try:
+            self._files.create(probe)
+            self._files.unlink(probe)
+        except OSError as error:
+            raise VolumeUnusable(
+                f"volume {volume} cannot be written ({error.strerror}): give the user that runs the storage node the "
+                "right to write there, and mount it read-write"
+            ) from error
+
+    def _path(self, volume: Path) -> Path:
+        return node_path(volume, self._cluster, self._node)
+
+    def _check_new(self) -> None:
+        for volume in self.volumes:
+            if self._files.exists(self._path(volume)):
+                raise NodeExists(
+                    f"{self._path(volume)} exists, and --error-if-exists was said: start without it to go on with that "
+                    "data, or choose another --id or another volume"
+                )
+
+    def _lock(self, volume: Path) -> None:
+        path = self._path(volume)
+        self._files.make_dir(path)
+        lock = self._files.lock(path / "lock")
+        if lock is None:
+            raise VolumeLocked(
+                f"{path} is in use by a running storage node: stop that one first, or choose another --id or volume"
+            )
+        self._locks.append(lock)
+
+    def _agree(self, make_key: Callable[[], str]) -> NodeIdentity:
+        """What all volumes say; one that is new to the node is told by the others."""
+        found = {volume: identity for volume in self.volumes if (identity := self._load(volume)) is not None}
+        if not found:
+            for volume in self.volumes:
+                self._check_not_bare(volume)
+        identity = NodeIdentity(self._cluster, self._node, make_key())
+        for volume, other in found.items():
+            if volume == next(iter(found)):
+                identity = other
+            if other.node_key != identity.node_key:
+                raise WrongIdentity(
+                    f"{self._path(next(iter(found)))} and {self._path(volume)} have different node keys, so they are "
+                    "not of the same storage node: start each node with its own volumes"
+                )
+            identity = _newer(identity, other, self._path(volume))
+        for volume in self.volumes:
+            if found.get(volume) != identity:
+                self._save(volume, identity)
+        return identity
+
+    def _check_not_bare(self, volume: Path) -> None:
+        replicas = [name for name in self._files.names(self._path(volume)) if name.startswith("lsid=")]
+        if replicas:
+            raise DamagedFile(
+                self._path(volume) / "node",
+                f"it is missing, next to {replicas[0]}",
+                "without the keys nobody can tell whose data this is: restore the file, or move the data away",
+            )
+
+    def _load(self, volume: Path) -> NodeIdentity | None:
+        path = self._path(volume) / "node"
+        if not self._files.exists(path):
+            return None
+        file = self._files.open(path)
+        if file.size() > NODE_FILE_BYTES_MAX:
+            raise DamagedFile(path, f"{file.size()} bytes cannot be", "restore it from another volume of the node")
+        try:
+            identity = msgspec.msgpack.decode(decode_whole(file.pread(file.size(), 0), NODE, path), type=NodeIdentity)
+        except msgspec.MsgspecError as error:
+            raise DamagedFile(path, str(error), "restore it from another volume of the node") from error
+        if (identity.cluster, identity.node) != (self._cluster, self._node):
+            raise WrongIdentity(
+                f"{path} says storage node {identity.node} of cluster {identity.cluster}, not {self._node} of "
+                f"{self._cluster}: the directory was renamed or copied; give it its old name back"
+            )
+        return identity
+
+    def _save(self, volume: Path, identity: NodeIdentity) -> None:
+        replace(self._files, self._path(volume) / "node", encode_whole(NODE, msgspec.msgpack.encode(identity)))
+
+    def _scan(self) -> dict[LogStreamId, Path]:
+        """Every replica on these volumes."""
+        found: dict[LogStreamId, Path] = {}
+        for volume in self.volumes:
+            path = self._path(volume)
+            for stream in _streams(self._files.names(path)):
+                if stream in found:
+                    raise VolumeConflict(
+                        f"log stream {stream} lies under two volumes, {found[stream]} and {path / f'lsid={stream}'}: "
+                        "one of them is an old copy; move that one away"
+                    )
+                found[stream] = path / f"lsid={stream}"
+        return found
+
+    # Running.
+
+    def adopt_cluster_key(self, cluster_key: str) -> None:
+        """The cluster says who it is: remember it the first time, and go nowhere else later."""
+        if self.identity.cluster_key not in (None, cluster_key):
+            raise WrongIdentity(
+                f"storage node {self._node} holds data of another cluster that also has the id {self._cluster}: check "
+                "--metadata, or start with other volumes"
+            )
+        if self.identity.cluster_key is None:
+            self._save_all(structs.replace(self.identity, cluster_key=cluster_key))
+
+    def next_incarnation(self) -> Incarnation:
+        """The number of this start, durably larger than that of every start before."""
+        self._save_all(structs.replace(self.identity, incarnation=Incarnation(self.identity.incarnation + 1)))
+        return self.identity.incarnation
+
+    def _save_all(self, identity: NodeIdentity) -> None:
+        for volume in self.volumes:
+            self._save(volume, identity)
+        self.identity = identity
+
+    def place(self, stream: LogStreamId, volume: Path | None = None) -> Path:
+        """Where a replica is, or is to be created: on the given volume, or on the one with the fewest replicas."""
+        if volume is not None and volume not in self.volumes:
+            known = ", ".join(map(str, self.volumes))
+            raise VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
+        there = self.replicas.get(stream)
+        if there is not None:
+            if volume is not None and there.parent != self._path(volume):
+                raise VolumeConflict(
+                    f"log stream {stream} already lies at {there}, so it cannot be created on {volume}: use that "
+                    "volume, or move the data first, while the node is stopped"
+                )
+            return there
+        chosen = volume or min(
+            self.volumes, key=lambda v: sum(1 for p in self.replicas.values() if p.parent == self._path(v))
+        )
+        self.replicas[stream] = self._path(chosen) / f"lsid={stream}"
+        return self.replicas[stream]
+
+
+def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdentity:
+    """A start may have died between two volumes: the later word counts, except that keys never change."""
+    keys = {key for key in (identity.cluster_key, other.cluster_key) if key is not None}
+    if len(keys) > 1:
+        raise WrongIdentity(f"{path} belongs to another cluster with the same id: start each node with its own volumes")
+    return structs.replace(
+        identity,
+        cluster_key=keys.pop() if keys else None,
+        incarnation=Incarnation(max(identity.incarnation, other.incarnation)),
+    )
+
+
+def _streams(names: Iterable[str]) -> list[LogStreamId]:
+    """The log streams among these names; anything else in the directory is none of our business."""
+    numbers = [name.removeprefix("lsid=") for name in names if name.startswith("lsid=")]
+    return [LogStreamId(int(number)) for number in numbers if number.isascii() and number.isdecimal()]
