@@ -31,7 +31,7 @@ from cutwater.types import (
 )
 
 IDENTITY = ReplicaIdentity(ClusterId(1), StorageNodeId(2), LogStreamId(3))
-SMALL = SegmentOptions(segment_bytes=4096, index_interval_bytes=512, commits_per_file=5)
+SMALL = SegmentOptions(segment_bytes=1500, index_interval_bytes=400, commits_per_file=5)
 """So small that a few entries roll a segment."""
 DIRECTORY = Path("/disk/cid=1/snid=2/lsid=3")
 

@@ -43,8 +43,9 @@ NODE = b"CWNODEID"
 SECTOR_BYTES = 512
 """What a disk writes at once. Nothing that is rewritten in place shares a sector with anything else."""
 
-HEADER_BYTES = 3 * SECTOR_BYTES
-"""The header of a segment or commit file: one sector that never changes, two for the mark, written in turn."""
+HEADER_BYTES = 4 * SECTOR_BYTES
+"""The header of a segment or commit file: a sector that never changes, two for the mark, written in turn, and the first
+one again."""
 
 NUMBER_MAX = (1 << 63) - 1
 """No LLSN and no GLSN is larger."""

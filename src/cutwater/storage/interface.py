@@ -122,6 +122,9 @@ class ReplicaStorage(Protocol):
 
     def repair_context(self, context: CommitContext) -> bool: ...
 
+    def repair_headers(self) -> int:
+        """Repair what can be repaired without a copy from elsewhere; how many files that were."""
+
     def close(self) -> None: ...
 
     # Reading. Everything is verified; what is damaged is never returned but raised as ``Damaged``.

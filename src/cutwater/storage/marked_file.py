@@ -1,4 +1,5 @@
-"""A file that knows how far it was synced: a header that never changes, two marks written in turn, then data.
+"""A file that knows how far it was synced: a header that never changes, two marks written in turn, the header again,
+then data.
 
 After each sync the new mark is written, not synced: it becomes durable with the next sync, at no cost. So after a power
 cut the mark is at most one sync behind, and after the death of the process alone it is exact. Whatever lies above the
@@ -25,6 +26,8 @@ from cutwater.storage.format import (
 from cutwater.types import LLSN
 
 MARKS = 2
+COPIES = (0, 3)
+"""The sectors of the header."""
 POINTS_MAX = 1 << 16
 
 
@@ -39,7 +42,8 @@ class MarkedFile:
     def create(cls, files: Files, path: Path, magic: bytes, header: FileHeader) -> MarkedFile:
         """Under its name the file is always complete, so a wrong header is damage, never half a creation."""
         mark = Mark(1, header.data_start, LLSN(header.first_llsn - 1), header.running)
-        empty = encode_header(magic, header) + encode_mark(mark)
+        sector = encode_header(magic, header)
+        empty = sector + encode_mark(mark) + bytes(SECTOR_BYTES) + sector
         replace(files, path, empty.ljust(header.data_start, b"\0"))
         return cls(files.open(path), magic, header, mark)
 
@@ -48,7 +52,7 @@ class MarkedFile:
         """The file, which must say the same of itself as its name does."""
         file = files.open(path)
         start = file.pread(HEADER_BYTES, 0)
-        header = decode_header(start, magic, path)
+        header = _either_header(start, magic, path)
         if (header.generation, header.first_llsn) != (generation, first_llsn):
             raise DamagedFile(path, f"its header says generation {header.generation}, LLSN {header.first_llsn}")
         if header.points > POINTS_MAX:
@@ -96,19 +100,32 @@ class MarkedFile:
     def rewrite_header(self) -> None:
         """Write what is known once more, after a failed sync that may have taken it back."""
         mark = self.mark
-        self.file.pwritev([encode_header(self.magic, self.header)], 0)
+        self._write_headers()
         self.set_mark(mark.offset, mark.llsn, mark.running)
+
+    def _write_headers(self) -> None:
+        for copy in COPIES:
+            self.file.pwritev([encode_header(self.magic, self.header)], copy * SECTOR_BYTES)
+
+    def heal(self) -> bool:
+        """Write damaged copies of the header and damaged marks anew, durably; whether there were any."""
+        if not self.header_problems():
+            return False
+        self.rewrite_header()
+        # The mark is written in turn, so twice replaces both.
+        self.sync_data()
+        mark = self.mark
+        self.set_mark(mark.offset, mark.llsn, mark.running)
+        self.sync_data()
+        return True
 
     def header_problems(self) -> list[str]:
         """What is wrong with the header and the marks, as they are on disk now."""
         start = self.file.pread(HEADER_BYTES, 0)
-        try:
-            header = decode_header(start, self.magic, self.file.path)
-        except DamagedFile as error:
-            return [error.message]
-        problems = [] if header == self.header else ["the header has changed"]
+        expected = encode_header(self.magic, self.header)
+        problems = [f"copy {copy} of the header is wrong" for copy in COPIES if _sector(start, copy) != expected]
         for i in range(MARKS):
-            if any(_slot(start, i)) and _mark_in(start, i, header) is None:
+            if any(_slot(start, i)) and _mark_in(start, i, self.header) is None:
                 problems.append(f"mark {i} is wrong")
         return problems
 
@@ -120,5 +137,16 @@ def _mark_in(start: bytes, i: int, header: FileHeader) -> Mark | None:
     return mark
 
 
+def _either_header(start: bytes, magic: bytes, path: Path) -> FileHeader:
+    try:
+        return decode_header(_sector(start, COPIES[0]), magic, path)
+    except DamagedFile:
+        return decode_header(_sector(start, COPIES[1]), magic, path)
+
+
 def _slot(start: bytes, i: int) -> bytes:
-    return start[SECTOR_BYTES * (1 + i) : SECTOR_BYTES * (2 + i)]
+    return _sector(start, 1 + i)
+
+
+def _sector(start: bytes, i: int) -> bytes:
+    return start[SECTOR_BYTES * i : SECTOR_BYTES * (i + 1)]

@@ -208,6 +208,10 @@ class MemoryStorage:
         self._check()
         return False
 
+    def repair_headers(self) -> int:
+        self._check()
+        return 0
+
     def close(self) -> None:
         if not self._closed:
             self.sync()

@@ -15,9 +15,12 @@ and what a crash leaves behind is known by its name and removed when the replica
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct, structs
 
@@ -49,11 +52,17 @@ from cutwater.storage.format import (
     encode_manifest,
 )
 from cutwater.storage.interface import Finding, Range, Synced
+from cutwater.storage.segment import Place
 from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
 from cutwater.storage.verify import verify
 from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry, LogStreamId, StorageNodeId
 
 WHOLE_FILE_BYTES_MAX = 1 << 30
+ENTRIES_BYTES = 1 << 20
+HEADS_AT_ONCE = 256
+LOOKS_MAX = 4
+
+T = TypeVar("T")
 
 
 class ReplicaIdentity(Struct, frozen=True):
@@ -343,6 +352,13 @@ class SegmentStorage:
         with self._guard():
             return self._commits.repair(context)
 
+    def repair_headers(self) -> int:
+        """Write what is damaged in the headers of files anew: they hold everything twice. How many there were."""
+        with self._guard():
+            marked = [segment.marked for segment in self._log.segments()]
+            marked += [file for _, file, _ in self._commits.files()]
+            return sum(file.heal() for file in marked)
+
     def close(self) -> None:
         """Sync what is not, and then the marks that say so."""
         if self._broken is None:
@@ -352,82 +368,84 @@ class SegmentStorage:
                 self._commits.close()
         self._broken = "it was closed"
 
-    # Reading.
+    # Reading. A trim may take away files between two steps of a reader, who then looks again.
+
+    def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
+        """Read something, of the entry that holds ``llsn`` or of none in particular."""
+        self._check()
+        try:
+            for _ in range(LOOKS_MAX):
+                if llsn is not None and llsn < self._log.first_llsn:
+                    raise TrimmedEntries(llsn, self._log.first_llsn, self._first_left())
+                with suppress(FileNotFoundError):
+                    return what()
+            return what()
+        except OSError as error:
+            raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
 
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
         committed_end = self.committed_end
         if from_llsn > committed_end:
             raise NotYetCommitted(f"LLSN {from_llsn} is not committed here, only up to {committed_end}: wait for it")
-        with self._reading(from_llsn):
-            # As they are now: while entries are read, a trim may remove both.
+
+        def read() -> Range:
+            # The commits as they are now: while entries are read, a trim may remove both.
             contexts = self._commits.contexts
             found = self._log.read(from_llsn, min(to_llsn, committed_end), bytes_max)
             first, last = found.frames[0].header.first_llsn, found.frames[-1].header.last_llsn
             return Range(found.data, found.frames, tuple(contexts.covering(first, last)))
 
-    @contextmanager
-    def _reading(self, llsn: LLSN) -> Iterator[None]:
-        """Reading an LLSN that was trimmed, perhaps while it was read, says so."""
-        self._check()
-        try:
-            if llsn < self._log.first_llsn:
-                raise FileNotFoundError
-            yield
-        except FileNotFoundError as error:
-            if llsn < self._log.first_llsn:
-                raise TrimmedEntries(llsn, self._log.first_llsn, self._first_left()) from None
-            raise DamagedFile(self._directory, f"a file is missing: {error}") from error
-        except OSError as error:
-            raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
+        return self._read(read, from_llsn)
+
+    def entry_at(self, llsn: LLSN) -> Entry:
+        if llsn > self._log.end_llsn:
+            raise NotYetCommitted(f"LLSN {llsn} is not here, only up to {self._log.end_llsn}")
+        return self._read(lambda: self._log.frame_of(llsn), llsn).entry
+
+    def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        to_llsn = min(to_llsn, self._log.end_llsn)
+        while from_llsn <= to_llsn:
+            frames = self._read(partial(self._log.read, from_llsn, to_llsn, ENTRIES_BYTES), from_llsn).frames
+            for frame in frames:
+                yield frame.entry
+            from_llsn = LLSN(frames[-1].header.last_llsn + 1)
+
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        to_llsn = min(to_llsn, self._log.end_llsn)
+        while from_llsn <= to_llsn:
+            places = self._read(partial(self._places, from_llsn, to_llsn), from_llsn)
+            for place in places:
+                if place.header is None:
+                    raise DamagedEntries(str(self._directory), place.first_llsn, place.last_llsn, "wrong header")
+                yield place.header.entry(b"")
+            from_llsn = LLSN(places[-1].last_llsn + 1)
+
+    def _places(self, from_llsn: LLSN, to_llsn: LLSN) -> list[Place]:
+        return list(islice(self._log.places(from_llsn, to_llsn), HEADS_AT_ONCE))
+
+    def running_before(self, llsn: LLSN) -> Running:
+        if llsn == self._log.end_llsn + 1:
+            return self._log.running
+        return self._read(lambda: self._log.frame_of(llsn), llsn).header.running
+
+    def from_glsn(self, glsn: GLSN) -> LLSN | None:
+        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
+        if glsn < trimmed_before:
+            raise Trimmed(glsn, trimmed_before)
+        llsn = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, glsn))
+        if llsn is not None and llsn < self._log.first_llsn:
+            raise Trimmed(glsn, self._read(self._first_left))
+        return llsn
+
+    def from_time(self, time: CutTime) -> GLSN | None:
+        glsn = self._read(lambda: first_glsn_at_or_after_time(self._commits.contexts, time))
+        return None if glsn is None else max(glsn, self._read(self._first_left))
 
     def _first_left(self) -> GLSN:
         """The GLSN after the last record that is gone, or what was asked for if that is more."""
         hard_state = self._hard_state or HardState()
         gone = glsn_of_llsn(self._commits.contexts, LLSN(self._log.first_llsn - 1))
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
-
-    def entry_at(self, llsn: LLSN) -> Entry:
-        if llsn > self._log.end_llsn:
-            raise NotYetCommitted(f"LLSN {llsn} is not here, only up to {self._log.end_llsn}")
-        with self._reading(llsn):
-            return self._log.frame_of(llsn).entry
-
-    def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        to_llsn = min(to_llsn, self._log.end_llsn)
-        while from_llsn <= to_llsn:
-            with self._reading(from_llsn):
-                found = self._log.read(from_llsn, to_llsn, 1 << 20)
-            for frame in found.frames:
-                yield frame.entry
-            from_llsn = LLSN(found.frames[-1].header.last_llsn + 1)
-
-    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        with self._reading(from_llsn):
-            for place in self._log.places(from_llsn, min(to_llsn, self._log.end_llsn)):
-                if place.header is None:
-                    raise DamagedEntries(str(self._directory), place.first_llsn, place.last_llsn, "wrong header")
-                yield place.header.entry(b"")
-
-    def running_before(self, llsn: LLSN) -> Running:
-        if llsn == self._log.end_llsn + 1:
-            return self._log.running
-        with self._reading(llsn):
-            return self._log.frame_of(llsn).header.running
-
-    def from_glsn(self, glsn: GLSN) -> LLSN | None:
-        self._check()
-        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
-        if glsn < trimmed_before:
-            raise Trimmed(glsn, trimmed_before)
-        llsn = first_llsn_at_or_after(self._commits.contexts, glsn)
-        if llsn is not None and llsn < self._log.first_llsn:
-            raise Trimmed(glsn, self._first_left())
-        return llsn
-
-    def from_time(self, time: CutTime) -> GLSN | None:
-        self._check()
-        glsn = first_glsn_at_or_after_time(self._commits.contexts, time)
-        return None if glsn is None else max(glsn, self._first_left())
 
     def verify(self) -> list[Finding]:
         self._check()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.storage.errors import DamagedEntries
+from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import File, Files
 from cutwater.storage.format import (
     HEADER_BYTES,
@@ -100,7 +100,10 @@ class Segment:
     @classmethod
     def open_closed(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
         """A segment that another one follows: synced as a whole, up to the last byte."""
-        segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
+        try:
+            segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
+        except DamagedFile as error:
+            raise DamagedEntries(str(path), first_llsn, end_llsn, error.message) from error
         segment.end_offset = segment.durable_offset = segment._file.size()
         segment.end_llsn = segment.durable_llsn = end_llsn
         segment._load_points(segment.end_offset)

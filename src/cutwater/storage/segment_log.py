@@ -27,7 +27,7 @@ HINTS_MAX = 256
 
 class SegmentOptions(Struct, frozen=True):
     segment_bytes: int = 64 * 1024 * 1024
-    """A segment ends before it would grow beyond this, unless a single entry does."""
+    """A segment ends before its entries would need more than this, unless a single one does."""
     index_interval_bytes: int = 32 * 1024
     """How far apart index points are: what a reader has to walk through at most to find an LLSN."""
     commits_per_file: int = 65_536
@@ -105,14 +105,14 @@ class SegmentLog:
     def write(self, entries: Sequence[Entry]) -> None:
         """Write, not sync, beginning a new segment where one is full."""
         group: list[Entry] = []
-        size = self._last.end_offset
+        size = self._last.end_offset - self._last.data_start
         for entry in entries:
             frame_bytes = frame_bytes_of(entry)
-            if size + frame_bytes > self._options.segment_bytes and size > self._last.data_start:
+            if size and size + frame_bytes > self._options.segment_bytes:
                 self._last.append(group)
                 group = []
                 self.roll()
-                size = self._last.end_offset
+                size = 0
             group.append(entry)
             size += frame_bytes
         self._last.append(group)

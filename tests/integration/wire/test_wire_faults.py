@@ -187,10 +187,11 @@ async def run(seed: int, faults: Faults) -> None:
     for task in work:
         task.result()
     await nemesis
+    await asyncio.sleep(0.01)
     is_whole = connection.state is State.OPEN and accepted[0].state is State.OPEN
     if is_whole and not network.links[0].is_silent:
         # A last call on each side comes after all notices.
-        for side, end in both:
+        for _, end in both:
             await end.call(SLEEP, 0, timeout_ms=3_000)
         assert theirs.numbers == list(range(ours.told))
         assert ours.numbers == list(range(theirs.told))

@@ -31,6 +31,7 @@ from cutwater.testing.simulator.protocol import (
     ReportMessage,
     Return,
 )
+from cutwater.testing.simulator.storage_node import StorageNode
 from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import MILLISECOND, DecisionIndex, Instant, LeaderEpoch, MetadataNodeId, StorageNodeId
@@ -173,6 +174,26 @@ class MetadataNode(Process):
         if self.order is not None:
             kept = sum(len(history) for history in self.order.state.histories.values())
             self.history_max = max(self.history_max, kept)
+            if isinstance(event, Wake):
+                self._check_history(self.order.state)
+
+    def _check_history(self, state: OrderState) -> None:
+        """A range of an open stream is kept until every member has it on disk."""
+        for lsid, stream in state.streams.items():
+            contexts = state.histories[lsid].contexts()
+            forgotten_end = contexts[0].first_llsn - 1 if contexts else stream.committed_end
+            for node in stream.members if stream.is_open else ():
+                process = self.world.processes.get(("sn", node))
+                disk = process.disks.get(lsid) if isinstance(process, StorageNode) else None
+                if disk is None or disk.hard_state is None or disk.hard_state.learning:
+                    continue
+                applied_end = max(disk.synced_committed_end(), disk.hard_state.base_llsn)
+                if applied_end < forgotten_end:
+                    raise Violation(
+                        "14 converge",
+                        f"commits of log stream {lsid} to {forgotten_end} were forgotten before "
+                        f"storage node {node} had them, it has {applied_end}",
+                    )
 
     def _carry_out(self, effect: OrderEffect) -> None:
         match effect:

@@ -1,0 +1,236 @@
+"""A wrong bit anywhere is found by whoever meets it, and nothing wrong is ever served."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
+
+from cutwater.core.dedup import DedupCheckpoint, Deduplicator
+from cutwater.core.recovery import HardState, Invalid, judge
+from cutwater.errors import CutwaterError, Damaged
+from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.format import HEADER_BYTES
+from cutwater.storage.replica_storage import SegmentStorage
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.testing.fault_files import FaultFiles
+from cutwater.types import LLSN, Epoch
+
+OPTIONS = SegmentOptions(segment_bytes=1100, index_interval_bytes=400, commits_per_file=4)
+FLIPS = 1_500
+
+
+class Original:
+    """A replica with several segments and commit files, some uncommitted entries, and all small files."""
+
+    def __init__(self) -> None:
+        self.files = FaultFiles()
+        storage = self.open(self.files)
+        storage.save_hard_state(HardState(epoch=Epoch(1)))
+        self.contexts = []
+        for _ in range(6):
+            group = entries_from(storage.end + 1, 4, size=30)
+            storage.write(group)
+            storage.sync()
+            self.contexts.append(commit_of(group, self.contexts[-1] if self.contexts else None))
+            storage.write_contexts(self.contexts[-1:])
+        storage.sync()
+        storage.write(entries_from(storage.end + 1, 2))
+        storage.sync()
+        self.entries = list(storage.entries(LLSN(1), storage.end))
+        dedup = Deduplicator()
+        for entry in self.entries[:20]:
+            dedup.record(entry)
+        self.dedup = dedup.checkpoint(LLSN(0))
+        storage.save_dedup(DedupCheckpoint(LLSN(0), self.dedup.producers))
+        storage.close()
+        self.found = self.open(self.files).find()
+
+    def open(self, files: FaultFiles) -> SegmentStorage:
+        return SegmentStorage(DIRECTORY, IDENTITY, OPTIONS, files)
+
+
+@pytest.fixture(scope="module")
+def original() -> Original:
+    return Original()
+
+
+def places(original: Original) -> list[tuple]:
+    """Some bits of every file."""
+    rng = Random("flips")
+    bits = [(path, offset) for path in original.files.paths() for offset in range(original.files.size_of(path))]
+    return [(path, offset, rng.randrange(8)) for path, offset in sorted(rng.sample(bits, FLIPS))]
+
+
+def served(storage: SegmentStorage) -> list:
+    """All entries that can be had, one by one; what is damaged is missing."""
+    found = []
+    llsn = storage.first_llsn
+    while llsn <= storage.end:
+        try:
+            entry = storage.entry_at(llsn)
+            found.append(entry)
+            llsn = LLSN(entry.last_llsn + 1)
+        except DamagedEntries as error:
+            llsn = LLSN(error.last_llsn + 1)
+    return found
+
+
+def ranges_served(storage: SegmentStorage) -> None:
+    """Reads of ranges give what is right, or say that it is damaged."""
+    llsn = storage.first_llsn
+    while llsn <= storage.committed_end:
+        try:
+            part = storage.read(llsn, storage.committed_end, 600)
+        except Damaged:
+            llsn = LLSN(llsn + 1)
+            continue
+        assert [frame.entry for frame in part.frames] == entries_from(part.first_llsn, len(part.frames), size=30)
+        llsn = LLSN(part.last_llsn + 1)
+
+
+def test_a_flipped_bit_in_any_file_is_found_and_never_served(original: Original) -> None:
+    for path, offset, bit in places(original):
+        files = original.files.copy()
+        storage = original.open(files)
+        files.flip(path, offset, bit)
+        where = f"bit {bit} of byte {offset} of {path.name}"
+        assert storage.verify(), where
+        good = served(storage)
+        assert all(entry in original.entries for entry in good), where
+        assert len(good) >= len(original.entries) - 1 or path.suffix != ".entries", where
+        ranges_served(storage)
+        for context in range(len(original.contexts)):
+            try:
+                assert storage.contexts[context] == original.contexts[context], where
+            except DamagedFile:
+                assert path.suffix == ".commits"
+
+
+def test_a_flipped_bit_met_when_opening_is_an_error_or_harmless(original: Original) -> None:
+    """After a restart: a typed error, a replica that is not trusted, or one that has everything."""
+    for path, offset, bit in places(original):
+        files = original.files.copy()
+        files.flip(path, offset, bit)
+        where = f"bit {bit} of byte {offset} of {path.name}"
+        try:
+            storage = original.open(files)
+            found = storage.find()
+        except Damaged:
+            continue
+        if isinstance(judge(found, creating=False), Invalid):
+            continue
+        assert found == original.found, where
+        good = served(storage)
+        assert all(entry in original.entries for entry in good), where
+        if good != original.entries:
+            assert storage.verify(), where
+
+
+@pytest.mark.parametrize("part", ["header", "body", "trailer", "both ends"])
+def test_each_part_of_an_entry_can_be_repaired(original: Original, part: str) -> None:
+    for number in range(0, len(original.entries), 3):
+        entry = original.entries[number]
+        files = original.files.copy()
+        storage = original.open(files)
+        segment = storage._log.segment_of(entry.first_llsn)
+        place = segment.place_of(entry.first_llsn)
+        header_bytes = place.header.header_bytes
+        offsets = {
+            "header": [place.offset + 30],
+            "body": [place.offset + header_bytes],
+            "trailer": [place.end - 7],
+            "both ends": [place.offset + 1, place.end - 1],
+        }[part]
+        for offset in offsets:
+            files.flip(segment.path, offset)
+        with pytest.raises(DamagedEntries) as damaged:
+            storage.entry_at(entry.first_llsn)
+        assert damaged.value.first_llsn == entry.first_llsn
+        assert damaged.value.last_llsn == entry.last_llsn or part == "both ends"
+        assert storage.repair(entry)
+        assert served(storage) == original.entries
+        files.crash(Random(1), keep=0.0)
+        assert original.open(files).verify() == []
+
+
+def test_neighbours_that_are_both_damaged_are_repaired_in_order(original: Original) -> None:
+    files = original.files.copy()
+    storage = original.open(files)
+    segment = storage._log.segment_of(LLSN(10))
+    first, second = [entry for entry in original.entries if segment.first_llsn <= entry.first_llsn][:2]
+    for entry in (first, second):
+        place = segment.place_of(entry.first_llsn)
+        for offset in (place.offset + 5, place.end - 3):
+            files.flip(segment.path, offset)
+    assert storage.verify()
+    assert storage.repair(first)
+    assert storage.repair(second)
+    assert served(storage) == original.entries
+    assert storage.verify() == []
+
+
+def test_a_commit_context_can_be_repaired(original: Original) -> None:
+    for number, context in enumerate(original.contexts[:-1]):
+        files = original.files.copy()
+        storage = original.open(files)
+        file, record = divmod(number, OPTIONS.commits_per_file)
+        path = [path for path in files.paths() if path.suffix == ".commits"][file]
+        files.flip(path, HEADER_BYTES + 64 * record + 9)
+        with pytest.raises(DamagedFile):
+            storage.contexts[number]
+        assert not storage.repair_context(original.contexts[(number + 2) % len(original.contexts)])
+        assert storage.repair_context(context)
+        assert list(storage.contexts) == original.contexts
+        assert storage.verify() == []
+
+
+def test_headers_heal_themselves(original: Original) -> None:
+    paths = [path for path in original.files.paths() if path.suffix]
+    for sector in range(4):
+        files = original.files.copy()
+        for path in paths:
+            files.flip(path, sector * 512 + 3)
+        storage = original.open(files)
+        assert served(storage) == original.entries
+        assert storage.repair_headers() >= len(paths) - 2
+        assert storage.verify() == []
+        files.crash(Random(1), keep=0.0)
+        storage = original.open(files)
+        assert storage.verify() == []
+        assert storage.find() == original.found
+
+
+def test_a_shortened_file_is_found(original: Original) -> None:
+    """A file system check, or a careless hand, cut a file."""
+    for path in original.files.paths():
+        content = original.files.content(path)
+        for size in {0, 1, len(content) // 2, len(content) - 1}:
+            files = original.files.copy()
+            files.put(path, content[:size])
+            try:
+                storage = original.open(files)
+                found = storage.find()
+                findings = storage.verify()
+            except CutwaterError:
+                continue
+            assert findings or isinstance(judge(found, creating=False), Invalid), (path.name, size, len(content))
+            assert all(entry in original.entries for entry in served(storage))
+
+
+def test_a_missing_file_is_found(original: Original) -> None:
+    last_commits = [path for path in original.files.paths() if path.suffix == ".commits"][-1]
+    for path in original.files.paths():
+        if path.name in ("dedup", "state") or path == last_commits:
+            # Without them it is an older replica, and the order layer, which knows more, finds it out.
+            continue
+        files = original.files.copy()
+        files.unlink(path)
+        try:
+            storage = original.open(files)
+            found = storage.find()
+            findings = storage.verify()
+        except CutwaterError:
+            continue
+        assert findings or isinstance(judge(found, creating=False), Invalid), path.name

@@ -1,0 +1,333 @@
+"""The layout of files: round trips, files of a newer version, and files full of anything."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entries_from
+
+from cutwater.core.dedup import DedupCheckpoint, ProducerWindow, Remembered
+from cutwater.core.recovery import HardState
+from cutwater.errors import CutwaterError, Damaged, InvalidArgument
+from cutwater.storage import format as layout
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.errors import DamagedFile, NewerFormat, WrongIdentity
+from cutwater.storage.format import FileHeader, Manifest, Mark, Running
+from cutwater.storage.frames import (
+    HEADER_BYTES_MAX,
+    PRODUCER_BYTES_MAX,
+    Frame,
+    decode_header,
+    decode_trailer,
+    encode_frame,
+    frame_bytes_of,
+    frames_in,
+)
+from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.testing.fault_files import FaultFile, FaultFiles
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Batch,
+    BatchKind,
+    ClusterId,
+    CommitContext,
+    CutTime,
+    Entry,
+    Epoch,
+    EventTime,
+    LogStreamId,
+    ProducerEpoch,
+    ProducerId,
+    ProducerTag,
+    Sequence,
+    StorageNodeId,
+)
+
+PATH = Path("somewhere")
+numbers = st.integers(1, 2**62)
+times = st.integers(-(2**62), 2**62).map(EventTime)
+maybe_times = st.none() | times
+runnings = st.builds(Running, maybe_times, maybe_times)
+tags = st.builds(ProducerTag, st.text(max_size=60).map(ProducerId), numbers.map(ProducerEpoch), numbers.map(Sequence))
+bodies = st.binary(max_size=300)
+batches = st.builds(
+    lambda body, count, time_min, time_max, kind, producer, declared, schema: Batch(
+        count, body, crc32c(body), time_min, time_max, kind, producer, declared, schema
+    ),
+    bodies,
+    st.integers(1, 2**32 - 1),
+    times,
+    times,
+    st.sampled_from(BatchKind),
+    st.none() | tags,
+    maybe_times,
+    st.integers(0, 2**32 - 1),
+)
+entries = st.builds(Entry, numbers.map(LLSN), st.integers(0, 2**32 - 1).map(Epoch), batches)
+contexts = st.builds(
+    CommitContext,
+    st.integers(0, 2**32 - 1).map(Epoch),
+    numbers.map(LLSN),
+    numbers.map(GLSN),
+    st.integers(1, 2**40),
+    numbers.map(GLSN),
+    numbers.map(GLSN),
+    numbers.map(CutTime),
+)
+
+
+def frame_of(entry: Entry, running: Running = Running()) -> bytes:  # noqa: B008
+    header, trailer = encode_frame(entry, running)
+    return header + entry.batch.body + trailer
+
+
+@given(entries, runnings)
+def test_a_frame_says_all_that_the_entry_says(entry: Entry, running: Running) -> None:
+    data = frame_of(entry, running)
+    assert len(data) == frame_bytes_of(entry)
+    header = decode_header(data)
+    assert header is not None
+    assert header.running == running
+    frame = Frame(header, memoryview(data))
+    assert frame.problem is None
+    assert frame.entry == entry
+    trailer = decode_trailer(data)
+    assert trailer is not None
+    assert (trailer.frame_bytes, trailer.first_llsn) == (len(data), entry.first_llsn)
+    assert [f.entry for f in frames_in(data + data)] == [entry, entry]
+
+
+@given(entries, st.data())
+def test_any_wrong_bit_of_a_frame_is_noticed(entry: Entry, data: st.DataObject) -> None:
+    frame = bytearray(frame_of(entry))
+    offset = data.draw(st.integers(0, len(frame) - 1))
+    frame[offset] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(Damaged):
+        list(frames_in(frame))
+
+
+def test_running_time_is_before_the_batch() -> None:
+    first = Batch(1, b"", 0, EventTime(5), EventTime(9), declared=EventTime(3))
+    late = Batch(1, b"", 0, EventTime(1), EventTime(2), declared=EventTime(1))
+    fence = Batch(1, b"", 0, EventTime(0), EventTime(99), kind=BatchKind.FENCE)
+    running = Running().after(first)
+    assert running == Running(EventTime(9), EventTime(3))
+    assert running.after(late) == running.after(fence) == running
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    tag = ProducerTag(ProducerId("x" * (PRODUCER_BYTES_MAX + 1)), ProducerEpoch(1), Sequence(1))
+    with pytest.raises(InvalidArgument, match="at most 1024 bytes"):
+        encode_frame(Entry(LLSN(1), Epoch(1), Batch(1, b"", 0, EventTime(0), EventTime(0), producer=tag)), Running())
+    with pytest.raises(InvalidArgument, match="out of range"):
+        encode_frame(Entry(LLSN(1), Epoch(1), Batch(2**32, b"", 0, EventTime(0), EventTime(0))), Running())
+
+
+@given(contexts, st.integers(0, 2**32 - 1))
+def test_commit_contexts(context: CommitContext, number: int) -> None:
+    record = layout.encode_context(context, number)
+    assert len(record) == layout.CONTEXT_BYTES
+    assert layout.decode_context(record, number) == context
+    assert layout.decode_context(record, number + 1) is None
+    assert layout.decode_context(record[:-1], number) is None
+
+
+@given(st.binary(min_size=64, max_size=64))
+def test_random_bytes_are_no_commit_context(record: bytes) -> None:
+    assert layout.decode_context(record, 0) is None
+
+
+@given(numbers, numbers, st.integers(0, 2**31), st.integers(0, 2**31), runnings)
+def test_headers_marks_and_points(generation: int, llsn: int, points: int, interval: int, running: Running) -> None:
+    header = FileHeader(generation, LLSN(llsn), points, interval, running)
+    sector = layout.encode_header(layout.SEGMENT, header)
+    assert len(sector) == layout.SECTOR_BYTES
+    assert layout.decode_header(sector, layout.SEGMENT, PATH) == header
+    with pytest.raises(DamagedFile, match="begins with"):
+        layout.decode_header(sector, layout.COMMITS, PATH)
+    mark = Mark(generation, interval, LLSN(llsn), running)
+    assert layout.decode_mark(layout.encode_mark(mark)) == mark
+    assert layout.decode_point(layout.encode_point(LLSN(llsn), interval)) == (llsn, interval)
+    assert header.data_start % layout.SECTOR_BYTES == 0
+
+
+def test_small_files() -> None:
+    manifest = Manifest(1, 2, 3, 4, LLSN(5))
+    assert layout.decode_manifest(layout.encode_manifest(manifest), PATH) == manifest
+    hard_state = HardState(epoch=Epoch(4), chain=(StorageNodeId(1),), sealed_at=LLSN(3))
+    assert layout.decode_hard_state(layout.encode_hard_state(hard_state), PATH) == hard_state
+    batch = Remembered(Sequence(1), ProducerEpoch(2), BatchKind.FENCE, LLSN(3), 4, 5, None)
+    window = ProducerWindow(ProducerId("ü"), ProducerEpoch(1), Sequence(2), LLSN(3), (batch,))
+    checkpoint = DedupCheckpoint(LLSN(9), (window,))
+    assert layout.decode_dedup(layout.encode_dedup(checkpoint), PATH) == checkpoint
+
+
+def test_a_right_checksum_over_wrong_content_is_damage() -> None:
+    wrong = layout.encode_whole(layout.HARD_STATE, b"\x93\x01\x02\x03")
+    with pytest.raises(DamagedFile, match="its content is not"):
+        layout.decode_hard_state(wrong, PATH)
+
+
+def newer(content: bytes) -> bytes:
+    """The same file as a later version of the program would begin it."""
+    start = content[:8] + struct.pack("<HH", layout.VERSION + 1, 0)
+    return start + struct.pack("<I", crc32c(start)) + b"whatever comes then" + content[40:]
+
+
+@pytest.mark.parametrize("name", ["manifest", "state", "dedup", ".entries", ".commits"])
+def test_a_file_of_a_newer_version_says_so(name: str, tmp_path: Path) -> None:
+    bench = filled(tmp_path)
+    path = next(path for path in bench.files.paths() if path.name.endswith(name))
+    content = bench.files.content(path)
+    bench.files.put(path, newer(content[:2048]) * (1 + ("." in name)))
+    with pytest.raises(NewerFormat, match=r"format version 2; this program reads versions up to 1: start the newer"):
+        bench.reopen()
+
+
+def test_the_wrong_replica_is_refused(tmp_path: Path) -> None:
+    bench = filled(tmp_path)
+    other = ReplicaIdentity(ClusterId(1), StorageNodeId(2), LogStreamId(4))
+    with pytest.raises(WrongIdentity, match="holds log stream 3 of storage node 2 in cluster 1, not log stream 4"):
+        SegmentStorage(DIRECTORY, other, SMALL, bench.files)
+
+
+def filled(tmp_path: Path) -> FaultBench:
+    bench = FaultBench(tmp_path)
+    storage = bench.storage
+    storage.save_hard_state(HardState(epoch=Epoch(1)))
+    storage.save_dedup(DedupCheckpoint(LLSN(0), ()))
+    last = None
+    for _ in range(7):
+        group = entries_from(storage.end + 1, 3)
+        storage.write(group)
+        storage.sync()
+        last = commit_of(group, last)
+        storage.write_contexts([last])
+        storage.sync()
+    storage.close()
+    return bench
+
+
+# Anything at all in the files.
+
+
+class CarefulFile(FaultFile):
+    """Notes when someone wants to read far more than there is."""
+
+    def pread(self, size: int, offset: int) -> bytes:
+        assert 0 <= size <= max(self.size(), HEADER_BYTES_MAX) + 64 * 1024, f"{size} bytes of {self.size()}"
+        assert offset >= 0
+        return super().pread(size, offset)
+
+
+class CarefulFiles(FaultFiles):
+    def open(self, path: Path) -> CarefulFile:
+        return CarefulFile(self, path, self._inode_of(path))
+
+
+def use(files: FaultFiles) -> None:
+    """Everything that reads; only errors of ours may come out of it."""
+    try:
+        storage = SegmentStorage(DIRECTORY, IDENTITY, SMALL, files)
+    except CutwaterError:
+        return
+    for read in (
+        storage.find,
+        storage.verify,
+        lambda: list(storage.contexts),
+        lambda: list(storage.entries(storage.first_llsn, storage.end)),
+        lambda: list(storage.heads(storage.first_llsn, storage.end)),
+        lambda: storage.read(storage.first_llsn, storage.end, 10_000),
+        lambda: storage.from_glsn(GLSN(5)),
+        lambda: storage.from_time(CutTime(1_030)),
+    ):
+        try:
+            read()
+        except CutwaterError:
+            pass
+
+
+def careful(bench: FaultBench) -> CarefulFiles:
+    files = CarefulFiles()
+    for path in bench.files.paths():
+        files.put(path, bench.files.content(path))
+    return files
+
+
+def garble(rng: Random, content: bytes) -> bytes:
+    """Some way in which a file may be wrong."""
+    data = bytearray(content)
+    for _ in range(rng.randint(1, 4)):
+        kind = rng.randrange(6)
+        at = rng.randrange(len(data) + 1)
+        size = rng.choice((1, 4, 16, 64, 512))
+        if kind == 0:
+            data[at : at + size] = rng.randbytes(size)
+        elif kind == 1:
+            del data[at : at + size]
+        elif kind == 2:
+            data[at:at] = rng.randbytes(size)
+        elif kind == 3:
+            data[at : at + size] = bytes(size)
+        elif kind == 4:
+            other = rng.randrange(len(data) + 1)
+            data[at : at + size] = data[other : other + size]
+        else:
+            data = bytearray(rng.randbytes(rng.randrange(3000)))
+    return bytes(data)
+
+
+def test_any_bytes_in_any_file_give_an_error_of_ours_or_the_truth(tmp_path: Path) -> None:
+    bench = filled(tmp_path)
+    for seed in range(500):
+        rng = Random(f"garble/{seed}")
+        files = careful(bench)
+        for path in rng.sample(files.paths(), rng.randint(1, 2)):
+            files.put(path, garble(rng, files.content(path)))
+        use(files)
+
+
+def test_wrong_numbers_under_right_checksums_do_no_harm(tmp_path: Path) -> None:
+    """Sectors, records and headers with random content and a correct checksum: nobody can make those by accident."""
+    bench = filled(tmp_path)
+    for seed in range(300):
+        rng = Random(f"forge/{seed}")
+        files = careful(bench)
+        path = rng.choice([path for path in files.paths() if path.suffix])
+        data = bytearray(files.content(path))
+        if path.suffix == ".commits" and rng.random() < 0.5:
+            at = layout.HEADER_BYTES + 64 * rng.randrange(SMALL.commits_per_file)
+            reseal(data, at, at + 64, rng, 0)
+        elif rng.random() < 0.3:
+            at = layout.HEADER_BYTES + 16 * rng.randrange(4)
+            reseal(data, at, at + 16, rng, 0)
+        else:
+            sector = rng.randrange(4)
+            reseal(data, sector * 512, (sector + 1) * 512, rng, 16 if sector in (0, 3) else 0)
+            if sector in (0, 3):
+                data[(3 - sector) * 512] ^= 1
+        files.put(path, bytes(data))
+        use(files)
+
+
+def reseal(data: bytearray, start: int, end: int, rng: Random, keep: int) -> None:
+    """Change some numbers of a record and give it a right checksum."""
+    if end > len(data):
+        return
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(start + keep, min(end - 4, start + 72), 4)
+        data[at : at + 4] = rng.choice((b"\0\0\0\0", b"\xff\xff\xff\xff", rng.randbytes(4), b"\1\0\0\0"))
+    data[end - 4 : end] = struct.pack("<I", crc32c(bytes(data[start : end - 4])))
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=200), st.sampled_from([layout.MANIFEST, layout.HARD_STATE, layout.DEDUP]))
+def test_random_bytes_are_no_small_file(data: bytes, magic: bytes) -> None:
+    with pytest.raises(DamagedFile):
+        layout.decode_whole(data, magic, PATH)
