@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -183,9 +184,9 @@ def newer(content: bytes) -> bytes:
 @pytest.mark.parametrize("name", ["manifest", "state", "dedup", ".entries", ".commits"])
 def test_a_file_of_a_newer_version_says_so(name: str, tmp_path: Path) -> None:
     bench = filled(tmp_path)
-    path = next(path for path in bench.files.paths() if path.name.endswith(name))
+    path = [path for path in bench.files.paths() if path.name.endswith(name)][-1]
     content = bench.files.content(path)
-    bench.files.put(path, newer(content[:2048]) * (1 + ("." in name)))
+    bench.files.put(path, newer(content))
     with pytest.raises(NewerFormat, match=r"format version 2; this program reads versions up to 1: start the newer"):
         bench.reopen()
 
@@ -247,10 +248,8 @@ def use(files: FaultFiles) -> None:
         lambda: storage.from_glsn(GLSN(5)),
         lambda: storage.from_time(CutTime(1_030)),
     ):
-        try:
+        with suppress(CutwaterError):
             read()
-        except CutwaterError:
-            pass
 
 
 def careful(bench: FaultBench) -> CarefulFiles:
