@@ -67,6 +67,10 @@ class CommitLog:
         self._shape = (self._firsts, marked)
         self.last = self.contexts[-1] if len(self.contexts) else None
         self._scan(file)
+        if not self._count:
+            # Made for a commit that did not survive.
+            self._remove_last_file()
+            return
         end = HEADER_BYTES + self._count * CONTEXT_BYTES
         # What is there may have been written, or cut off, and never synced.
         file.sync_all()
@@ -75,9 +79,6 @@ class CommitLog:
         elif self._count > marked or file.torn:
             file.set_mark(end, self._end_llsn, NO_TIME)
         self._durable_count, self.durable = self._count, self.last
-        if not self._count:
-            # Made for a commit that did not survive.
-            self._remove_last_file()
 
     @property
     def _firsts(self) -> tuple[LLSN, ...]:
@@ -157,7 +158,7 @@ class CommitLog:
     def cut_back(self, end: LLSN) -> None:
         """Durably remove the commits above ``end``: newest files first, so a crash leaves no hole."""
         keep = bisect_left(self.contexts, end + 1, key=_last_llsn)
-        while self._file is not None and keep < (len(self._firsts) - 1) * self._per_file:
+        while self._file is not None and keep <= (len(self._firsts) - 1) * self._per_file:
             self._remove_last_file()
         if self._file is None:
             return

@@ -33,6 +33,8 @@ class Faults(Struct, frozen=True, kw_only=True):
     """Let each piece wait for a random time up to this."""
     capacity_bytes: int = 256 * 1024
     """What is written and not yet read, in one direction, before the writer has to keep the rest itself."""
+    pauses_late: bool = False
+    """Tell the writer only in the next turn of the event loop that it has written too much, as uvloop may."""
     break_after_bytes: int = 0
     """Break after that many bytes in one direction; 0 means never."""
 
@@ -84,7 +86,10 @@ class MemoryTransport(asyncio.Transport):
         if not self._is_closing:
             self.out.waiting += data
             self.out.pump()
-            self.check_limits()
+            if self.link.faults.pauses_late:
+                self.link.loop.call_soon(self.check_limits)
+            else:
+                self.check_limits()
 
     def can_write_eof(self) -> bool:
         return True

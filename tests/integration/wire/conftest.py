@@ -159,7 +159,7 @@ class Memory(Network):
         return await self.net.connect(endpoint, listener.address, timeout_ms=timeout_ms, **more)
 
     async def _raw(self, listener: Any, raw: Raw) -> None:
-        assert self.net.attach_raw(listener.address, raw) is not None
+        assert self.net.attach_raw(listener.address, raw, self.faults) is not None
 
 
 class Tcp(Network):

@@ -138,8 +138,13 @@ async def test_a_reader_that_does_not_read_stops_only_itself(network: Any) -> No
     assert served.snapshot().served == 0
     before = served.snapshot().frames
     raw.transport.resume_reading()
-    await raw.until(lambda frames: len(frames) > 20)
+    await raw.until(lambda frames: len(frames) > before + 10)
     assert served.snapshot().frames > before, "it goes on as soon as it reads"
+
+
+async def test_a_transport_that_complains_late_is_not_flooded_meanwhile(memory: Any) -> None:
+    memory.faults = Faults(pauses_late=True)
+    await test_a_reader_that_does_not_read_stops_only_itself(memory)
 
 
 async def test_answers_that_pile_up_beyond_all_limits_end_the_connection(network: Any) -> None:

@@ -148,6 +148,7 @@ async def test_a_newer_peer_that_speaks_ours_too_is_welcome(network: Any) -> Non
     [
         pytest.param(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "no frame|exceeds the limit", id="a web browser"),
         pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200), "no frame|exceeds", id="TLS"),
+        pytest.param(hello(cluster=9), "this is cluster 1, not 9", id="another cluster"),
         pytest.param(hello(magic="kafka"), "does not speak the protocol", id="another magic"),
         pytest.param(encode_frame(Kind.HELLO, 0, msgpack.encode(["cutwater"])), "does not greet", id="too short"),
         pytest.param(encode_frame(Kind.REQUEST, 1, msgpack.encode(("who", 1, None))), "no place", id="a request"),
