@@ -7,11 +7,13 @@ import sys
 
 import pytest
 
+from cutwater.core.requests import Done, ReplaceRequest, SealRequest, UnsealRequest
 from cutwater.testing import simulate as command
 from cutwater.testing.simulator.cluster import Cluster, simulate
 from cutwater.testing.simulator.options import PROFILES, Options, random_options
 from cutwater.testing.simulator.record import Outcome
 from cutwater.testing.simulator.world import Violation
+from cutwater.types import ReplicaState
 
 RANDOM_SEEDS = 240
 STORM_SEEDS = 60
@@ -99,3 +101,51 @@ def test_faults_bite() -> None:
     assert sum(result.appends[Outcome.FAIL.value] for result in results) > 30
     assert sum(result.seals for result in results) > 100
     assert sum(result.leaders - 1 for result in results) > 20
+
+
+def acknowledged_since(cluster: Cluster, since: int) -> int:
+    return sum(1 for op in cluster.record.appends if op.outcome is Outcome.OK and op.completed >= since)
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_log() -> None:
+    """The node goes on reporting, only its syncs never end: its streams go on without it."""
+    cluster = Cluster(1, Options(storage_nodes=4, streams=3, appenders=3))
+    cluster._set_up()
+    cluster._start_clients()
+    world = cluster.world
+    world.run_until(world.now + 500_000)
+    hung = cluster.storage_nodes[0]
+    hung._synced = lambda *arguments: None  # type: ignore[method-assign]
+    world.run_until(world.now + 2_000_000)
+    assert acknowledged_since(cluster, world.now - 1_000_000) > 50
+    leader = cluster.leader()
+    assert leader is not None
+    assert all(stream.is_open and hung.node not in stream.members for stream in leader.state.streams.values())
+
+
+def test_a_replica_that_was_replaced_while_cut_off_hears_of_it() -> None:
+    """It must not stay RUNNING in an epoch that is over, with waiters that hear nothing."""
+    cluster = Cluster(2, Options(storage_nodes=4, streams=1, appenders=2))
+    cluster._set_up()
+    cluster._start_clients()
+    world, leader = cluster.world, cluster.leader()
+    assert leader is not None
+    (stream,) = leader.state.streams.values()
+    old = stream.members[1]
+    spare = next(node.node for node in cluster.storage_nodes if node.node not in stream.replicas)
+    others = [address for address in world.processes if address != ("sn", old)]
+    for address in others:
+        world.block(address, ("sn", old))
+        world.block(("sn", old), address)
+    cluster.operator.insist(SealRequest(stream.stream), lambda outcome: None)
+    world.run_until(world.now + 500_000)
+    done: list[object] = []
+    cluster.operator.insist(ReplaceRequest(stream.stream, old, spare), done.append)
+    cluster.operator.insist(UnsealRequest(stream.stream), done.append)
+    world.run_until(world.now + 1_000_000)
+    assert done == [Done(), Done()]
+    world.heal_network()
+    world.run_until(world.now + 1_000_000)
+    replaced = cluster.storage_nodes[old - 1].replicas[stream.stream]
+    assert replaced.state is ReplicaState.SEALING
+    assert replaced.hard_state.epoch == stream.epoch
