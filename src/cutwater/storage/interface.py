@@ -117,8 +117,9 @@ class ReplicaStorage(Protocol):
         """Open anew and remove whatever is not known to be durable; nothing, if that is not known. The only way on
         after ``StorageBroken``."""
 
-    def repair(self, entry: Entry) -> bool:
-        """Put an intact copy in the place of a damaged entry; False if it does not belong there."""
+    def repair(self, entry: Entry, running: Running | None = None) -> bool:
+        """Put an intact copy in the place of a damaged entry; False if it does not belong there. The copy's ``running``
+        is needed only if the entry before it is damaged too."""
 
     def repair_context(self, context: CommitContext) -> bool: ...
 

@@ -191,7 +191,7 @@ class MemoryStorage:
         memory.contexts_synced = len(memory.contexts)
         self.truncate(min(end, self.end))
 
-    def repair(self, entry: Entry) -> bool:
+    def repair(self, entry: Entry, running: Running | None = None) -> bool:
         self._check()
         i = self._index(entry.first_llsn)
         if i == len(self.memory.frames) or self.memory.frames[i].header.first_llsn != entry.first_llsn:

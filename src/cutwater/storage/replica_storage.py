@@ -327,12 +327,6 @@ class SegmentStorage:
         self._broken = None
         with self._guard():
             self._open()
-            # A failed sync may have taken back any of these.
-            self._save_manifest(self._manifest)
-            if self._hard_state is not None:
-                self.save_hard_state(self._hard_state)
-            if self._dedup is not None:
-                self.save_dedup(self._dedup)
             if end is None or committed_end is None:
                 return
             self._commits.cut_back(committed_end)
@@ -340,13 +334,13 @@ class SegmentStorage:
             if self._log.end_llsn > end:
                 self._log.truncate(end)
 
-    def repair(self, entry: Entry) -> bool:
+    def repair(self, entry: Entry, running: Running | None = None) -> bool:
         with self._guard():
             if crc32c(entry.batch.body) != entry.batch.checksum:
                 return False
             if not self._log.first_llsn <= entry.first_llsn <= self._log.end_llsn:
                 return False
-            return self._log.repair(entry)
+            return self._log.repair(entry, running)
 
     def repair_context(self, context: CommitContext) -> bool:
         with self._guard():
@@ -449,7 +443,18 @@ class SegmentStorage:
 
     def verify(self) -> list[Finding]:
         self._check()
-        return verify(self._log, self._commits, self._whole_files())
+        findings = verify(self._log, self._commits, self._whole_files())
+        # What is trimmed may still lie in a segment with what is not, but nobody has a copy and nobody asks for it.
+        live = self._first_live()
+        return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= live]
+
+    def _first_live(self) -> LLSN:
+        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
+        try:
+            live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, trimmed_before))
+        except Damaged:
+            live = None
+        return live or self._log.first_llsn
 
     def _whole_files(self) -> list[Finding]:
         """Whether the small files can still be read."""

@@ -249,16 +249,22 @@ class Segment:
         """Where the entry that ends with this LLSN ends, and event time there."""
         if end == self.end_llsn:
             return self.end_offset, self.running
-        running: Running | None = self._marked.header.running
+        running = self._marked.header.running
+        before: Place | None = None
         for place in self.places(LLSN(max(end, self.first_llsn))):
-            if place.header is not None:
-                running = place.header.running
-            if place.first_llsn == end + 1 and running is not None:
-                return place.offset, running
+            if place.first_llsn == end + 1:
+                if place.header is not None:
+                    return place.offset, place.header.running
+                if before is None or before.header is not None:
+                    return place.offset, running
             if place.last_llsn > end:
-                raise DamagedEntries(str(self.path), place.first_llsn, place.last_llsn, f"no way to cut after {end}")
-            running = running.after(place.header) if running is not None and place.header is not None else None
-        raise AssertionError(f"{self.path} has no LLSN {end + 1}")
+                break
+            before = place
+            if place.header is not None:
+                running = place.header.running.after(place.header)
+        damaged = before if before is not None and before.header is None else place
+        what = f"so nobody can tell how to go on after {end}"
+        raise DamagedEntries(str(self.path), damaged.first_llsn, damaged.last_llsn, what)
 
     def rewrite_headers(self) -> None:
         """After a failed sync: what it may have taken back of the index and the header is written again."""
@@ -357,17 +363,19 @@ class Segment:
 
     # Repair.
 
-    def repair(self, entry: Entry) -> bool:
-        """Put an intact copy of an entry in its place, durably; False if it is not the entry that belongs there."""
-        running: Running | None = self._marked.header.running
+    def repair(self, entry: Entry, running: Running | None) -> bool:
+        """Put an intact copy of an entry in its place, durably; False if it is not the entry that belongs there.
+        ``running`` is event time before it, if the copy says so."""
+        before: Running | None = self._marked.header.running
         for place in self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn))):
             if place.header is not None:
-                running = place.header.running
+                before = place.header.running
             if place.last_llsn >= entry.first_llsn:
                 break
-            running = place.header.running.after(place.header) if place.header is not None else None
+            before = place.header.running.after(place.header) if place.header is not None else None
         else:
             return False
+        running = before or running
         if running is None:
             # The entry before this one is damaged too, and has to be repaired first.
             return False

@@ -207,8 +207,8 @@ class SegmentLog:
                     yield place
                     llsn = LLSN(place.last_llsn + 1)
 
-    def repair(self, entry: Entry) -> bool:
-        return self.segment_of(entry.first_llsn).repair(entry)
+    def repair(self, entry: Entry, running: Running | None) -> bool:
+        return self.segment_of(entry.first_llsn).repair(entry, running)
 
     def segments(self) -> Iterator[Segment]:
         """All of them, oldest first."""

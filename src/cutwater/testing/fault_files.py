@@ -83,6 +83,8 @@ class FaultFiles:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         """Everything that was done so far."""
+        self.recording = True
+        """Whether operations are kept."""
         self.room_bytes: int | None = None
         """How much more can be written before the disk is full; None if there is no end to it."""
         self.fail_sync: Callable[[Path], bool] = lambda path: False
@@ -167,7 +169,8 @@ class FaultFiles:
 
     def do(self, operation: Operation) -> None:
         """Carry out one operation, as it was recorded or is being recorded now."""
-        self.operations.append(operation)
+        if self.recording:
+            self.operations.append(operation)
         match operation:
             case Written() | Shortened():
                 inode = self._inodes[operation.inode]

@@ -22,6 +22,8 @@ from cutwater.wire.streams import SharedCredit, StreamReceiver
 
 _log = logging.getLogger(__name__)
 
+TIMEOUT_MS_MAX = 2**40
+
 Sink = asyncio.Future[Frame] | Callable[[Frame | CutwaterError], None]
 """Where the outcome of a call goes. A function costs no turn of the event loop."""
 
@@ -48,8 +50,8 @@ class Calling:
         self._outbox = outbox
         self._limits = PeerLimits(0, 0, 0, 0)
         self._next = 1
-        self._pending: dict[int, tuple[float, Sink, int]] = {}
-        """Call → deadline, who waits, size of the request."""
+        self._pending: dict[int, tuple[float, Sink, int, str]] = {}
+        """Call → deadline, who waits, size of the request, name of the method."""
         self._streams: dict[int, tuple[float, StreamReceiver[Any]]] = {}
         self._bytes = 0
         self._watch = DeadlineWatch(loop, self._expire)
@@ -75,16 +77,16 @@ class Calling:
 
     def start(self, method: str, argument: Any, body: Payload, timeout_ms: int, sink: Sink) -> int:
         """Begin a call. If this raises, nothing was sent."""
-        if timeout_ms < 1:
+        if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
             raise InvalidArgument(f"{method}: a call needs a timeout of at least 1 ms, not {timeout_ms}")
-        header = ENCODE((method, timeout_ms, argument))
+        header = ENCODE((method, int(timeout_ms), argument))
         size = len(header) + (len(body) if type(body) is bytes else _payload_bytes(body))
         self._admit(method, size)
         call = self._next
-        self._outbox.send(Kind.REQUEST, call, header, body)
+        self._outbox.send(Kind.REQUEST, call, header, body, is_alone=not self._pending)
         self._next = call + 1
         deadline = self._loop.time() + timeout_ms / 1_000
-        self._pending[call] = deadline, sink, size
+        self._pending[call] = deadline, sink, size, method
         self._bytes += size
         if deadline < self._watch.armed:
             self._watch.note(deadline)
@@ -222,19 +224,17 @@ class Calling:
         pending, self._pending = self._pending, {}
         streams, self._streams = self._streams, {}
         self._bytes = 0
-        for _, sink, _ in pending.values():
+        for _, sink, _, _ in pending.values():
             _fail(sink, _lost(reason, cause))
         for _, stream in streams.values():
             stream.end(_lost(reason, cause))
 
     def _expire(self, now: float) -> float:
-        for call in [call for call, entry in self._pending.items() if entry[0] <= now]:
+        for call, entry in [item for item in self._pending.items() if item[1][0] <= now]:
             sink = self._take(call)
             if sink is not None:
                 self._outbox.send(Kind.CANCEL, call, b"")
-                _fail(
-                    sink, DeadlineExceeded("no answer came in time; the request may or may not have been carried out")
-                )
+                _fail(sink, DeadlineExceeded(f"{entry[3]}: no answer came in time; it may or may not be carried out"))
         for call in [call for call, (deadline, _) in self._streams.items() if deadline <= now]:
             stream = self._forget(call)
             if stream is not None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Raw, Struct, field
 
+from cutwater.errors import InvalidArgument
 from cutwater.types import ClusterId
 from cutwater.wire.auth import ANONYMOUS, Identity
 from cutwater.wire.errors import MalformedFrame, WrongCluster, WrongVersion
@@ -31,6 +32,10 @@ class Endpoint(Struct, frozen=True):
     name: str = ""
     methods: Methods = field(default_factory=Methods)
     options: WireOptions = WireOptions()
+
+    def __post_init__(self) -> None:
+        if len(self.role) > NAME_CHARS_MAX or len(self.name) > NAME_CHARS_MAX or self.cluster < 0:
+            raise InvalidArgument(f"a role or name has at most {NAME_CHARS_MAX} characters, and no cluster is below 0")
 
     @property
     def limits(self) -> PeerLimits:

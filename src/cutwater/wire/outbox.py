@@ -83,7 +83,8 @@ class Outbox:
         self._parts.clear()
         self._bytes = 0
 
-    def send(self, kind: int, call: int, header: bytes, body: Payload = b"") -> None:
+    def send(self, kind: int, call: int, header: bytes, body: Payload = b"", *, is_alone: bool = False) -> None:
+        """``is_alone``: nothing else is likely to be sent in this turn, so there is nothing to wait for."""
         parts: tuple[Body, ...]
         if type(body) is bytes:
             size = len(body)
@@ -104,7 +105,7 @@ class Outbox:
             if size > JOIN_BYTES_MAX:
                 self._has_large = True
         self._bytes += len(head) + size
-        if self._bytes > FLUSH_BYTES:
+        if self._bytes > FLUSH_BYTES or (is_alone and not self._scheduled):
             self._write()
         elif not self._scheduled:
             self._scheduled = True

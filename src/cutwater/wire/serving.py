@@ -318,9 +318,10 @@ class Serving:
             elif call.sender is not None:
                 self._outbox.send(Kind.STREAM_END, call.number, b"")
             elif type(outcome) is Reply:
-                self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome.value), outcome.body)
+                value = ENCODE(outcome.value)
+                self._outbox.send(Kind.RESPONSE, call.number, value, outcome.body, is_alone=not self._calls)
             else:
-                self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome))
+                self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome), is_alone=not self._calls)
         except CutwaterError as error:
             self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(error)))
         except Exception as error:

@@ -50,6 +50,8 @@ class StreamSender(Generic[I]):
     async def send(self, value: I, body: Payload = b"", *, backlog_items: int = 0, backlog_bytes: int = 0) -> None:
         """Send an item as soon as the receiver has room for it. The backlog is what waits behind it, as far as known:
         a receiver with several senders divides its room by that."""
+        assert backlog_items >= 0
+        assert backlog_bytes >= 0
         header = ENCODE((backlog_items, backlog_bytes, value))
         pieces = body if isinstance(body, list | tuple) else (body,)
         size = len(header) + sum(memoryview(piece).nbytes for piece in pieces)

@@ -24,6 +24,7 @@ from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Process, Violation, World
 from cutwater.types import (
     GLSN,
+    LLSN,
     MILLISECOND,
     SECOND,
     CommitContext,
@@ -231,24 +232,24 @@ class Cluster:
     def _scrub(self) -> None:
         """13: damage is repaired from a peer. Every node verifies what it holds, as ``verify`` does."""
 
-        def damaged() -> list[tuple[StorageNode, LogStreamId, int]]:
+        def damaged() -> list[tuple[StorageNode, LogStreamId, LLSN]]:
             found = []
             for node in self.storage_nodes:
                 for stream, disk in node.disks.items():
                     if node.node in self._replicas(stream):
                         replica = node.replicas[stream]
                         disk.drop_before(replica.hard_state.trimmed_before, replica.durable_committed_end)
-                        found += [(node, stream, i) for i, e in enumerate(disk.entries) if not is_intact(e)]
+                        found += [(node, stream, llsn) for llsn in disk.damaged()]
             return found
 
         for _ in range(20):
             bad = damaged()
             if not bad:
                 return
-            for node, stream, i in bad:
-                node.repair_entry(stream, node.disks[stream].entries[i].first_llsn)
+            for node, stream, llsn in bad:
+                node.repair_entry(stream, llsn)
             self.world.run_until(self.world.now + 50 * MILLISECOND)
-        raise Violation("13 damage", f"not repaired: {[(n.node, s, i) for n, s, i in damaged()]}")
+        raise Violation("13 damage", f"not repaired: {[(n.node, s, llsn) for n, s, llsn in damaged()]}")
 
     def _replicas(self, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
         leader = self.leader()
@@ -284,7 +285,8 @@ class Cluster:
             node.node,
             disk.first_llsn,
             committed,
-            tuple(entry for entry in disk.entries if entry.last_llsn <= committed),
+            # All that is not trimmed was found intact.
+            tuple(entry for entry in disk.entries if entry.last_llsn <= committed and is_intact(entry)),
             tuple(disk.contexts),
         )
 

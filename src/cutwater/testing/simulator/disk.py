@@ -7,15 +7,20 @@ goes, a random prefix of what was not synced survives, and the last of it may be
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from random import Random
-from zlib import crc32
 
 from msgspec import structs
 
 from cutwater.core.commit_index import first_llsn_at_or_after
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.errors import StorageBroken
+from cutwater.storage.format import Running
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
+
+Written = tuple[LLSN, CommitContext | None]
 
 
 class ReplicaDisk:
@@ -41,10 +46,20 @@ class ReplicaDisk:
             return LLSN(self.first_llsn - 1)
         return self.entries[self.entries_synced - 1].last_llsn
 
+    def synced_commit(self) -> CommitContext | None:
+        return self.contexts[self.contexts_synced - 1] if self.contexts_synced else None
+
     def synced_committed_end(self) -> LLSN:
-        return self.contexts[self.contexts_synced - 1].last_llsn if self.contexts_synced else LLSN(0)
+        last = self.synced_commit()
+        return last.last_llsn if last else LLSN(0)
 
     # Writing.
+
+    def save(self, hard_state: HardState) -> None:
+        self.hard_state = hard_state
+
+    def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
+        self.dedup = checkpoint
 
     def write(self, entry: Entry) -> None:
         assert entry.first_llsn == self.end + 1, (entry.first_llsn, self.end)
@@ -54,10 +69,26 @@ class ReplicaDisk:
         assert context.last_llsn <= self.synced_end(), "a commit context implies that its entries are on disk"
         self.contexts.append(context)
 
-    def sync(self, entries: int, contexts: int) -> None:
-        self.entries_synced = max(self.entries_synced, min(entries, len(self.entries)))
-        self.contexts_synced = max(self.contexts_synced, min(contexts, len(self.contexts)))
+    def written(self) -> Written:
+        """What a sync that begins now will cover."""
+        return self.end, self.contexts[-1] if self.contexts else None
+
+    @property
+    def dirty(self) -> bool:
+        return len(self.entries) > self.entries_synced or len(self.contexts) > self.contexts_synced
+
+    def sync(self, written: Written, *, fails: bool) -> Written:
+        """What was there when the sync began is durable; trim may have removed some of it meanwhile. What there is to
+        tell of it: where the entries end, and the last commit if it was not durable before."""
+        if fails:
+            raise StorageBroken("input/output error on fsync")
+        end, context = written
+        self.entries_synced = max(self.entries_synced, min(self.index_of(LLSN(end + 1)), len(self.entries)))
+        contexts = 0 if context is None else self.contexts.index(context) + 1
+        news = contexts > self.contexts_synced
+        self.contexts_synced = max(self.contexts_synced, contexts)
         self.marked_end = max(self.marked_end, self.synced_end())
+        return end, context if news else None
 
     def truncate(self, end: LLSN) -> None:
         while self.entries and self.entries[-1].last_llsn > end:
@@ -136,12 +167,31 @@ class ReplicaDisk:
         self.entries_synced, self.contexts_synced = len(self.entries), len(self.contexts)
         return Found(self.hard_state, last, self.first_llsn, end, tuple(tail), damaged)
 
+    def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
+        """Entries from the one that holds this LLSN on; those that are damaged come as they are."""
+        for i in range(self.index_of(llsn), len(self.entries)):
+            yield self.entries[i]
+
+    def heads(self, after: LLSN, upto: LLSN) -> Iterator[Entry]:
+        """The entries between two positions, for what their headers say."""
+        for entry in self.entries:
+            if after < entry.first_llsn and entry.last_llsn <= upto:
+                yield entry
+
+    def damaged(self) -> list[LLSN]:
+        """Where entries fail their checksum."""
+        return [entry.first_llsn for entry in self.entries if not is_intact(entry)]
+
     def index_of(self, llsn: LLSN) -> int:
         """Where the entry that holds this LLSN is, or would be."""
         i = bisect_right(self.entries, llsn, key=lambda entry: entry.first_llsn) - 1
         return i if i >= 0 and llsn <= self.entries[i].last_llsn else i + 1
 
-    def repair(self, entry: Entry) -> bool:
+    def running_before(self, llsn: LLSN) -> Running | None:
+        """This disk knows nothing of event time."""
+        return None
+
+    def repair(self, entry: Entry, running: Running | None) -> bool:
         """Put an intact copy in the place of a damaged entry."""
         i = self.index_of(entry.first_llsn)
         if i < len(self.entries) and self.entries[i].first_llsn == entry.first_llsn and is_intact(entry):
@@ -151,7 +201,7 @@ class ReplicaDisk:
 
 
 def is_intact(entry: Entry) -> bool:
-    return crc32(entry.batch.body) == entry.batch.checksum
+    return crc32c(entry.batch.body) == entry.batch.checksum
 
 
 def _damaged(entry: Entry) -> Entry:

@@ -39,6 +39,8 @@ class Options(Struct, frozen=True):
     pause_every_us: int = 0
 
     # Disks.
+    segment_files: bool = False
+    """Whether storage nodes keep their replicas in real segment files, on a file layer that lets all this happen."""
     torn_writes: bool = False
     fsync_us_max: int = 800
     fsync_failure: float = 0.0
@@ -88,9 +90,14 @@ def random_options(seed: int) -> Options:
     if replication == 1:
         # A single copy on a bad disk is lost by definition.
         changes.pop("bit_flip_every_us", None)
-    return structs.replace(options, **changes)
+    return structs.replace(options, **changes, segment_files=_has_segment_files(seed))
 
 
+def _has_segment_files(seed: int) -> bool:
+    return Random(f"segment files/{seed}").random() < SEGMENT_FILES_SHARE
+
+
+SEGMENT_FILES_SHARE = 0.25
 _SHARE = 0.35
 _CHOICES: dict[str, tuple[object, ...]] = {
     "message_loss": (0.002, 0.01, 0.03),
@@ -132,7 +139,8 @@ def storm_options(seed: int) -> Options:
     """Everything at once, and often."""
     rng = Random(f"storm/{seed}")
     changes = {name: rng.choice(values) for name, values in _CHOICES.items()}
-    return structs.replace(Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2), **changes)
+    options = Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2)
+    return structs.replace(options, **changes, segment_files=_has_segment_files(seed))
 
 
 PROFILES = {"random": random_options, "quiet": quiet_options, "storm": storm_options}

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from cutwater.storage.format import Running
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -66,8 +67,11 @@ class CopyCall(Struct, frozen=True):
 
 
 class CopyReturn(Struct, frozen=True):
+    """The entry, and how far event time had come before it, if the disk it comes from knows."""
+
     stream: LogStreamId
     entry: Entry
+    running: Running | None = None
 
 
 # To and between metadata repository nodes.

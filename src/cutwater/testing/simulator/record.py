@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from zlib import crc32
 
 from msgspec import Struct
 
 from cutwater.core.subscription import Run
+from cutwater.storage.checksum import crc32c
 from cutwater.types import GLSN, Ack, Batch, EventTime, LogStreamId, ProducerEpoch, ProducerId, Sequence, StorageNodeId
 
 
@@ -81,7 +81,7 @@ class Record:
     def new_append(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
         payload = len(self.appends) + 1
         body = b"%d:%d" % (payload, count)
-        batch = Batch(count, body, crc32(body), EventTime(event_time), EventTime(event_time + (count - 1) * 1_000))
+        batch = Batch(count, body, crc32c(body), EventTime(event_time), EventTime(event_time + (count - 1) * 1_000))
         op = AppendOp(payload, client, now, batch)
         self.appends.append(op)
         return op

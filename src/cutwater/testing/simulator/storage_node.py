@@ -55,7 +55,7 @@ from cutwater.core.replica_events import (
     WriteEntry,
 )
 from cutwater.core.subscription import ReadAnswer, Run
-from cutwater.core.sync import plan_sync
+from cutwater.core.sync import Extent, plan_sync
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
@@ -67,7 +67,8 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
-from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
+from cutwater.storage.errors import DamagedEntries, DiskFull, StorageBroken
+from cutwater.testing.simulator.disk import ReplicaDisk, Written, is_intact
 from cutwater.testing.simulator.protocol import (
     AppendAnswer,
     AppendCall,
@@ -80,6 +81,7 @@ from cutwater.testing.simulator.protocol import (
     ReportMessage,
     Return,
 )
+from cutwater.testing.simulator.segment_disk import SegmentDisk
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -114,7 +116,7 @@ class StorageNode(Process):
         super().__init__(world, ("sn", node))
         self.node = node
         self.metadata_nodes = metadata_nodes
-        self.disks: dict[LogStreamId, ReplicaDisk] = {}
+        self.disks: dict[LogStreamId, ReplicaDisk | SegmentDisk] = {}
         self.disk_full = False
         self.applied: dict[LogStreamId, dict[GLSN, CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
@@ -128,6 +130,8 @@ class StorageNode(Process):
         self._sequence = 0
         self._report_due = False
         self._syncing: set[LogStreamId] = set()
+        self._unreadable: dict[LogStreamId, LLSN] = {}
+        """Replicas that could not be opened because of a damaged entry, and where it is."""
         self._turn = 0
         self._leader_heard = self.world.now
         self._leader_epoch = LeaderEpoch(0)
@@ -148,38 +152,55 @@ class StorageNode(Process):
             disk.lose_power(self.world.rng, torn=self.world.options.torn_writes)
 
     def _open(self, stream: LogStreamId, creating: CreateReplica | None = None) -> None:
-        """Recover a replica from its disk, or create it."""
-        disk = self.disks.setdefault(stream, ReplicaDisk())
+        """Recover a replica from its disk, or create it; again, if the disk fails meanwhile."""
+        while True:
+            try:
+                self._recover(stream, creating)
+                return
+            except StorageBroken as error:
+                self.world.trace("storage failed", self.node, stream, error.message)
+
+    def _recover(self, stream: LogStreamId, creating: CreateReplica | None) -> None:
+        disk = self.disks.setdefault(stream, self._new_disk(stream)) if creating else self.disks[stream]
         found = disk.find()
         verdict = judge(found, creating=creating is not None)
         if isinstance(verdict, Fresh):
             assert creating is not None
-            disk.hard_state = HardState(base_glsn=creating.high_watermark)
+            disk.save(HardState(base_glsn=creating.high_watermark))
             verdict = Valid(LLSN(0), creating.high_watermark, LLSN(0))
         hard_state = disk.hard_state or HardState()
         dedup = Deduplicator(disk.dedup)
-        kept = verdict.kept if isinstance(verdict, Invalid) else verdict
         tail: list[Entry] = []
-        if kept is not None:
-            self._replay(disk, dedup, kept.committed_end)
+        self._unreadable.pop(stream, None)
+        try:
+            kept = verdict.kept if isinstance(verdict, Invalid) else verdict
+            if kept is not None:
+                self._replay(disk, dedup, kept.committed_end)
+            if isinstance(verdict, Valid):
+                disk.truncate(verdict.keep_end)
+                tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
+        except DamagedEntries as error:
+            # Wait for a copy of what cannot be read, or for a sync, whichever comes first.
+            verdict = Invalid(error.message, kept)
+            self._unreadable[stream] = error.first_llsn
+            self._fetch_copy(stream, error.first_llsn)
         if isinstance(verdict, Invalid):
             self.world.trace("invalid", self.node, stream, verdict.reason)
-        else:
-            disk.truncate(verdict.keep_end)
-            tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
         self.replicas[stream] = Replica(
             self.node, stream, hard_state, verdict, first_llsn=disk.first_llsn, tail=tail, dedup=dedup
         )
 
-    def _replay(self, disk: ReplicaDisk, dedup: Deduplicator, committed_end: LLSN) -> None:
+    def _new_disk(self, stream: LogStreamId) -> ReplicaDisk | SegmentDisk:
+        return SegmentDisk(self.world, self, stream) if self.world.options.segment_files else ReplicaDisk()
+
+    def _replay(self, disk: ReplicaDisk | SegmentDisk, dedup: Deduplicator, committed_end: LLSN) -> None:
         """Deduplication state = its checkpoint + the committed entries after it."""
         after = disk.dedup.upto if disk.dedup else LLSN(0)
-        for entry in disk.entries:
-            if after < entry.first_llsn and entry.last_llsn <= committed_end:
-                dedup.record(entry)
-                context = context_of_llsn(disk.contexts, entry.first_llsn)
-                assert context is not None
-                dedup.commit(context)
+        for entry in disk.heads(after, committed_end):
+            dedup.record(entry)
+            context = context_of_llsn(disk.contexts, entry.first_llsn)
+            assert context is not None
+            dedup.commit(context)
 
     def run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
@@ -223,9 +244,7 @@ class StorageNode(Process):
             case Return():
                 pass
             case CopyReturn():
-                disk = self.disks.get(message.stream)
-                if disk is not None:
-                    disk.repair(message.entry)
+                self._repair(message)
             case _:
                 self._handle(message[0], message[1])
 
@@ -263,16 +282,23 @@ class StorageNode(Process):
                 and rng.random() < options.crash_between_effects
             ):
                 raise _Crash
-            if not self._carry_out_one(stream, replica, effect):
+            try:
+                goes_on = self._carry_out_one(stream, replica, effect)
+            except (StorageBroken, DiskFull) as error:
+                self._fail_storage(stream, error.message)
+                return
+            except DamagedEntries as error:
+                # What has to be cut off cannot be found. The next start will ask for a copy.
+                raise _Crash from error
+            if not goes_on:
                 return
 
     def _carry_out_one(self, stream: LogStreamId, replica: Replica, effect: ReplicaEffect) -> bool:
         disk = self.disks[stream]
         match effect:
             case WriteEntry():
-                if self.disk_full:
-                    self._fail_storage(stream, "no space left on device")
-                    return False
+                if self.disk_full and isinstance(disk, ReplicaDisk):
+                    raise DiskFull("no space left on device")
                 self._note_written(stream, effect.entry)
                 disk.write(effect.entry)
                 self._sync_soon(stream)
@@ -281,9 +307,9 @@ class StorageNode(Process):
                 self.applied.setdefault(stream, {})[effect.context.high_watermark] = effect.context
                 self._sync_soon(stream)
             case SaveHardState():
-                disk.hard_state = effect.hard_state
+                disk.save(effect.hard_state)
             case SaveDedup():
-                disk.dedup = effect.checkpoint
+                disk.save_dedup(effect.checkpoint)
             case Truncate():
                 disk.truncate(effect.end)
             case Restart():
@@ -354,7 +380,7 @@ class StorageNode(Process):
         self._syncing.add(stream)
         disk, replica = self.disks[stream], self.replicas[stream]
         delay = 50 + int(self.world.rng.random() * self.world.options.fsync_us_max)
-        written = (disk.end, len(disk.contexts), disk.contexts[-1] if disk.contexts else None)
+        written = disk.written()
         generations = (replica.generation, replica.commits_generation)
         self.after(delay, self._synced, stream, replica, generations, written)
 
@@ -363,27 +389,26 @@ class StorageNode(Process):
         stream: LogStreamId,
         replica: Replica,
         generations: tuple[int, int],
-        written: tuple[LLSN, int, CommitContext | None],
+        written: Written,
     ) -> None:
         self._syncing.discard(stream)
         disk = self.disks[stream]
         if self.replicas.get(stream) is not replica or (replica.generation, replica.commits_generation) != generations:
-            if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
+            if disk.dirty:
                 self._sync_soon(stream)
             return
         options = self.world.options
-        if options.fsync_failure > 0 and not self.world.healing and self.world.rng.random() < options.fsync_failure:
-            self._fail_storage(stream, "input/output error on fsync")
+        fails = options.fsync_failure > 0 and not self.world.healing and self.world.rng.random() < options.fsync_failure
+        try:
+            end, context = disk.sync(written, fails=fails)
+        except StorageBroken as error:
+            self._fail_storage(stream, error.message)
             return
-        end, contexts, context = written
-        # Trim may have removed entries from the front meanwhile; only what was there when the sync began is synced.
-        synced_before = disk.contexts_synced
-        disk.sync(disk.index_of(LLSN(end + 1)), contexts)
-        if len(disk.entries) > disk.entries_synced or len(disk.contexts) > disk.contexts_synced:
+        if disk.dirty:
             self._sync_soon(stream)
         if end > replica.durable_end:
             self._handle(stream, EntriesDurable(generations[0], end))
-        if context is not None and contexts > synced_before:
+        if context is not None:
             self._handle(stream, CommitDurable(generations[1], context))
 
     def _fail_storage(self, stream: LogStreamId, reason: str) -> None:
@@ -397,6 +422,8 @@ class StorageNode(Process):
             # Nobody answers: perhaps both metadata nodes that cover this one are gone.
             self._turn += 1
             self._leader_heard = self.world.now
+        for stream, llsn in self._unreadable.items():
+            self._fetch_copy(stream, llsn)
         self._send_report()
         self.after(REPORT_EVERY_US, self._report_timer)
 
@@ -431,7 +458,8 @@ class StorageNode(Process):
             disk = self.disks[ur.log_stream_id]
             if ur.durable_end > disk.synced_end():
                 raise Violation("3 durable", f"storage node {self.node} reports {ur}, synced to {disk.synced_end()}")
-            applied = disk.contexts[disk.contexts_synced - 1].high_watermark if disk.contexts_synced else 0
+            last = disk.synced_commit()
+            applied = last.high_watermark if last else 0
             base = disk.hard_state.base_glsn if disk.hard_state else 0
             if ur.high_watermark > max(applied, base):
                 raise Violation("3 durable", f"storage node {self.node} reports HWM {ur}, on disk is {applied}")
@@ -490,10 +518,8 @@ class StorageNode(Process):
             raise Trimmed(call.from_glsn, replica.hard_state.trimmed_before)
         runs: list[Run] = []
         llsn = first_llsn_at_or_after(disk.contexts, call.from_glsn)
-        i = len(disk.entries) if llsn is None else disk.index_of(llsn)
-        while i < len(disk.entries) and len(runs) < call.runs_max:
-            entry = disk.entries[i]
-            if entry.last_llsn > self._readable_end(replica):
+        for entry in disk.entries_from(llsn) if llsn is not None else ():
+            if len(runs) == call.runs_max or entry.last_llsn > self._readable_end(replica):
                 break
             if not is_intact(entry):
                 self._fetch_copy(call.stream, entry.first_llsn)
@@ -501,8 +527,8 @@ class StorageNode(Process):
                     raise Damaged(f"log stream {call.stream} at LLSN {entry.first_llsn} fails its checksum here")
                 break
             runs.append(self._run_of(call.stream, entry))
-            i += 1
-        more = i < len(disk.entries) and disk.entries[i].last_llsn <= replica.committed_end
+            llsn = LLSN(entry.last_llsn + 1)
+        more = llsn is not None and llsn <= min(replica.committed_end, disk.end)
         through = replica.complete_through
         if more:
             through = min(through, runs[-1].last_glsn) if runs else GLSN(0)
@@ -533,12 +559,7 @@ class StorageNode(Process):
             if not replica.trusted or replica.state is ReplicaState.LEARNING:
                 raise Unavailable(f"storage node {self.node} is itself learning log stream {stream}")
             plan = plan_sync(replica.extent, request.extent)
-            start = disk.index_of(plan.copy.first) if not plan.copy.empty else len(disk.entries)
-            entries = [e for e in disk.entries[start:] if e.last_llsn <= plan.copy.end]
-            for entry in entries:
-                if not is_intact(entry):
-                    self._fetch_copy(stream, entry.first_llsn)
-                    raise Damaged(f"log stream {stream} at LLSN {entry.first_llsn} fails its checksum here")
+            entries = self._entries_to_copy(stream, disk, plan.copy) if not plan.copy.empty else []
         except CutwaterError as error:
             self.send(target, SyncFailed(stream, attempt, error.message))
             return
@@ -552,9 +573,33 @@ class StorageNode(Process):
         dedup = replica.dedup.checkpoint(replica.committed_end)
         self.send(target, SyncEnd(stream, attempt, contexts, dedup, replica.hard_state.trimmed_before))
 
+    def _entries_to_copy(self, stream: LogStreamId, disk: ReplicaDisk | SegmentDisk, copy: Extent) -> list[Entry]:
+        entries: list[Entry] = []
+        for entry in disk.entries_from(copy.first):
+            if entry.last_llsn > copy.end:
+                break
+            if not is_intact(entry):
+                self._fetch_copy(stream, entry.first_llsn)
+                raise Damaged(f"log stream {stream} at LLSN {entry.first_llsn} fails its checksum here")
+            entries.append(entry)
+        return entries
+
     def _watch_sync(self, stream: LogStreamId, attempt: int) -> None:
         """No end of the sync in good time: the source is gone, or a part was lost."""
         self.on_message(self.address, SyncFailed(stream, attempt, "timed out"))
+
+    def _repair(self, copy: CopyReturn) -> None:
+        disk, replica = self.disks.get(copy.stream), self.replicas.get(copy.stream)
+        if disk is None or replica is None:
+            return
+        try:
+            repaired = disk.repair(copy.entry, copy.running)
+        except StorageBroken as error:
+            self._fail_storage(copy.stream, error.message)
+            return
+        if repaired and copy.stream in self._unreadable and replica.learner is None:
+            self._open(copy.stream)
+            self._report_now()
 
     def repair_entry(self, stream: LogStreamId, llsn: LLSN) -> None:
         self._fetch_copy(stream, llsn)
@@ -567,6 +612,6 @@ class StorageNode(Process):
 
     def _copy(self, source: Address, call: CopyCall) -> None:
         replica, disk = self._replica(call.stream), self.disks[call.stream]
-        i = disk.index_of(call.llsn)
-        if i < len(disk.entries) and disk.entries[i].last_llsn <= replica.committed_end and is_intact(disk.entries[i]):
-            self.send(source, CopyReturn(call.stream, disk.entries[i]))
+        entry = next(disk.entries_from(call.llsn), None)
+        if entry is not None and entry.last_llsn <= replica.committed_end and is_intact(entry):
+            self.send(source, CopyReturn(call.stream, entry, disk.running_before(entry.first_llsn)))

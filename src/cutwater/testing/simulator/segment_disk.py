@@ -1,0 +1,224 @@
+"""The shipped storage code under a simulated replica: the same face as ``ReplicaDisk``, over files that fail.
+
+Torn and lost writes, syncs that fail, a full disk and flipped bits happen in the file layer, so what deals with them
+here is what deals with them in production.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.recovery import Found, HardState
+from cutwater.storage.commits import ContextView
+from cutwater.storage.errors import DamagedEntries
+from cutwater.storage.format import Running
+from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.testing.fault_files import FaultFiles
+from cutwater.testing.simulator.world import Violation, World
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Batch,
+    ClusterId,
+    CommitContext,
+    Entry,
+    Epoch,
+    EventTime,
+    LogStreamId,
+)
+
+if TYPE_CHECKING:
+    from cutwater.testing.simulator.storage_node import StorageNode
+
+DIRECTORY = Path("/replica")
+OPTIONS = SegmentOptions(segment_bytes=4_000, index_interval_bytes=700, commits_per_file=16)
+"""So small that a simulation begins and drops many files."""
+READ_BYTES = 2_000
+
+
+class SegmentDisk:
+    """``storage`` is None between the death of the process and its next start."""
+
+    def __init__(self, world: World, node: StorageNode, stream: LogStreamId) -> None:
+        self._world, self._node, self._stream = world, node, stream
+        self._rng = Random(f"disk/{world.seed}/{node.node}/{stream}")
+        self._identity = ReplicaIdentity(ClusterId(1), node.node, stream)
+        self._files = FaultFiles()
+        self._files.recording = False
+        self._files.rng = self._rng
+        self._storage: SegmentStorage | None = None
+
+    @property
+    def storage(self) -> SegmentStorage:
+        if self._storage is None:
+            self._files.fail_sync = lambda path: False
+            self._storage = SegmentStorage(DIRECTORY, self._identity, OPTIONS, self._files)
+        self._files.fail_sync = self._fails_sync
+        return self._storage
+
+    def _fails_sync(self, path: Path) -> bool:
+        """Any sync may fail, also one that a full segment or a saved hard state needs."""
+        chance = self._world.options.fsync_failure
+        return chance > 0 and not self._world.healing and self._rng.random() < chance
+
+    # What is there.
+
+    @property
+    def hard_state(self) -> HardState | None:
+        return self.storage.hard_state
+
+    @property
+    def dedup(self) -> DedupCheckpoint | None:
+        return self.storage.dedup
+
+    @property
+    def first_llsn(self) -> LLSN:
+        return self.storage.first_llsn
+
+    @property
+    def end(self) -> LLSN:
+        return self.storage.end
+
+    @property
+    def contexts(self) -> ContextView:
+        return self.storage.contexts
+
+    @property
+    def entries(self) -> list[Entry]:
+        return list(self.entries_from(self.storage.first_llsn))
+
+    @property
+    def entries_synced(self) -> int:
+        return sum(1 for entry in self.entries if entry.last_llsn <= self.storage.durable_end)
+
+    @property
+    def dirty(self) -> bool:
+        storage = self.storage
+        return storage.end > storage.durable_end or storage.last_commit != storage.durable_commit
+
+    def synced_end(self) -> LLSN:
+        return self.storage.durable_end
+
+    def synced_commit(self) -> CommitContext | None:
+        return self.storage.durable_commit
+
+    def synced_committed_end(self) -> LLSN:
+        last = self.storage.durable_commit
+        return last.last_llsn if last else LLSN(0)
+
+    def find(self) -> Found:
+        """Open the files anew, as a process that starts."""
+        self._files.evict()
+        self._storage = None
+        return self.storage.find()
+
+    # Writing.
+
+    def save(self, hard_state: HardState) -> None:
+        self.storage.save_hard_state(hard_state)
+
+    def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
+        self.storage.save_dedup(checkpoint)
+
+    def write(self, entry: Entry) -> None:
+        storage = self.storage
+        if self._node.disk_full:
+            self._files.room_bytes = self._rng.randrange(200)
+        try:
+            storage.write([entry])
+        finally:
+            self._files.room_bytes = None
+
+    def write_context(self, context: CommitContext) -> None:
+        self.storage.write_contexts([context])
+
+    def written(self) -> tuple[LLSN, CommitContext | None]:
+        return self.storage.end, self.storage.last_commit
+
+    def sync(self, written: tuple[LLSN, CommitContext | None], *, fails: bool) -> tuple[LLSN, CommitContext | None]:
+        storage = self.storage
+        before = storage.durable_commit
+        if fails:
+            self._files.fail_sync = lambda path: True
+        synced = storage.sync()
+        return synced.entries_end, synced.context if synced.context != before else None
+
+    def truncate(self, end: LLSN) -> None:
+        self.storage.truncate(end)
+
+    def restart(self, first_llsn: LLSN) -> None:
+        self.storage.restart(first_llsn)
+
+    def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
+        return self.storage.drop_before(before, upto)
+
+    # Misfortune.
+
+    def lose_power(self, rng: Random, *, torn: bool) -> None:
+        self._files.crash(self._rng, keep=self._rng.choice((0.0, 0.5, 0.9, 1.0)), torn=torn)
+        self._storage = None
+
+    def cut_back(self, end: LLSN, committed_end: LLSN) -> None:
+        storage = self.storage
+        self._files.evict()
+        self._files.fail_sync = lambda path: False
+        storage.cut_back(end, committed_end)
+
+    def damage(self, llsn: LLSN) -> None:
+        """A bit flips somewhere in the entry that holds this LLSN."""
+        segment = self.storage._log.segment_of(llsn)
+        place = segment.place_of(llsn)
+        self._files.flip(segment.path, self._rng.randrange(place.offset, place.end), self._rng.randrange(8))
+
+    # Reading.
+
+    def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
+        """Entries from the one that holds this LLSN on; in the place of damaged ones, one that is not intact."""
+        storage = self.storage
+        while llsn <= storage.end:
+            try:
+                found = self._read(storage, llsn)
+            except DamagedEntries as error:
+                found = [_damaged(error.first_llsn, error.last_llsn)]
+            yield from found
+            llsn = LLSN(found[-1].last_llsn + 1)
+
+    def _read(self, storage: SegmentStorage, llsn: LLSN) -> list[Entry]:
+        if llsn > storage.committed_end:
+            return [storage.entry_at(llsn)]
+        part = storage.read(llsn, storage.committed_end, READ_BYTES)
+        if part.commits[0].first_llsn > part.first_llsn or part.commits[-1].last_llsn < part.last_llsn:
+            raise Violation("13 damage", f"the commits {part.commits} do not cover {part.first_llsn}")
+        return [frame.entry for frame in part.frames]
+
+    def heads(self, after: LLSN, upto: LLSN) -> Iterator[Entry]:
+        yield from self.storage.heads(max(LLSN(after + 1), self.first_llsn), upto)
+
+    def damaged(self) -> list[LLSN]:
+        """Where ``verify`` finds entries damaged; there must be nothing else."""
+        found = []
+        for finding in self.storage.verify():
+            if finding.first_llsn is None:
+                raise Violation("13 damage", f"storage node {self._node.node}: {finding}")
+            found.append(finding.first_llsn)
+        return found
+
+    def index_of(self, llsn: LLSN) -> int:
+        """Where the entry that holds this LLSN is among all entries, or would be."""
+        return sum(1 for entry in self.entries if entry.last_llsn < llsn)
+
+    def running_before(self, llsn: LLSN) -> Running | None:
+        return self.storage.running_before(llsn)
+
+    def repair(self, entry: Entry, running: Running | None) -> bool:
+        return self.storage.repair(entry, running)
+
+
+def _damaged(first_llsn: LLSN, last_llsn: LLSN) -> Entry:
+    batch = Batch(last_llsn - first_llsn + 1, b"", 1, EventTime(0), EventTime(0))
+    return Entry(first_llsn, Epoch(0), batch)

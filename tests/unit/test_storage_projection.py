@@ -1,0 +1,48 @@
+"""Readers get the columns that they ask for, and no others."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage.projection import project, projected_schema, read_columns, serialize
+
+BATCH = pa.record_batch(
+    {
+        "key": pa.array([b"a", None, b"c"] * 100, pa.binary()),
+        "value": pa.array([b"x" * i for i in range(300)], pa.binary()),
+        "timestamp": pa.array(range(300), pa.timestamp("us", "UTC")),
+        "headers": pa.array([[("h", b"1")], None, []] * 100, pa.map_(pa.string(), pa.binary())),
+    }
+)
+CODECS = [None, "lz4", "zstd"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("columns", [["timestamp"], ["value", "key"], ["headers"], list(BATCH.schema.names)])
+def test_the_chosen_columns_come_back(codec: str | None, columns: list[str]) -> None:
+    body = serialize(BATCH, codec).to_pybytes()
+    assert read_columns(body, BATCH.schema, columns).equals(BATCH.select(columns))
+    for compression in CODECS:
+        smaller = project(memoryview(body), BATCH.schema, columns, compression)
+        schema = projected_schema(BATCH.schema, columns)
+        assert pa.ipc.read_record_batch(smaller, schema).equals(BATCH.select(columns))
+
+
+def test_a_body_is_the_batch_without_its_schema() -> None:
+    assert serialize(BATCH).to_pybytes() == BATCH.serialize().to_pybytes()
+    assert len(project(BATCH.serialize(), BATCH.schema, ["timestamp"])) < 3000
+
+
+@pytest.mark.parametrize("columns", [[], ["nothing"], ["key", "key"]])
+def test_columns_that_cannot_be(columns: list[str]) -> None:
+    with pytest.raises(InvalidArgument):
+        project(BATCH.serialize(), BATCH.schema, columns)
+
+
+@pytest.mark.parametrize("columns", [["key"], list(BATCH.schema.names)])
+@pytest.mark.parametrize("body", [b"", b"garbage" * 10, b"\xff\xff\xff\xff\x10\0\0\0" + bytes(50)])
+def test_what_is_no_record_batch_is_damage(body: bytes, columns: list[str]) -> None:
+    with pytest.raises(Damaged):
+        project(body, BATCH.schema, columns)

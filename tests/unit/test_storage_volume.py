@@ -1,0 +1,261 @@
+"""How a storage node starts on its volumes: exact errors that say what is wrong and what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from cutwater.errors import AlreadyExists, Damaged, InvalidArgument, Refused
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.errors import (
+    DamagedFile,
+    NewerFormat,
+    NodeExists,
+    VolumeConflict,
+    VolumeLocked,
+    VolumeUnusable,
+    WrongIdentity,
+)
+from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.volume import NodeVolumes, node_path, replica_path
+from cutwater.testing.fault_files import FaultFiles
+from cutwater.types import ClusterId, LogStreamId, StorageNodeId
+
+CLUSTER, NODE = ClusterId(1), StorageNodeId(7)
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> list[Path]:
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        path.mkdir()
+    return paths
+
+
+def start(volumes: list[Path], cluster=CLUSTER, node=NODE, **options) -> NodeVolumes:
+    return NodeVolumes(volumes, cluster, node, **options)
+
+
+def create(node: NodeVolumes, stream: int, volume: Path | None = None) -> Path:
+    path = node.place(LogStreamId(stream), volume)
+    SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, LogStreamId(stream))).close()
+    return path
+
+
+def test_the_layout(volumes: list[Path]) -> None:
+    node = start(volumes)
+    assert create(node, 3, volumes[1]) == volumes[1] / "cid=1" / "snid=7" / "lsid=3"
+    assert replica_path(volumes[1], CLUSTER, NODE, LogStreamId(3)).is_dir()
+    node.release()
+    (volumes[0] / "lost+found").mkdir()
+    (node_path(volumes[0], CLUSTER, NODE) / "lsid=x").mkdir()
+    again = start(volumes)
+    assert again.replicas == {3: volumes[1] / "cid=1" / "snid=7" / "lsid=3"}
+    again.release()
+
+
+def test_no_volume() -> None:
+    with pytest.raises(VolumeUnusable, match="at least one volume: give one with --volumes DIR"):
+        start([])
+
+
+def test_a_missing_volume(volumes: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(VolumeUnusable, match=r"volume .*/c does not exist: create it, or mount it, before") as error:
+        start([*volumes, tmp_path / "c"])
+    assert isinstance(error.value, InvalidArgument)
+    assert not list(volumes[0].iterdir()), "nothing was begun"
+    (tmp_path / "c").write_text("")
+    with pytest.raises(VolumeUnusable, match="is not a directory"):
+        start([tmp_path / "c"])
+
+
+def test_a_volume_that_cannot_be_written(tmp_path: Path) -> None:
+    class ReadOnlyFiles(FaultFiles):
+        def create(self, path: Path):
+            raise PermissionError(13, "Permission denied")
+
+    files = ReadOnlyFiles()
+    files.make_dir(tmp_path)
+    with pytest.raises(VolumeUnusable, match=r"cannot be written \(Permission denied\): give the user"):
+        start([tmp_path], files=files)
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o500)
+        with pytest.raises(VolumeUnusable, match="cannot be written"):
+            start([tmp_path])
+        tmp_path.chmod(0o700)
+
+
+def test_one_volume_given_twice(volumes: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(volumes[0])
+    with pytest.raises(VolumeUnusable, match="was given twice"):
+        start([volumes[0], tmp_path / "link"])
+
+
+def test_one_log_stream_under_two_volumes(volumes: list[Path]) -> None:
+    node = start(volumes)
+    path = create(node, 3, volumes[0])
+    node.release()
+    shutil.copytree(path, replica_path(volumes[1], CLUSTER, NODE, LogStreamId(3)))
+    with pytest.raises(
+        VolumeConflict, match=r"log stream 3 lies under two volumes, .* one of them is an old copy"
+    ) as error:
+        start(volumes)
+    assert isinstance(error.value, Refused)
+
+
+def test_error_if_exists(volumes: list[Path]) -> None:
+    start([volumes[0]], error_if_exists=True).release()
+    with pytest.raises(NodeExists, match="exists, and --error-if-exists was said: start without it") as error:
+        start(volumes, error_if_exists=True)
+    assert isinstance(error.value, AlreadyExists)
+    start(volumes, node=StorageNodeId(8), error_if_exists=True).release()
+
+
+def test_a_lock_held_by_this_process(volumes: list[Path]) -> None:
+    node = start(volumes)
+    with pytest.raises(VolumeLocked, match="is in use by a running storage node: stop that one first"):
+        start([volumes[1]])
+    node.release()
+    node.release()
+    start([volumes[1]]).release()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from cutwater.storage.volume import NodeVolumes
+node = NodeVolumes([Path(sys.argv[1])], 1, 7)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_held_by_another_process_dies_with_it(volumes: list[Path]) -> None:
+    command = [sys.executable, "-c", HOLD, str(volumes[0])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(VolumeLocked):
+            start(volumes)
+        process.kill()
+    node = start(volumes)
+    assert node.volumes == tuple(volumes)
+    node.release()
+
+
+def test_keys_are_made_once_and_shared_by_all_volumes(volumes: list[Path]) -> None:
+    keys = (f"key{i}" for i in count())
+    node = start([volumes[0]], make_key=lambda: next(keys))
+    assert node.identity.node_key == "key0"
+    assert node.identity.cluster_key is None
+    node.adopt_cluster_key("cluster")
+    node.adopt_cluster_key("cluster")
+    node.release()
+    node = start(volumes, make_key=lambda: next(keys))
+    assert (node.identity.node_key, node.identity.cluster_key) == ("key0", "cluster")
+    node.release()
+    only_new = start([volumes[1]])
+    assert only_new.identity.node_key == "key0"
+    only_new.release()
+
+
+def test_another_cluster_with_the_same_number(volumes: list[Path]) -> None:
+    node = start(volumes)
+    node.adopt_cluster_key("ours")
+    with pytest.raises(WrongIdentity, match="holds data of another cluster that also has the id 1: check --metadata"):
+        node.adopt_cluster_key("theirs")
+    node.release()
+
+
+def test_volumes_of_two_nodes(volumes: list[Path]) -> None:
+    for volume in volumes:
+        start([volume]).release()
+    with pytest.raises(WrongIdentity, match="have different node keys, so they are not of the same storage node"):
+        start(volumes)
+
+
+def test_volumes_of_two_clusters(volumes: list[Path]) -> None:
+    for volume, key in zip(volumes, ("ours", "theirs"), strict=True):
+        node = start([volume], make_key=lambda: "same")
+        node.adopt_cluster_key(key)
+        node.release()
+    with pytest.raises(WrongIdentity, match="belongs to another cluster"):
+        start(volumes)
+
+
+def test_a_renamed_directory(volumes: list[Path]) -> None:
+    start(volumes).release()
+    for volume in volumes:
+        (volume / "cid=1" / "snid=7").rename(volume / "cid=1" / "snid=8")
+    with pytest.raises(WrongIdentity, match="says storage node 7 of cluster 1, not 8 of 1: the directory was renamed"):
+        start(volumes, node=StorageNodeId(8))
+
+
+def test_data_without_keys_is_nobodys(volumes: list[Path]) -> None:
+    node = start([volumes[0]])
+    create(node, 3)
+    node.release()
+    (node_path(volumes[0], CLUSTER, NODE) / "node").unlink()
+    with pytest.raises(DamagedFile, match="is missing, next to lsid=3"):
+        start([volumes[0]])
+
+
+def test_a_damaged_or_newer_node_file(volumes: list[Path]) -> None:
+    start([volumes[0]]).release()
+    path = node_path(volumes[0], CLUSTER, NODE) / "node"
+    right = path.read_bytes()
+    for offset in range(len(right)):
+        wrong = bytearray(right)
+        wrong[offset] ^= 4
+        path.write_bytes(wrong)
+        with pytest.raises(Damaged):
+            start([volumes[0]])
+    begin = right[:8] + struct.pack("<HH", 2, 0)
+    path.write_bytes(begin + struct.pack("<I", crc32c(begin)) + right[16:])
+    with pytest.raises(NewerFormat, match="has format version 2"):
+        start([volumes[0]])
+    path.write_bytes(right)
+    start([volumes[0]]).release()
+
+
+def test_every_start_has_its_own_number(volumes: list[Path]) -> None:
+    numbers = []
+    for use in (volumes, [volumes[0]], [volumes[1]], volumes, volumes[::-1]):
+        node = start(use)
+        numbers.append(node.next_incarnation())
+        node.release()
+    assert numbers[0] < numbers[1]
+    assert numbers[0] < numbers[2]
+    assert max(numbers[1:3]) < numbers[3] < numbers[4]
+
+
+def test_new_replicas_are_spread_and_old_ones_stay(volumes: list[Path]) -> None:
+    node = start(volumes)
+    places = [create(node, stream) for stream in range(1, 7)]
+    assert sum(volumes[0] in place.parents for place in places) == 3
+    assert node.place(LogStreamId(1)) == places[0]
+    other = volumes[1] if volumes[0] in places[0].parents else volumes[0]
+    with pytest.raises(VolumeConflict, match=r"log stream 1 already lies at .*, so it cannot be created on"):
+        node.place(LogStreamId(1), other)
+    with pytest.raises(VolumeUnusable, match="is not a volume of storage node 7: choose one of"):
+        node.place(LogStreamId(9), Path("/elsewhere"))
+    node.release()
+
+
+def test_nothing_stays_locked_after_a_failed_start(volumes: list[Path]) -> None:
+    node = start(volumes)
+    path = create(node, 3, volumes[0])
+    node.release()
+    copy = replica_path(volumes[1], CLUSTER, NODE, LogStreamId(3))
+    shutil.copytree(path, copy)
+    with pytest.raises(VolumeConflict):
+        start(volumes)
+    shutil.rmtree(copy)
+    start(volumes).release()
