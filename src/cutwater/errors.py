@@ -11,6 +11,7 @@
      │   ├─ WrongEpoch               wrong_epoch            named an epoch that is not the current one    (retriable)
      │   ├─ NotSealed                not_sealed             this needs a sealed log stream
      │   ├─ ConditionFailed          condition_failed       a conditional append found another end
+     │   ├─ WrongIdentity            wrong_identity         data or a key belongs to another cluster, node or log stream
      │   └─ LastCopy                 last_copy              would remove the last copy of committed records
      ├─ Fenced                       fenced                 someone newer has taken over
      │   ├─ LeaderFenced             leader_fenced          another metadata repository node leads now
@@ -29,6 +30,7 @@
      │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
      │   ├─ ResourceExhausted        resource_exhausted     a limit is reached; carries a time to wait     (retriable)
      │   └─ DeadlineExceeded         deadline_exceeded      the caller's time is up                        (retriable)
+     ├─ PipelineFailed               pipeline_failed        a function of a pipeline failed; nothing of that call is kept
      └─ ProtocolViolation            protocol_violation     a part of the cluster said what cannot be; an alarm
          ├─ InvalidTransition        invalid_transition     a replica was asked for a step its state forbids
          ├─ ImpossibleReport         impossible_report      a report contradicts what was decided
@@ -108,6 +110,10 @@ class ConditionFailed(Refused):
             "read what was appended meanwhile and decide again"
         )
         self.stream, self.expected, self.actual = stream, expected, actual
+
+
+class WrongIdentity(Refused):
+    code = "wrong_identity"
 
 
 class LastCopy(Refused):
@@ -195,6 +201,14 @@ class ResourceExhausted(Unavailable):
 
 class DeadlineExceeded(Unavailable):
     code = "deadline_exceeded"
+
+
+class PipelineFailed(CutwaterError):
+    code = "pipeline_failed"
+
+    def __init__(self, message: str, *, pipeline: str, uid: str, glsn: GLSN) -> None:
+        super().__init__(f"pipeline {pipeline!r}, operator {uid!r}, at GLSN {glsn}: {message}")
+        self.pipeline, self.uid, self.glsn = pipeline, uid, glsn
 
 
 class ProtocolViolation(CutwaterError):

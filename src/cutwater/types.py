@@ -86,6 +86,13 @@ class ReplicaState(enum.IntEnum):
     LEARNING = 3
 
 
+class Retention(Struct, frozen=True):
+    """How long the records of a topic are kept: for this time, up to this size of one copy; 0 is without bound."""
+
+    time_us: int = 0
+    bytes: int = 0
+
+
 class NodeState(enum.IntEnum):
     """What a storage node says of itself as a whole in its reports."""
 
@@ -140,7 +147,15 @@ class Entry(Struct, frozen=True):
         return LLSN(self.first_llsn + self.batch.count - 1)
 
 
-class CommitContext(Struct, frozen=True):
+COMMITTED = {
+    "first_llsn": "committed_llsn_offset",
+    "first_glsn": "committed_glsn_offset",
+    "count": "committed_glsn_length",
+}
+"""What the fields of a commit are called where it is sent or stored."""
+
+
+class CommitContext(Struct, frozen=True, rename=COMMITTED):
     """The part of one cut that concerns one log stream: LLSNs from ``first_llsn`` get GLSNs from ``first_glsn``.
 
     ``high_watermark`` names the cut and ``prev_high_watermark`` the cut before it. Stored by replicas for non-empty

@@ -7,28 +7,46 @@ import time
 
 from cutwater.core.decisions import Decision
 from cutwater.core.order import OrderLayer, OrderOptions
-from cutwater.core.order_events import Asked, OrderEvent, PeerComplaint, Reply, ReportArrived, Send, Store, Stored, Wake
+from cutwater.core.order_events import (
+    Asked,
+    Compact,
+    OrderEvent,
+    PeerComplaint,
+    Reply,
+    ReportArrived,
+    Send,
+    Store,
+    Stored,
+    Wake,
+)
 from cutwater.core.order_state import OrderState
 from cutwater.core.requests import Answer, Request
-from cutwater.errors import CutwaterError
-from cutwater.types import ClusterId, Instant, LeaderEpoch, Report, StorageNodeId
+from cutwater.errors import CutwaterError, WrongIdentity
+from cutwater.types import ClusterId, DecisionIndex, Incarnation, Instant, LeaderEpoch, Report, StorageNodeId
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
-from cutwater.wire.serving import Notification
+from cutwater.wire.serving import Call, Notification
 
 OPTIONS = OrderOptions(node_dead_after_us=1_500_000, reopen_patience_us=500_000, retry_us_min=100_000)
 
 
 class OrderDouble:
-    """Leads for ever. ``addresses`` are told to every storage node that reports."""
+    """Leads for ever. ``addresses`` are those that nodes gave when they joined; all nodes are told."""
 
     def __init__(self, cluster: ClusterId) -> None:
         self.decisions: list[Decision] = []
         self.reports: dict[StorageNodeId, Report] = {}
+        self.first_reports: dict[tuple[StorageNodeId, Incarnation], Report] = {}
+        """The first report of each start of each node."""
         self.addresses: dict[StorageNodeId, str] = {}
+        self.node_keys: dict[StorageNodeId, str] = {}
+        self.cluster_key = "the key of the double"
+        self.is_store_held = False
+        """While it is, nothing is stored; ``release_store`` makes up for it."""
+        self.held: list[Stored] = []
         self.alarms: list[object] = []
         self.layer = OrderLayer(LeaderEpoch(1), OrderState(), self._now(), OPTIONS)
         self._connections: dict[StorageNodeId, Connection] = {}
@@ -36,6 +54,7 @@ class OrderDouble:
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._next = 0
         methods = Methods()
+        methods.answers(api.JOIN)(self._join)
         methods.hears(api.REPORT)(self._report)
         methods.hears(api.COMPLAINT)(self._complaint)
         self._endpoint = Endpoint(cluster, "metadata", "1", methods)
@@ -73,11 +92,26 @@ class OrderDouble:
             await asyncio.sleep(0.02)
             self._feed(Wake())
 
+    def _join(self, call: Call[api.JoinArguments]) -> api.JoinAnswer:
+        joining = call.argument
+        key = self.node_keys.setdefault(joining.node, joining.node_key)
+        if joining.cluster_key not in (None, self.cluster_key) or joining.node_key != key:
+            raise WrongIdentity(f"storage node {joining.node} is not the one that was added: check its volumes")
+        self.addresses[joining.node] = joining.address
+        return api.JoinAnswer(self.cluster_key, joining.node in self.state.nodes)
+
+    def release_store(self) -> None:
+        self.is_store_held = False
+        held, self.held = self.held, []
+        for stored in held:
+            self._feed(stored)
+
     def _report(self, notification: Notification[Report]) -> None:
         report = notification.argument
         node = report.storage_node_id
         self._connections[node] = notification.connection
         self.reports[node] = report
+        self.first_reports.setdefault((node, report.incarnation), report)
         if self._told.get(notification.connection) != self.addresses:
             self._told[notification.connection] = dict(self.addresses)
             notification.connection.notify(api.ADDRESSES, api.Addresses(dict(self.addresses)))
@@ -93,8 +127,11 @@ class OrderDouble:
             match effect:
                 case Store():
                     self.decisions.extend(effect.decisions)
-                    index = effect.after + len(effect.decisions)
-                    asyncio.get_running_loop().call_soon(self._feed, Stored(index))  # type: ignore[arg-type]
+                    stored = Stored(DecisionIndex(effect.after + len(effect.decisions)))
+                    if self.is_store_held:
+                        self.held.append(stored)
+                    else:
+                        asyncio.get_running_loop().call_soon(self._feed, stored)
                 case Send():
                     connection = self._connections.get(effect.node)
                     if connection is not None:
@@ -108,5 +145,7 @@ class OrderDouble:
                         future.set_exception(effect.outcome)
                     else:
                         future.set_result(effect.outcome)
+                case Compact():
+                    pass
                 case _:
                     self.alarms.append(effect)

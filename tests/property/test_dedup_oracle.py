@@ -37,7 +37,7 @@ class Kept(Struct):
 class Oracle:
     def __init__(self) -> None:
         self.batches: list[Kept] = []
-        self.departed: dict[str, Departure] = {}
+        self.departed: dict[str, int] = {}
 
     def of(self, name: str) -> list[Kept]:
         return [kept for kept in self.batches if kept.name == name]
@@ -47,10 +47,6 @@ class Oracle:
 
     def epoch(self, name: str) -> int:
         return max((kept.epoch for kept in self.of(name)), default=0)
-
-    def is_away(self, name: str) -> bool:
-        fences = [kept.llsn for kept in self.of(name) if kept.is_fence]
-        return name in self.departed and max(fences, default=0) <= self.departed[name].at
 
     def may_be_forgotten(self, kept: Kept) -> bool:
         return kept.glsn is not None and kept.crowded >= WINDOW
@@ -64,22 +60,19 @@ class Oracle:
         assert of.producer is not None
         name, epoch, sequence = of.producer.producer, of.producer.epoch, of.producer.sequence
         mine = self.of(name)
-        left = self.departed[name].epoch if name in self.departed else 0
-        if epoch < max(self.epoch(name), left):
+        if epoch < max(self.epoch(name), self.departed.get(name, 0)):
             return [ProducerFenced]
         if of.kind is BatchKind.FENCE:
             found: list[object] = []
-            for kept in mine if not self.is_away(name) else ():
-                if kept.is_fence and kept.epoch == epoch and kept.sequence >= sequence:
+            for kept in mine:
+                if kept.is_fence and kept.epoch == epoch:
                     if not self.must_be_forgotten(kept):
                         found.append(kept)
                     if not self.may_be_forgotten(kept):
                         return found
             return [*found, None]
-        if epoch > max(self.epoch(name), left):
+        if epoch > self.epoch(name):
             return [SequenceGap]
-        if self.is_away(name):
-            return [ProducerFenced]
         if sequence > self.last_sequence(name):
             return [None if sequence == self.last_sequence(name) + 1 else SequenceGap]
         for kept in mine:
@@ -150,16 +143,18 @@ class Bench:
     def restore(self) -> None:
         """As after a restart: the checkpoint, who has left, and the uncommitted tail from the files."""
         self.dedup = Deduplicator(self.dedup.checkpoint(LLSN(self.committed)))
-        self.dedup.depart(self.oracle.departed.values())
+        self.dedup.depart(self.departures())
         for entry in self.tail:
             self.dedup.record(entry)
 
     def depart(self, name: str, openings: int) -> None:
         """The stream is sealed at its committed end, and the producer goes on elsewhere, perhaps opened anew."""
         self.truncate(0)
-        epoch = ProducerEpoch(max(1, self.oracle.epoch(name)) + openings)
-        departure = self.oracle.departed[name] = Departure(ProducerId(name), epoch, LLSN(self.committed))
-        self.dedup.depart([departure])
+        self.oracle.departed[name] = max(1, self.oracle.epoch(name)) + openings + 1
+        self.dedup.depart(self.departures())
+
+    def departures(self) -> list[Departure]:
+        return [Departure(ProducerId(name), ProducerEpoch(epoch)) for name, epoch in self.oracle.departed.items()]
 
 
 def same(answer: object, right: object) -> bool:
@@ -185,7 +180,9 @@ def step(bench: Bench, what: int, name: str, number: int) -> None:
         case 8:
             bench.send(fence(0, epoch=epoch + number % 2, producer=name))
         case 9:
-            bench.send(fence(last + number, epoch=epoch, producer=name))
+            # Back from another stream, where the numbers went on.
+            elsewhere = max(epoch, bench.oracle.departed.get(name, 0))
+            bench.send(fence(last + number, epoch=elsewhere + 1, producer=name))
         case 10 | 11 | 12:
             bench.commit(number + 1)
         case 13:

@@ -1,7 +1,8 @@
 """A subscription against the log itself, which the oracle simply has.
 
-The world makes cuts, creates, seals and trims; replicas lag behind and answer in pieces; answers and catalogs arrive
-late, twice and in any order. What is delivered must at every moment be exactly the beginning of the log.
+The world makes cuts, creates, seals, trims and deletes; replicas lag behind and answer in pieces; answers and catalogs
+arrive late, twice and in any order. What is delivered must at every moment be exactly the beginning of the log, but for
+what the reader was told to be trimmed, and what was left of a topic when it was deleted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
-from cutwater.core.subscription import ReadAnswer, Run, Subscription
-from cutwater.errors import Trimmed
+from cutwater.core.subscription import RUN_OVERHEAD_BYTES, ReadAnswer, Run, Subscription
+from cutwater.errors import NotFound, Trimmed
 from cutwater.types import GLSN, LLSN, BatchKind, CutTime, Epoch, LogStreamId, Revision, TopicId
 from tests.unit.replica_bench import batch, fence
 
@@ -32,6 +33,8 @@ class Stream(Struct):
 class World:
     def __init__(self) -> None:
         self.revision, self.high_watermark, self.trimmed = 1, 0, 1
+        self.is_deleted = False
+        """Whether the other topic is."""
         self.cuts: list[tuple[int, int]] = [(0, 1)]
         self.streams: list[Stream] = []
         self.catalogs: list[Catalog] = []
@@ -46,8 +49,18 @@ class World:
 
     def seal(self, stream: Stream) -> None:
         self.revision += 1
-        stream.is_open = not stream.is_open
+        stream.is_open = not stream.is_open and not self.is_gone(stream)
         self.publish()
+
+    def delete(self) -> None:
+        self.revision += 1
+        self.is_deleted = True
+        for stream in self.streams:
+            stream.is_open = stream.is_open and stream.topic == T
+        self.publish()
+
+    def is_gone(self, stream: Stream) -> bool:
+        return self.is_deleted and stream.topic == OTHER
 
     def trim(self, before: int) -> None:
         if self.trimmed < before <= self.high_watermark + 1:
@@ -87,8 +100,11 @@ class World:
                 created_time=CutTime(0),
             )
             for s in self.streams
+            if not self.is_gone(s)
         )
-        topics = (TopicInfo(T, "orders", GLSN(self.trimmed)), TopicInfo(OTHER, "other", GLSN(1)))
+        topics = (TopicInfo(T, "orders", GLSN(self.trimmed)),)
+        if not self.is_deleted:
+            topics += (TopicInfo(OTHER, "other", GLSN(1)),)
         self.catalogs.append(Catalog(Revision(self.revision), GLSN(self.high_watermark), CutTime(0), topics, infos))
 
     def apply(self, stream: Stream, replica: int, by: int) -> None:
@@ -113,58 +129,107 @@ class World:
             through = runs[-1].last_glsn if runs else 0
         return ReadAnswer(LogStreamId(stream.number), tuple(runs), GLSN(through), Revision(revision))
 
-    def log(self, topics: set[TopicId], start: int) -> list[Run]:
-        """Every run that a subscriber gets, from the one that holds ``start``."""
+    def log(self, topics: set[TopicId], start: int, end: int) -> list[Run]:
+        """Every run that a subscriber gets, from the one that holds ``start`` to the one that holds ``end``."""
         runs = [r for s in self.streams if s.topic in topics for r in s.runs]
-        wanted = [r for r in runs if r.batch.kind is BatchKind.DATA and r.last_glsn >= start]
+        wanted = [r for r in runs if r.batch.kind is BatchKind.DATA and r.last_glsn >= start and r.first_glsn <= end]
         return sorted(wanted, key=lambda r: r.first_glsn)
+
+    def topic_of(self, run: Run) -> TopicId:
+        return self.streams[run.stream - 1].topic
 
 
 class Reader:
-    def __init__(self, world: World, topics: set[TopicId], start: int) -> None:
-        self.world, self.topics, self.start = world, topics, start
-        self.subscription = Subscription(topics, GLSN(start))
+    def __init__(self, world: World, topics: set[TopicId], start: int, stop: int | None) -> None:
+        self.world, self.topics, self.start, self.stop = world, topics, start, stop
+        end = None if stop is None else GLSN(stop)
+        self.subscription = Subscription(topics, GLSN(start), stop=end, bytes_max=3 * RUN_OVERHEAD_BYTES)
         self.under_way: list[ReadAnswer] = []
         self.delivered: list[Run] = []
+        self.gaps: list[Trimmed] = []
+        self.ended_at: int | None = None
+        """Where the reader was when it heard that the other topic is deleted."""
+
+    def take_catalog(self, catalog: Catalog) -> bool:
+        """Whether the subscription goes on."""
+        try:
+            self.subscription.take_catalog(catalog)
+        except NotFound:
+            assert self.topics == {OTHER}
+            assert self.world.is_deleted
+            return False
+        if self.subscription.take_ended():
+            assert self.world.is_deleted
+            self.ended_at = self.subscription.next_glsn
+        return True
 
     def take(self) -> None:
-        self.delivered += self.subscription.take_ready()
-        assert self.delivered == self.world.log(self.topics, self.start)[: len(self.delivered)]
-        left = self.world.log(self.topics, self.start)[len(self.delivered) :]
-        assert not left or left[0].last_glsn >= self.subscription.next_glsn, "nothing below was left out"
+        before = self.subscription.next_glsn
+        try:
+            self.delivered += self.subscription.take_ready()
+        except Trimmed as error:
+            assert error.asked < error.first_left <= self.world.trimmed
+            self.gaps.append(error)
+        assert before <= self.subscription.next_glsn
+        positions = [run.first_glsn for run in self.delivered]
+        assert positions == sorted(set(positions))
+        end = self.subscription.next_glsn - 1
+        log = self.world.log(self.topics, self.start, end)
+        assert all(run in log for run in self.delivered)
+        missing = [run for run in log if run not in self.delivered]
+        assert all(self.may_be_missing(run) for run in missing), (missing, self.gaps)
+
+    def may_be_missing(self, run: Run) -> bool:
+        if self.world.topic_of(run) == OTHER:
+            return self.ended_at is not None and run.last_glsn >= self.ended_at
+        return any(gap.asked <= run.last_glsn and run.first_glsn < gap.first_left for gap in self.gaps)
+
+    def read(self, stream: LogStreamId, position: GLSN, replica: int, chunk: int) -> ReadAnswer | None:
+        answer = self.world.read(self.world.streams[stream - 1], replica, position, chunk)
+        if answer is None:
+            self.subscription.take_trimmed(stream, GLSN(self.world.trimmed))
+        return answer
 
     def ask(self, which: int, replica: int, chunk: int) -> None:
         wants = self.subscription.wants()
         if wants:
             info, position = wants[which % len(wants)]
-            answer = self.world.read(self.world.streams[info.stream - 1], replica, position, chunk)
+            answer = self.read(info.stream, position, replica, chunk)
             if answer is not None:
                 self.under_way.append(answer)
 
     def finish(self) -> None:
-        """The faults are over: the newest catalog, and replicas that have applied everything."""
-        while True:
-            before = (self.subscription.next_glsn, len(self.delivered), self.subscription.wants())
-            self.subscription.take_catalog(self.world.catalogs[-1])
-            for info, position in self.subscription.wants():
-                stream = self.world.streams[info.stream - 1]
-                self.world.apply(stream, 0, 1_000)
-                answer = self.world.read(stream, 0, position, 3)
-                if answer is not None:
-                    self.subscription.take_answer(answer)
-                self.take()
-            if before == (self.subscription.next_glsn, len(self.delivered), self.subscription.wants()):
+        """The faults are over: the newest catalog, and replicas that have applied everything. No more is read than
+        there is room for."""
+        before: object = None
+        while (now := self._progress()) != before:
+            before = now
+            if not self.take_catalog(self.world.catalogs[-1]):
                 return
+            for info, position in self.subscription.wants():
+                if self.subscription.has_room(info.stream):
+                    self.world.apply(self.world.streams[info.stream - 1], 0, 1_000)
+                    answer = self.read(info.stream, position, 0, 3)
+                    if answer is not None:
+                        self.subscription.take_answer(answer)
+                self.take()
+            self.take()
+
+    def _progress(self) -> tuple[int, int, int, list[tuple[StreamInfo, GLSN]]]:
+        wants = self.subscription.wants()
+        return self.subscription.next_glsn, len(self.delivered), len(self.gaps), wants
 
 
-def step(world: World, reader: Reader, what: int, number: int, other: int) -> None:
+def step(world: World, reader: Reader, what: int, number: int, other: int) -> bool:
+    """Whether the subscription goes on."""
     streams, subscription = world.streams, reader.subscription
     match what:
         case 0 | 1 | 2:
             world.cut(number * 7 + other)
         case 3:
-            if len(streams) < 4:
-                world.create((T, T, OTHER)[number % 3])
+            topic = (T, T, OTHER)[number % 3]
+            if len(streams) < 4 and not (world.is_deleted and topic == OTHER):
+                world.create(topic)
         case 4:
             world.seal(streams[number % len(streams)])
         case 5 | 6 | 7:
@@ -180,35 +245,41 @@ def step(world: World, reader: Reader, what: int, number: int, other: int) -> No
             if reader.under_way:
                 subscription.take_answer(reader.under_way[number % len(reader.under_way)])
         case 17 | 18:
-            subscription.take_catalog(world.catalogs[-1 - number % len(world.catalogs)])
+            return reader.take_catalog(world.catalogs[-1 - number % len(world.catalogs)])
         case 19:
             if other == 0:
                 world.trim(reader.subscription.next_glsn + number - 2)
+            elif other == 1 and number == 0 and not world.is_deleted:
+                world.delete()
+    return True
 
 
 steps = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 15), st.integers(0, 9)), min_size=20, max_size=160)
 beginnings = st.lists(st.integers(0, 63), max_size=4)
 
 
-@given(steps, beginnings, st.integers(1, 20), st.sampled_from([{T}, {OTHER}, {T, OTHER}]))
+@given(
+    steps,
+    beginnings,
+    st.integers(1, 20),
+    st.sampled_from([{T}, {OTHER}, {T, OTHER}]),
+    st.one_of(st.none(), st.integers(0, 40)),
+)
 def test_what_is_delivered_is_the_log(
-    made: list[tuple[int, int, int]], before: list[int], start: int, topics: set[TopicId]
+    made: list[tuple[int, int, int]], before: list[int], start: int, topics: set[TopicId], length: int | None
 ) -> None:
     world = World()
     for sizes in before:
         world.cut(sizes)
-    reader = Reader(world, topics, min(start, world.high_watermark + 1))
-    trimmed: Trimmed | None = None
-    try:
-        for what, number, other in made:
-            step(world, reader, what, number, other)
-            reader.take()
-        reader.finish()
-    except Trimmed as error:
-        trimmed = error
-    if trimmed is not None:
-        assert reader.subscription.next_glsn == trimmed.asked < trimmed.first_left == world.trimmed
+    start = min(start, world.high_watermark + 1)
+    reader = Reader(world, topics, start, None if length is None else start + length)
+    for what, number, other in made:
+        if not step(world, reader, what, number, other):
+            return
+        reader.take()
+    reader.finish()
+    if reader.topics == {OTHER} and world.is_deleted:
         return
-    assert reader.delivered == world.log(topics, reader.start)
-    if any(s.topic in topics for s in world.streams):
-        assert reader.subscription.next_glsn == world.high_watermark + 1
+    end = world.high_watermark if reader.stop is None else min(reader.stop, world.high_watermark)
+    assert reader.subscription.next_glsn == end + 1
+    assert reader.subscription.is_finished == (reader.stop == end)

@@ -160,7 +160,7 @@ def apply_a_commit_twice() -> list[Patch]:
     def apply(self, context):
         again = structs.replace(context, first_llsn=LLSN(self.committed_end + 1))
         if context.last_llsn == self.committed_end and again.last_llsn <= self.durable_end:
-            pending = {p.last_llsn for p in self._pending}
+            pending = {p.last_llsn for p in self._pending._entries}
             if again.last_llsn in pending:
                 return self._apply_next(again)
         return right(self, context)
@@ -265,12 +265,12 @@ def deduplication_ignores_uncommitted() -> list[Patch]:
 
 
 def excluded_replica_keeps_its_tail() -> list[Patch]:
-    right = Replica.cut_tail
+    right = Replica._cut_tail
 
     def cut_tail(self, end, *, definite):
         return right(self, end, definite=definite) if definite else []
 
-    return [(Replica, "cut_tail", cut_tail)]
+    return [(Replica, "_cut_tail", cut_tail)]
 
 
 def zombie_producer_not_fenced() -> list[Patch]:

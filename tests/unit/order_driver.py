@@ -92,7 +92,8 @@ def cluster_of(
     ``cuts`` commits so many records per stream; ticks fill up to ``high_watermark`` first."""
     chains = {lsid: tuple(chain) for lsid, chain in streams.items()}
     decisions: list[d.Decision] = [d.AddNode(node) for node in nodes]
-    decisions.append(d.CreateTopic(T1, ORDERS, max((len(chain) for chain in chains.values()), default=1)))
+    # A topic that wants no streams gets no replacements for those that a test seals.
+    decisions.append(d.CreateTopic(T1, ORDERS, max((len(chain) for chain in chains.values()), default=1), streams=0))
     decisions += [d.CreateStream(lsid, T1, chain, GLSN(0), CREATED_TIME) for lsid, chain in chains.items()]
     decisions += [d.Unseal(lsid, E1, LLSN(0), chain) for lsid, chain in chains.items()]
     state = OrderState(None, decisions)

@@ -6,26 +6,34 @@ import pytest
 
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest, TrimReplica
+from cutwater.core.recovery import HardState
 from cutwater.core.replica_events import (
+    BARRIERS,
     AskSync,
     CommitDurable,
+    DropBefore,
     EntriesDurable,
+    Reopen,
     ReplicaEffect,
+    ReplicateFailed,
     ReportNow,
+    Restart,
     SaveDedup,
     SaveHardState,
+    StorageFailed,
     Truncate,
     WriteCommit,
     WriteEntry,
 )
 from cutwater.core.sync import Extent, SyncCase, SyncPlan
 from cutwater.errors import Refused, WrongEpoch
-from cutwater.types import GLSN, LLSN, CommitContext, Entry, ReplicaState
+from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, ReplicaState
 from tests.unit.replica_bench import (
     LAST,
     MIDDLE,
     STREAM,
     Bench,
+    Disk,
     append,
     backup_with,
     commit,
@@ -216,6 +224,91 @@ def test_a_second_order_to_learn_does_not_disturb_the_first() -> None:
     assert bench.do(some(*COPIED)) == [WriteEntry(e, 0) for e in COPIED]
 
 
+# "An fsync error fails the replica: the unsynced range counts as lost" (§5), also that of a barrier.
+
+
+def far_behind() -> Bench:
+    """LLSN 1 and 2 are committed, 3 is durable and 4 is not; the source begins at LLSN 9."""
+    bench = backup_with(2, 1, committed=2)
+    bench.do(replicate(entry(4)))
+    bench.do(ReplicateFailed(LAST, Epoch(1), "gone"))
+    bench.do(learn())
+    return bench
+
+
+def without_entries() -> Bench:
+    """A replica that lost what it had committed, but still holds something that a peer may need."""
+    disk = Disk()
+    disk.hard_state = HardState(epoch=Epoch(1))
+    disk.entries = [entry(1, 2)]
+    disk.contexts = [context(1, 2), context(3, 2)]
+    bench = Bench(MIDDLE, disk)
+    bench.do(learn())
+    return bench
+
+
+RESTART = begin(9, 12, restart_at=9)
+
+
+def barrier_fails(bench: Bench, event: SyncBegin, failing: int) -> ReplicaEffect:
+    """The effects of the event are carried out up to the one that fails, which leaves nothing on disk."""
+    effects = bench.replica.handle(event)
+    assert isinstance(effects[failing], BARRIERS)
+    for effect in effects[:failing]:
+        bench.disk.carry_out(effect)
+    return bench.do(StorageFailed("input/output error"))[-1]
+
+
+def test_hard_state_is_saved_once_before_anything_is_removed() -> None:
+    for bench, removed in ((far_behind(), [Truncate, Restart]), (without_entries(), [Restart])):
+        assert [type(effect) for effect in bench.do(RESTART)] == [SaveHardState, *removed]
+        hard = bench.replica.hard_state
+        assert (hard.learning, hard.base_llsn, hard.base_glsn) == (True, 8, 8)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_replica_that_lost_entries_stays_so_when_a_barrier_fails(failing: int) -> None:
+    """It must not become a valid and empty one, nor lose what is left of its files."""
+    bench = without_entries()
+    files = list(bench.disk.entries), list(bench.disk.contexts)
+    assert barrier_fails(bench, RESTART, failing) == Reopen(None, None, "input/output error")
+    assert (bench.disk.entries, bench.disk.contexts) == files
+    assert not bench.replica.trusted
+    assert bench.replica.has_lost_entries
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_what_counts_after_a_failed_barrier_is_what_was_durable_before(failing: int) -> None:
+    """Not where the sync would have put the replica: an entry that was never synced is not called durable by it."""
+    bench = far_behind()
+    assert barrier_fails(bench, RESTART, failing) == Reopen(LLSN(3), LLSN(2), "input/output error")
+    assert bench.replica.trusted == (failing == 0)
+    assert bench.numbers() == ((2, 2, 3, 3) if failing == 0 else (2, 2, 2, 2))
+
+
+def test_a_sync_that_cannot_be_finished_keeps_what_is_on_disk() -> None:
+    """The last commit is durable and deduplication is saved up to it, but the mark ``learning`` cannot be removed. A
+    checkpoint beyond what is committed would know of batches that are not there."""
+    bench = copied()
+    bench.do(EntriesDurable(0, LLSN(6)))
+    *earlier, last = bench.disk.sync()
+    for event in earlier:
+        bench.do(event)
+    saved, failing, *_ = bench.replica.handle(last)
+    assert isinstance(failing, SaveHardState)
+    bench.disk.carry_out(saved)
+    assert bench.do(StorageFailed("input/output error"))[-1] == Reopen(LLSN(6), LLSN(6), "input/output error")
+    assert bench.disk.dedup == NO_DEDUP
+    assert (bench.replica.trusted, bench.replica.committed_end) == (False, 6)
+
+
+def test_barriers_that_succeeded_are_behind() -> None:
+    bench = far_behind()
+    bench.do(RESTART)
+    bench.do(some(entry(9, 4)))
+    assert bench.do(StorageFailed("input/output error"))[-1] == Reopen(LLSN(8), LLSN(8), "input/output error")
+
+
 # "The destination is LEARNING (silent towards cuts)".
 
 
@@ -254,9 +347,10 @@ def test_a_learner_takes_over_the_trim_position_of_its_source() -> None:
     bench.do(begin())
     bench.do(some(*COPIED))
     bench.do(end(*CONTEXTS, trimmed_before=4))
-    bench.sync()
+    effects = bench.sync()
     assert bench.disk.hard_state is not None
     assert bench.disk.hard_state.trimmed_before == 4
+    assert effects[-1] == DropBefore(GLSN(4), LLSN(6)), "it removes what the source has trimmed"
 
 
 def test_a_learner_is_admitted_by_a_seal_at_exactly_its_position() -> None:

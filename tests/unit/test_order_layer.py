@@ -461,9 +461,9 @@ def test_a_cut_carries_the_revision_it_was_made_under(leader: Leader) -> None:
     leader.raw(leader.ask(r.AddStreamRequest("orders")))
     *_, second = leader.confirm(store)
     assert isinstance(second, Store)
-    cut, create = second.decisions
+    cut, _, create = second.decisions
     assert isinstance(cut, d.Cut)
-    assert cut.revision == REVISION + 1
+    assert cut.revision == REVISION + 2
     assert isinstance(create, d.CreateStream)
     assert (create.stream, create.high_watermark) == (LogStreamId(4), cut.high_watermark)
-    assert leader.state.revision == REVISION + 2
+    assert leader.state.revision == REVISION + 4

@@ -197,7 +197,7 @@ def test_the_head_opens_last() -> None:
     assert leader.run(leader.report(N1, at(4, SEALED))) == []
     assert leader.run(leader.report(N2, at(4, SEALED))) == []
     assert leader.run(leader.report(N3, at(4, SEALED))) == [
-        Store(LEADER, DecisionIndex(LAST + 1), (d.Unseal(LS1, E2, LLSN(4), NODES),)),
+        Store(LEADER, DecisionIndex(LAST + 1), (d.Unseal(LS1, E2, LLSN(4), NODES, f"open on {NODES} of {NODES}"),)),
         Send(N2, unseal),
         Send(N3, unseal),
     ]
@@ -330,7 +330,7 @@ def test_a_new_stream_starts_at_the_hwm_of_its_creation() -> None:
     for node in NODES:
         leader.run(leader.report(node, at(5)))
     effects = leader.run(leader.ask(r.AddStreamRequest("orders")))
-    (create,) = stores(effects)
+    _, create = stores(effects)
     assert isinstance(create, d.CreateStream)
     assert (create.stream, create.high_watermark, sorted(create.replicas)) == (LS2, 5, [1, 2, 3])
     assert sends(effects) == [Send(node, CreateReplica(LS2, T1, GLSN(5))) for node in create.replicas]

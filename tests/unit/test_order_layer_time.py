@@ -114,7 +114,7 @@ def test_a_tick_is_decided_before_requests_of_the_same_write() -> None:
     for node in NODES:
         leader.run(leader.report(node, ur(LS1, committed=4, end=4, hwm=10)))
     leader.pass_time(SECOND)
-    tick, create = stores(leader.run(leader.ask(r.AddStreamRequest("orders"))))
+    tick, _, create = stores(leader.run(leader.ask(r.AddStreamRequest("orders"))))
     assert tick == d.Cut(GLSN(11), GLSN(10), CutTime(START.wall + SECOND), REVISION, ())
     assert isinstance(create, d.CreateStream)
     assert create.high_watermark == 11

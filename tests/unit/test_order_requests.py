@@ -110,7 +110,7 @@ def error(outcome: r.Answer | CutwaterError) -> type:
         (r.TrimRequest("nowhere", GLSN(1)), NotFound),
         (r.TrimRequest(ORDERS, GLSN(12)), InvalidArgument),
         (r.OpenProducerRequest(BILLING, "nowhere", 1), NotFound),
-        (r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS1, E1, Sequence(1)), NotFound),
+        (r.MoveProducerRequest(BILLING, 1, ProducerEpoch(1), E1, Sequence(1)), NotFound),
         (r.OpenProducerRequest(ProducerId(""), ORDERS, 2), InvalidArgument),
         (r.OpenProducerRequest(ProducerId("x" * (NAME_LENGTH_MAX + 1)), ORDERS, 3), InvalidArgument),
         (r.CommitCursorRequest("c", GLSN(11)), InvalidArgument),
@@ -160,7 +160,10 @@ def test_a_node_whose_disk_is_full_gets_no_new_replicas(leader: Leader) -> None:
 
 
 def around(*usable: StorageNodeId, ready: tuple[StorageNodeId, ...] = (), time: int = 5) -> Surroundings:
-    return Surroundings(lambda node: node in usable, lambda _, node: node in ready, CutTime(time))
+    def describe() -> r.Description:
+        raise AssertionError("nobody asked")
+
+    return Surroundings(lambda node: node in usable, lambda _, node: node in ready, describe, CutTime(time))
 
 
 @pytest.mark.parametrize("request_", [r.CreateTopicRequest("new", 2, 2), r.AddStreamRequest(ORDERS)])
@@ -203,7 +206,7 @@ def test_a_node_may_leave_a_finished_stream_to_others_that_hold_it(leader: Leade
     for node in NODES:
         speak(leader, node)
     assert leader.answer(r.RemoveNodeRequest(N1)) == r.Done()
-    assert leader.state.streams[LS1].replicas == (N2, N3)
+    assert d.AssignReplicas(LS1, (N2, N3)) in leader.stored
 
 
 def test_a_node_does_not_leave_a_finished_stream_to_the_dead(leader: Leader) -> None:
@@ -340,20 +343,18 @@ def open_topic(leader: Leader, name: str) -> LogStreamId:
 
 @pytest.mark.parametrize("name", ["other", ORDERS], ids=["another topic", "a new topic of the old name"])
 def test_the_name_of_a_deleted_topics_producer_is_free(leader: Leader, name: str) -> None:
-    """With the topic all is gone that the name ever produced. The epoch still grows, so an older holder is fenced."""
+    """With the topic all is gone that the name ever produced. An older holder is known by its session."""
     leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 10))
     leader.answer(r.SealRequest(LS1))
-    leader.answer(r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS1, E1, Sequence(7)))
+    leader.answer(r.MoveProducerRequest(BILLING, 10, ProducerEpoch(1), E1, Sequence(7)))
     leader.answer(r.DeleteTopicRequest(ORDERS))
     assert error(leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 11))) is NotFound
     lsid = open_topic(leader, name)
-    assert leader.answer(r.OpenProducerRequest(BILLING, name, 12)) == r.ProducerGrant(
-        ProducerEpoch(2), lsid, Sequence(0)
-    )
-    assert leader.answer(r.OpenProducerRequest(BILLING, name, 13)) == r.ProducerGrant(
-        ProducerEpoch(3), lsid, Sequence(0)
-    )
-    stale = r.MoveProducerRequest(BILLING, ProducerEpoch(1), LS2, E1, Sequence(9))
+    stale = r.MoveProducerRequest(BILLING, 10, ProducerEpoch(2), E1, Sequence(9))
+    assert error(leader.answer(stale)) is NotFound
+    for epoch, session in ((1, 12), (2, 13)):
+        grant = r.ProducerGrant(ProducerEpoch(epoch), lsid, Sequence(0))
+        assert leader.answer(r.OpenProducerRequest(BILLING, name, session)) == grant
     assert error(leader.answer(stale)) is ProducerFenced
     assert OrderState(None, leader.stored).producers == leader.state.producers
 
@@ -363,28 +364,41 @@ def test_a_deleted_topics_producer_waits_for_an_open_stream(leader: Leader) -> N
     leader.answer(r.DeleteTopicRequest(ORDERS))
     assert isinstance(leader.answer(r.CreateTopicRequest("other", 1, 1)), r.Created)
     assert error(leader.answer(r.OpenProducerRequest(BILLING, "other", 15))) is Unavailable
-    assert leader.state.producers[BILLING].epoch == 1
+    assert leader.state.producers == {}
 
 
 def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
     """§7: 'It changes streams only by an MR decision, after the first stream is sealed and the fate of every sequence
     is known.'"""
 
-    def move(stream: LogStreamId = LS1, epoch: int = 1, stream_epoch: int = 1) -> r.Answer | CutwaterError:
-        request = r.MoveProducerRequest(BILLING, ProducerEpoch(epoch), stream, Epoch(stream_epoch), Sequence(7))
+    def move(epoch: int = 1, stream_epoch: int = 1, session: int = 16) -> r.Answer | CutwaterError:
+        request = r.MoveProducerRequest(BILLING, session, ProducerEpoch(epoch), Epoch(stream_epoch), Sequence(7))
         return leader.answer(request)
 
     leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 16))
     assert error(move()) is NotSealed
     leader.answer(r.SealRequest(LS1))
     assert error(move(epoch=2)) is ProducerFenced
+    assert error(move(session=15)) is ProducerFenced
     assert error(move(stream_epoch=0)) is NotSealed
-    moved = r.ProducerGrant(ProducerEpoch(1), LS2, Sequence(7))
-    assert move() == moved
+    moved = r.ProducerGrant(ProducerEpoch(2), LS2, Sequence(7))
+    assert move() == moved, "under a new epoch, so that the stream it leaves knows its older self"
     assert move() == moved, "asked again after the first answer was lost"
-    assert leader.state.streams[LS1].departed == (Departure(BILLING, ProducerEpoch(1), LLSN(4)),)
+    assert error(move(session=15)) is ProducerFenced, "somebody else's question is not this one asked again"
+    assert leader.state.streams[LS1].departed == (Departure(BILLING, ProducerEpoch(2)),)
     leader.answer(r.SealRequest(LS2))
-    assert error(move(LS2)) is Unavailable, "no stream is open"
+    assert error(move(epoch=2)) is Unavailable, "no stream is open"
+
+
+def test_a_move_that_others_overtook_is_refused(leader: Leader) -> None:
+    """Between two epochs of one session lies its own move and nothing else; a longer way means that the numbers of its
+    batches may be taken."""
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 17))
+    for session in (18, 17):
+        leader.answer(r.OpenProducerRequest(BILLING, ORDERS, session))
+    leader.answer(r.SealRequest(LS1))
+    late = r.MoveProducerRequest(BILLING, 17, ProducerEpoch(1), E1, Sequence(7))
+    assert error(leader.answer(late)) is ProducerFenced
 
 
 def test_cursors(leader: Leader) -> None:
@@ -396,7 +410,8 @@ def test_the_catalog_tells_all_that_is_stored(leader: Leader) -> None:
     catalog = leader.answer(r.CatalogRequest())
     assert isinstance(catalog, r.Catalog)
     assert (catalog.revision, catalog.high_watermark) == (leader.state.revision, 10)
-    assert catalog.topics == (r.TopicInfo(T1, ORDERS, GLSN(1)),)
+    assert catalog.topics == (r.TopicInfo(T1, ORDERS, GLSN(1), replication=3, streams=0),)
+    assert catalog.nodes == tuple(r.NodeInfo(node, "") for node in (*NODES, N4))
     assert [(s.stream, s.chain, s.is_open, s.committed_end, s.last_glsn) for s in catalog.streams] == [
         (LS1, NODES, True, 4, 4),
         (LS2, (N2, N3, N1), True, 6, 10),

@@ -49,8 +49,8 @@ LIFE: list[d.Decision] = [
     d.CommitCursor("reader", GLSN(9)),
     d.Trim(T1, GLSN(3)),
     d.Seal(LS1, E1, LLSN(5), NODES, "a test", held=True),
-    d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(7)),
-    d.OpenProducer(BILLING, ProducerEpoch(2), LS2, 2),
+    d.MoveProducer(BILLING, ProducerEpoch(2), LS2, Sequence(7)),
+    d.OpenProducer(BILLING, ProducerEpoch(3), LS2, 2),
     d.DropSurvivor(LS1, N3, "a test"),
     d.AddNode(N4),
     d.AssignReplicas(LS1, (N1, N2, N4)),
@@ -118,8 +118,8 @@ def test_what_decisions_make_of_a_stream() -> None:
     assert (stream.epoch, stream.is_open, stream.held, stream.start) == (2, True, False, 5)
     assert (stream.replicas, stream.members) == ((N1, N2, N4), (N1, N2))
     assert (stream.committed_end, stream.last_glsn) == (7, 18)
-    assert stream.departed == (Departure(BILLING, ProducerEpoch(1), LLSN(5)),)
-    assert (state.producers[BILLING].epoch, state.producers[BILLING].stream) == (2, LS2)
+    assert stream.departed == (Departure(BILLING, ProducerEpoch(2)),)
+    assert (state.producers[BILLING].epoch, state.producers[BILLING].stream) == (3, LS2)
     assert state.streams[LS3].created_at == 16
     assert state.topic_named("other") is None
 
@@ -151,23 +151,40 @@ OTHER_TOPIC: list[d.Decision] = [
 MOVED_BILLING: list[d.Decision] = [
     d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1),
     d.Seal(LS1, E1, LLSN(5), NODES, "a test", final=True),
-    d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(7)),
+    d.MoveProducer(BILLING, ProducerEpoch(2), LS2, Sequence(7)),
     d.Seal(LS2, E1, LLSN(11), NODES, "a test", final=True),
 ]
 
 
-def test_a_producer_leaves_a_deleted_topic_by_being_opened_on_another() -> None:
-    """Nothing that it did there counts any more; its epoch goes on."""
-    state = OrderState(None, [*CLUSTER, *OTHER_TOPIC, *MOVED_BILLING, d.DeleteTopic(T1)])
-    state.apply(d.OpenProducer(BILLING, ProducerEpoch(2), LS3, 2))
+def test_the_producers_of_a_deleted_topic_are_forgotten() -> None:
+    """Nothing that they did counts any more, so their names begin anew."""
+    others = ProducerId("other's")
+    before = [*CLUSTER, *OTHER_TOPIC, *MOVED_BILLING, d.OpenProducer(others, ProducerEpoch(1), LS3, 1)]
+    state = OrderState(None, [*before, d.DeleteTopic(T1)])
+    assert set(state.producers) == {others}
+    state.apply(d.OpenProducer(BILLING, ProducerEpoch(1), LS3, 2))
     producer = state.producers[BILLING]
-    assert (producer.epoch, producer.stream, producer.last_sequence) == (2, LS3, 0)
+    assert (producer.epoch, producer.stream, producer.last_sequence) == (1, LS3, 0)
     assert OrderState(state.snapshot()).producers == state.producers
+
+
+def test_who_left_a_finished_stream_is_forgotten() -> None:
+    """It never opens again, so nobody's older self can get in. Departures would pile up otherwise."""
+    left = [
+        d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1),
+        d.Seal(LS1, E1, LLSN(5), NODES, "a test", held=True),
+        d.MoveProducer(BILLING, ProducerEpoch(2), LS2, Sequence(7)),
+    ]
+    state = OrderState(None, [*CLUSTER, *left])
+    assert state.streams[LS1].departed == (Departure(BILLING, ProducerEpoch(2)),)
+    state.apply(FINAL_LS1)
+    assert state.streams[LS1].departed == ()
+    assert OrderState(None, [*CLUSTER, *MOVED_BILLING]).streams[LS1].departed == ()
 
 
 def test_a_node_without_replicas_is_removed() -> None:
     state = OrderState(None, [*CLUSTER, d.AddNode(N4), d.RemoveNode(N4)])
-    assert state.nodes == {N1, N2, N3}
+    assert set(state.nodes) == {N1, N2, N3}
 
 
 SEALED_LS1 = d.Seal(LS1, E1, LLSN(5), NODES, "a test")
@@ -215,8 +232,18 @@ FINAL_LS1 = d.Seal(LS1, E1, LLSN(5), NODES, "a test", final=True)
         pytest.param([], d.OpenProducer(BILLING, ProducerEpoch(2), LS1, 2), id="a producer's epoch out of turn"),
         pytest.param([], d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(0)), id="a move of nobody"),
         pytest.param(
+            [d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1), SEALED_LS1],
+            d.MoveProducer(BILLING, ProducerEpoch(1), LS2, Sequence(0)),
+            id="a move without a new epoch",
+        ),
+        pytest.param(
+            [d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1)],
+            d.MoveProducer(BILLING, ProducerEpoch(2), LS2, Sequence(0)),
+            id="a move away from an open stream",
+        ),
+        pytest.param(
             [*OTHER_TOPIC, *MOVED_BILLING],
-            d.OpenProducer(BILLING, ProducerEpoch(2), LS3, 2),
+            d.OpenProducer(BILLING, ProducerEpoch(3), LS3, 2),
             id="a producer that is opened on another topic while its own is there",
         ),
         pytest.param(

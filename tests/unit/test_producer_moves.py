@@ -130,7 +130,7 @@ def moved_away() -> Cluster:
     cluster.first_fence()
     cluster.open_producer(2)
     cluster.seal(STREAM)
-    cluster.move(OTHER, epoch=2, last=0)
+    cluster.move(OTHER, epoch=3, last=0)
     cluster.unseal(STREAM)
     return cluster
 
@@ -139,7 +139,7 @@ def moved_back() -> Cluster:
     """… and was moved back, and is expected, but its fence has not come. The stream was sealed once more."""
     cluster = moved_away()
     cluster.seal(OTHER)
-    cluster.move(STREAM, epoch=2, last=1)
+    cluster.move(STREAM, epoch=4, last=1)
     cluster.seal(STREAM)
     return cluster
 
@@ -187,13 +187,13 @@ def test_the_one_that_comes_back_goes_on_with_its_own_numbers(reopened: bool) ->
     """Also when the stream is sealed and opened again afterwards."""
     cluster = moved_back()
     cluster.unseal(STREAM)
-    cluster.replica.do(append(3, fence(1, epoch=2), epoch=cluster.stream.epoch))
+    cluster.replica.do(append(3, fence(1, epoch=4), epoch=cluster.stream.epoch))
     if reopened:
         cluster.cut()
         cluster.replica.crash()
         cluster.seal(STREAM)
         cluster.unseal(STREAM)
-    cluster.send(4, 2, epoch=2)
+    cluster.send(4, 2, epoch=4)
     assert cluster.replica.replica.written_end == 3
 
 
@@ -205,7 +205,7 @@ def test_a_session_whose_opening_was_repeated_is_not_taken_for_an_older_holder()
     grants = [cluster.ask(effect) for effect in (*session.start(), *session.retry())]
     for grant in grants:
         session.granted(grant)
-    session.fence_committed(session.stream, Sequence(0))
+    session.fence_committed(tag(0, epoch=1), Sequence(0))
     home = cluster.state.streams[session.stream]
     cluster.seal(home.stream)
     session.stream_closed(home.stream, home.epoch)

@@ -60,7 +60,7 @@ def ready(*bodies: bytes, last_sequence: int = 0) -> ProducerSession:
     session = ProducerSession(P, "orders", 7)
     session.start()
     session.granted(grant())
-    session.fence_committed(FIRST, Sequence(last_sequence))
+    fenced_in(session, last_sequence)
     for body in bodies:
         session.submit(batch(1, body))
     return session
@@ -77,8 +77,16 @@ def fate(last: int, *batches: Remembered, epoch: int = 4) -> Fate:
     return Fate(FIRST, Epoch(epoch), Sequence(last), batches)
 
 
-def move(last: int, *, epoch: int = 4, stream: LogStreamId = FIRST) -> AskMetadata:
-    return AskMetadata(MoveProducerRequest(P, ProducerEpoch(1), stream, Epoch(epoch), Sequence(last)))
+def wish(last: int, *, epoch: int = 1, stream_epoch: int = 4) -> MoveProducerRequest:
+    return MoveProducerRequest(P, 7, ProducerEpoch(epoch), Epoch(stream_epoch), Sequence(last))
+
+
+def move(last: int, *, epoch: int = 1, stream_epoch: int = 4) -> AskMetadata:
+    return AskMetadata(wish(last, epoch=epoch, stream_epoch=stream_epoch))
+
+
+def fenced_in(session: ProducerSession, last: int = 0, *, epoch: int = 1) -> list[SessionEffect]:
+    return session.fence_committed(tag(0, epoch=epoch), Sequence(last))
 
 
 # "Opening it bumps its epoch in the MR and commits a fence in its stream before the last sequence is returned".
@@ -89,7 +97,7 @@ def test_a_session_opens_in_the_metadata_repository_then_with_a_fence() -> None:
     assert session.start() == [AskMetadata(OpenProducerRequest(P, "orders", 7))]
     assert session.granted(grant(3, last_sequence=5)) == sends(FIRST, fence(5, epoch=3))
     assert session.phase is Phase.FENCING
-    assert session.fence_committed(FIRST, Sequence(8)) == []
+    assert fenced_in(session, 8, epoch=3) == []
     assert (session.phase, session.last_sequence) == (Phase.READY, 8)
 
 
@@ -112,7 +120,7 @@ def test_no_number_of_an_earlier_holder_is_used_again() -> None:
     session.granted(grant(2))
     with suppress(ResourceExhausted):
         session.submit(batch(1, b"early"))
-    effects = session.fence_committed(FIRST, Sequence(41))
+    effects = fenced_in(session, 41, epoch=2)
     _, later = session.submit(batch(1, b"late"))
     numbers = [
         effect.batch.producer.sequence
@@ -137,7 +145,7 @@ def test_a_grant_that_is_older_than_ours_is_ignored() -> None:
     session = ProducerSession(P, "orders", 7)
     session.granted(grant(2))
     assert session.granted(grant(1)) == []
-    session.fence_committed(FIRST, Sequence(0))
+    fenced_in(session, epoch=2)
     assert session.submit(batch(1, b"a"))[1] == sends(FIRST, numbered(1, b"a", epoch=2))
 
 
@@ -165,11 +173,11 @@ def test_a_retry_repeats_the_present_step_whatever_it_is() -> None:
     assert session.retry() == session.start()
     fencing = session.granted(grant())
     assert session.retry() == fencing
-    session.fence_committed(FIRST, Sequence(0))
+    fenced_in(session)
     _, sending = session.submit(batch(1, b"a"))
     assert session.retry() == sending
     settling = session.stream_closed(FIRST, Epoch(4))
-    assert session.retry() == settling or session.stream_closed(FIRST, Epoch(4)) == settling
+    assert session.retry() == settling
     moving = session.fate_known(fate(0))
     assert moving == [move(0)]
     assert session.retry() == moving
@@ -212,24 +220,28 @@ def test_a_session_moves_after_it_knows_the_fate_of_every_batch() -> None:
         move(2),
     ]
     assert session.phase is Phase.MOVING
-    assert session.granted(grant(1, SECOND, 2)) == sends(SECOND, fence(2))
-    assert session.fence_committed(SECOND, Sequence(2)) == sends(SECOND, numbered(3, b"c"))
-    assert session.submit(batch(1, b"d")) == (4, sends(SECOND, numbered(4, b"d")))
+    assert session.granted(grant(2, SECOND, 2)) == sends(SECOND, fence(2, epoch=2))
+    assert fenced_in(session, 2, epoch=2) == sends(SECOND, numbered(3, b"c", epoch=2))
+    assert session.submit(batch(1, b"d")) == (4, sends(SECOND, numbered(4, b"d", epoch=2)))
 
 
 def test_nothing_is_sent_elsewhere_before_the_decision() -> None:
     session = ready(b"a")
     session.stream_closed(FIRST, Epoch(4))
     assert session.submit(batch(1, b"b")) == (2, [])
-    assert session.granted(grant(1, SECOND)) == []
+    assert session.granted(grant(2, SECOND)) == []
     session.fate_known(fate(0))
     assert session.submit(batch(1, b"c")) == (3, [])
-    assert session.fence_committed(SECOND, Sequence(0)) == []
-    session.granted(grant(1, SECOND))
+    assert fenced_in(session, epoch=2) == []
+    session.granted(grant(2, SECOND))
     assert session.submit(batch(1, b"d")) == (4, [])
-    assert session.fence_committed(FIRST, Sequence(0)) == []
-    assert session.fence_committed(SECOND, Sequence(0)) == sends(
-        SECOND, numbered(1, b"a"), numbered(2, b"b"), numbered(3, b"c"), numbered(4, b"d")
+    assert fenced_in(session, epoch=1) == []
+    assert fenced_in(session, epoch=2) == sends(
+        SECOND,
+        numbered(1, b"a", epoch=2),
+        numbered(2, b"b", epoch=2),
+        numbered(3, b"c", epoch=2),
+        numbered(4, b"d", epoch=2),
     )
 
 
@@ -240,11 +252,11 @@ def test_what_is_taken_along_is_what_the_new_stream_takes() -> None:
     (*_, ask) = session.fate_known(fate(1, remembered(1, 11)))
     assert ask == move(1)
     stream = Deduplicator()
-    (sent,) = session.granted(grant(1, SECOND, 1))
+    (sent,) = session.granted(grant(2, SECOND, 1))
     assert isinstance(sent, SendBatch)
     stream.record(Entry(LLSN(1), Epoch(1), sent.batch))
     stream.commit(context(1, 1))
-    for llsn, effect in enumerate(session.fence_committed(SECOND, stream.last_sequence(P)), 2):
+    for llsn, effect in enumerate(fenced_in(session, stream.last_sequence(P), epoch=2), 2):
         assert isinstance(effect, SendBatch)
         assert effect.batch.producer is not None
         assert stream.find(effect.batch.producer, effect.batch.kind, effect.batch.checksum) is None
@@ -257,9 +269,9 @@ def test_a_fence_that_was_lost_with_the_stream_takes_the_numbers_along() -> None
     session = ready(b"a", b"b")
     session.stream_closed(FIRST, Epoch(4))
     session.fate_known(fate(1, remembered(1, 11)))
-    session.granted(grant(1, SECOND, 1))
+    session.granted(grant(2, SECOND, 1))
     session.stream_closed(SECOND, Epoch(7))
-    assert session.fate_known(Fate(SECOND, Epoch(7), Sequence(0), ())) == [move(1, epoch=7, stream=SECOND)]
+    assert session.fate_known(Fate(SECOND, Epoch(7), Sequence(0), ())) == [move(1, epoch=2, stream_epoch=7)]
 
 
 def test_a_move_with_nothing_unsettled_keeps_the_last_number() -> None:
@@ -292,8 +304,10 @@ def test_a_session_whose_stream_opens_again_stays_there(settled_first: bool) -> 
     session.stream_closed(FIRST, Epoch(4))
     if settled_first:
         session.fate_known(fate(1, remembered(1, 11)))
-    assert session.move_refused() == sends(FIRST, fence())
-    again = session.fence_committed(FIRST, Sequence(0))
+        assert session.move_refused(wish(1)) == sends(FIRST, fence())
+    else:
+        assert session.stream_reopened(FIRST) == sends(FIRST, fence())
+    again = fenced_in(session)
     left = (numbered(2, b"b"),) if settled_first else (numbered(1, b"a"), numbered(2, b"b"))
     assert again == sends(FIRST, *left)
 
@@ -311,22 +325,37 @@ def test_a_late_answer_from_the_old_stream_still_settles() -> None:
 
 def test_a_fenced_session_does_nothing_any_more() -> None:
     session = ready(b"a")
-    session.fenced()
+    session.fenced(tag(1, epoch=1))
     assert session.phase is Phase.FENCED
     assert session.retry() == []
-    assert session.granted(grant(1, SECOND)) == []
-    assert session.fence_committed(FIRST, Sequence(0)) == []
+    assert session.granted(grant(2, SECOND)) == []
+    assert fenced_in(session) == []
     assert session.stream_closed(FIRST, Epoch(4)) == []
+    assert session.stream_reopened(FIRST) == []
     assert session.fate_known(fate(0)) == []
-    assert session.move_refused() == []
+    assert session.move_refused(wish(0)) == []
     assert session.unsettled == (1,), "its outcome is unknown, and the caller can see that"
 
 
 def test_a_fenced_session_takes_no_more_batches() -> None:
     session = ready()
-    session.fenced()
+    session.fenced(tag(1, epoch=1))
     with pytest.raises(ProducerFenced):
         session.submit(batch())
+
+
+def test_a_name_that_was_opened_before_our_fence_was_in_the_stream_is_fenced() -> None:
+    session = ProducerSession(P, "orders", 7)
+    session.granted(grant())
+    session.fenced(tag(0, epoch=1))
+    assert session.phase is Phase.FENCED
+    assert session.granted(grant(3)) == []
+
+
+def test_the_metadata_repository_says_that_the_name_was_opened_again() -> None:
+    session = moving(b"a")
+    session.fenced(wish(0))
+    assert session.phase is Phase.FENCED
 
 
 def test_a_zombie_learns_from_the_fate_that_its_name_was_opened_again() -> None:
@@ -336,3 +365,86 @@ def test_a_zombie_learns_from_the_fate_that_its_name_was_opened_again() -> None:
     newer = (remembered(0, 10, epoch=2, kind=BatchKind.FENCE), remembered(1, 11, epoch=2))
     assert session.fate_known(fate(1, *newer)) == []
     assert session.phase is Phase.FENCED
+
+
+# Late answers.
+
+
+def moving(*bodies: bytes) -> ProducerSession:
+    """A session that has asked to leave the first stream, which holds none of its batches."""
+    session = ready(*bodies)
+    session.stream_closed(FIRST, Epoch(4))
+    session.fate_known(fate(0))
+    assert session.phase is Phase.MOVING
+    return session
+
+
+def test_the_stream_that_is_left_may_refuse_what_it_gets_late() -> None:
+    """Our own move is decided, and we have not heard of it: the first stream knows us as someone older already."""
+    session = moving(b"a")
+    session.fenced(tag(1, epoch=1))
+    assert session.phase is Phase.MOVING
+    session.granted(grant(2, SECOND))
+    session.fenced(tag(1, epoch=1))
+    session.fenced(wish(0))
+    assert fenced_in(session, epoch=2) == sends(SECOND, numbered(1, b"a", epoch=2))
+
+
+def test_a_refusal_of_an_earlier_move_does_not_undo_a_later_one() -> None:
+    """The second move may be decided already; going back to the stream would be taken for an older self."""
+    session = moving(b"a")
+    session.move_refused(wish(0))
+    session.stream_closed(FIRST, Epoch(5))
+    assert session.fate_known(fate(0, epoch=5)) == [move(0, stream_epoch=5)]
+    assert session.move_refused(wish(0)) == []
+    assert session.retry() == [move(0, stream_epoch=5)]
+    assert session.granted(grant(2, SECOND)) == sends(SECOND, fence(epoch=2))
+
+
+def test_the_fate_in_an_earlier_epoch_of_the_stream_is_not_the_last_word() -> None:
+    """What was sent since then may be in the log."""
+    session = ready(b"a")
+    session.stream_closed(FIRST, Epoch(4))
+    session.stream_reopened(FIRST)
+    fenced_in(session)
+    assert session.stream_closed(FIRST, Epoch(5)) == [AskFate(FIRST, Epoch(5))]
+    assert session.fate_known(fate(0, epoch=4)) == []
+    assert session.fate_known(fate(1, remembered(1, 11), epoch=5)) == [
+        Settled(Sequence(1), Ack(GLSN(11), LLSN(2), FIRST, 1)),
+        move(1, stream_epoch=5),
+    ]
+
+
+def test_the_fence_of_an_earlier_stay_does_not_open_the_stream_again() -> None:
+    """There and back again: under the new epoch the stream has not taken a fence yet."""
+    session = moving(b"a")
+    session.granted(grant(2, SECOND))
+    session.stream_closed(SECOND, Epoch(1))
+    session.fate_known(Fate(SECOND, Epoch(1), Sequence(0), ()))
+    session.granted(grant(3, FIRST))
+    assert fenced_in(session, epoch=1) == []
+    assert session.retry() == sends(FIRST, fence(epoch=3))
+
+
+def test_a_grant_that_skips_an_epoch_is_not_the_answer_to_a_move() -> None:
+    """A repeated opening that arrived late has taken the name back from someone who may have used our numbers."""
+    session = moving(b"a")
+    assert session.granted(grant(3, SECOND)) == []
+    session.fenced(wish(0))
+    assert session.phase is Phase.FENCED
+
+
+def test_a_repeated_opening_that_is_answered_late_is_taken_over_before_anything_is_sent() -> None:
+    session = ProducerSession(P, "orders", 7)
+    session.granted(grant(1))
+    assert session.granted(grant(3, SECOND, 5)) == sends(SECOND, fence(5, epoch=3))
+    fenced_in(session, 5, epoch=3)
+    assert session.granted(grant(5)) == [], "now there may be batches under way"
+
+
+def test_a_stream_that_opens_again_after_the_move_was_asked_for_is_left_all_the_same() -> None:
+    """Whether the move is decided is for the metadata repository to say."""
+    session = moving(b"a")
+    assert session.stream_reopened(FIRST) == []
+    assert session.stream_closed(FIRST, Epoch(5)) == []
+    assert session.phase is Phase.MOVING

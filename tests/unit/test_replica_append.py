@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.replica import UNCOMMITTED_BATCHES_MAX
+from cutwater.core.pending import UNCOMMITTED_BATCHES_MAX
 from cutwater.core.replica_events import (
     Acked,
     EntriesDurable,

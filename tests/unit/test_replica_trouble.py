@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cutwater.core.messages import TrimReplica
+from cutwater.core.pending import WAITERS_PER_BATCH_MAX
 from cutwater.core.recovery import HardState
 from cutwater.core.replica_events import (
     Acked,
@@ -18,12 +19,13 @@ from cutwater.core.replica_events import (
     SaveDedup,
     SaveHardState,
     StorageFailed,
+    Tidy,
     Truncate,
     Unsettled,
     WriteCommit,
     WriteEntry,
 )
-from cutwater.errors import ProducerFenced, SequenceGap, SequenceReused
+from cutwater.errors import ProducerFenced, ResourceExhausted, SequenceGap, SequenceReused
 from cutwater.types import GLSN, LLSN, Ack, Entry, Epoch, ReplicaState, Sequence
 from tests.unit.replica_bench import (
     HEAD,
@@ -170,6 +172,30 @@ def test_trim_never_goes_back() -> None:
     assert backup.replica.hard_state.trimmed_before == 3
 
 
+def test_a_trim_that_was_interrupted_is_finished_after_the_restart() -> None:
+    """The crash came after the trim was remembered and before anything was removed. Deduplication may not have been
+    saved either."""
+    backup = backup_with(2, 1, 1, committed=3)
+    (saved, *_) = backup.replica.handle(trim(3))
+    backup.disk.carry_out(saved)
+    backup.crash()
+    dedup, drop = backup.do(Tidy())
+    assert isinstance(dedup, SaveDedup)
+    assert dedup.checkpoint.upto == 3
+    assert drop == DropBefore(GLSN(3), LLSN(3))
+
+
+def test_opening_a_replica_from_which_nothing_is_to_be_removed_does_nothing() -> None:
+    backup = backup_with(2, 1, committed=3)
+    assert backup.do(Tidy()) == []
+    backup.do(trim(4))
+    backup.disk.first_llsn, backup.disk.entries = LLSN(4), []
+    backup.crash()
+    assert backup.replica.trusted
+    assert backup.do(Tidy()) == []
+    assert loses_entries().do(Tidy()) == []
+
+
 def test_the_first_llsn_follows_what_was_dropped_and_never_goes_back() -> None:
     backup = backup_with(2, 1, committed=3)
     assert backup.do(Dropped(LLSN(3))) == []
@@ -222,6 +248,20 @@ def test_a_retry_waits_together_with_the_first_attempt() -> None:
     head.sync()
     ack = Ack(GLSN(9), LLSN(2), STREAM, 2)
     assert head.do(commit(2, 2, glsn=9))[1:] == [Acked(2, ack, Sequence(1)), Acked(3, ack, Sequence(1))]
+
+
+def test_only_so_many_wait_for_one_batch() -> None:
+    """Guarantee 16: a client that repeats a batch again and again while nothing is committed costs bounded memory."""
+    head = producing()
+    first = batch(1, b"one", producer=tag(1))
+    for waiter in range(WAITERS_PER_BATCH_MAX):
+        head.do(append(waiter, first))
+    with pytest.raises(ResourceExhausted):
+        head.do(append(-1, first))
+    head.sync()
+    acked = [effect.waiter for effect in head.do(commit(2, 1)) if isinstance(effect, Acked)]
+    assert acked == list(range(WAITERS_PER_BATCH_MAX))
+    assert len(head.do(append(-1, first))) == 1
 
 
 def test_a_retry_after_the_commit_gets_the_same_ack_also_after_a_restart_in_a_later_epoch() -> None:

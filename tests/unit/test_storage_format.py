@@ -14,10 +14,10 @@ from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entri
 
 from cutwater.core.dedup import DedupCheckpoint, ProducerWindow, Remembered
 from cutwater.core.recovery import HardState
-from cutwater.errors import CutwaterError, Damaged, InvalidArgument
+from cutwater.errors import CutwaterError, Damaged, InvalidArgument, WrongIdentity
 from cutwater.storage import format as layout
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import DamagedFile, NewerFormat, WrongIdentity
+from cutwater.storage.errors import DamagedFile, NewerFormat
 from cutwater.storage.format import FileHeader, Manifest, Mark, Running
 from cutwater.storage.frames import (
     HEADER_BYTES_MAX,
@@ -164,7 +164,7 @@ def test_small_files() -> None:
     hard_state = HardState(epoch=Epoch(4), chain=(StorageNodeId(1),), sealed_at=LLSN(3))
     assert layout.decode_hard_state(layout.encode_hard_state(hard_state), PATH) == hard_state
     batch = Remembered(Sequence(1), ProducerEpoch(2), BatchKind.FENCE, LLSN(3), 4, 5, None)
-    window = ProducerWindow(ProducerId("ü"), ProducerEpoch(1), Sequence(2), LLSN(3), (batch,))
+    window = ProducerWindow(ProducerId("ü"), ProducerEpoch(1), Sequence(2), (batch,))
     checkpoint = DedupCheckpoint(LLSN(9), (window,))
     assert layout.decode_dedup(layout.encode_dedup(checkpoint), PATH) == checkpoint
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.errors import AlreadyExists, Damaged, InvalidArgument, Refused
+from cutwater.errors import AlreadyExists, Damaged, InvalidArgument, Refused, WrongIdentity
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import (
     DamagedFile,
+    DiskFull,
     NewerFormat,
     NodeExists,
     VolumeConflict,
     VolumeLocked,
     VolumeUnusable,
-    WrongIdentity,
 )
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import NodeVolumes, node_path, replica_path
@@ -44,9 +44,9 @@ def start(volumes: list[Path], cluster=CLUSTER, node=NODE, **options) -> NodeVol
 
 
 def create(node: NodeVolumes, stream: int, volume: Path | None = None) -> Path:
-    path = node.place(LogStreamId(stream), volume)
-    SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, LogStreamId(stream))).close()
-    return path
+    with node.creating(LogStreamId(stream), volume) as path:
+        SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, LogStreamId(stream))).close()
+    return node.replicas[LogStreamId(stream)]
 
 
 def test_the_layout(volumes: list[Path]) -> None:
@@ -120,7 +120,10 @@ def test_error_if_exists(volumes: list[Path]) -> None:
 
 def test_a_lock_held_by_this_process(volumes: list[Path]) -> None:
     node = start(volumes)
-    with pytest.raises(VolumeLocked, match="is in use by a running storage node: stop that one first"):
+    with pytest.raises(VolumeLocked, match=rf"in use by a running storage node \(pid {os.getpid()}\): stop that one"):
+        start([volumes[1]])
+    (node_path(volumes[1], CLUSTER, NODE) / "lock").write_text("not a number")
+    with pytest.raises(VolumeLocked, match="in use by a running storage node: stop that one first"):
         start([volumes[1]])
     node.release()
     node.release()
@@ -142,7 +145,7 @@ def test_a_lock_held_by_another_process_dies_with_it(volumes: list[Path]) -> Non
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(VolumeLocked):
+        with pytest.raises(VolumeLocked, match=rf"\(pid {process.pid}\)"):
             start(volumes)
         process.kill()
     node = start(volumes)
@@ -247,6 +250,56 @@ def test_new_replicas_are_spread_and_old_ones_stay(volumes: list[Path]) -> None:
     with pytest.raises(VolumeUnusable, match="is not a volume of storage node 7: choose one of"):
         node.place(LogStreamId(9), Path("/elsewhere"))
     node.release()
+
+
+def test_a_replica_counts_from_when_it_is_complete(volumes: list[Path]) -> None:
+    node = start([volumes[0]])
+
+    def begin_and_fail() -> None:
+        with node.creating(LogStreamId(3)) as path:
+            SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, LogStreamId(3))).close()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        begin_and_fail()
+    node.release()
+    node = start([volumes[0]])
+    assert node.replicas == {}, "what was begun and not finished is no replica"
+    path = create(node, 3)
+    assert node.replicas == {3: path}
+    assert [name.name for name in path.parent.iterdir() if name.name.startswith("lsid")] == ["lsid=3"]
+    with pytest.raises(VolumeConflict, match="log stream 3 already lies at"), node.creating(LogStreamId(3)):
+        pass
+    node.release()
+
+
+def test_a_replica_that_cannot_be_opened_is_kept_when_it_is_replaced(volumes: list[Path]) -> None:
+    node = start([volumes[0]])
+    path = create(node, 3)
+    node.next_incarnation()
+    (path / "manifest").write_bytes(b"garbage")
+    aside = node.set_aside(LogStreamId(3))
+    assert (aside / "manifest").read_bytes() == b"garbage"
+    assert create(node, 3) == path
+    node.release()
+    node = start([volumes[0]])
+    assert node.replicas == {3: path}
+    node.release()
+
+
+def test_a_file_where_a_directory_should_be(volumes: list[Path]) -> None:
+    (volumes[0] / "cid=1").write_text("")
+    with pytest.raises(VolumeUnusable, match=r"cannot be written \((File exists|Not a directory)\)"):
+        start([volumes[0]])
+
+
+def test_no_room(tmp_path: Path) -> None:
+    files = FaultFiles()
+    files.make_dir(tmp_path)
+    start([tmp_path], files=files).release()
+    files.room_bytes = 0
+    with pytest.raises(DiskFull, match="no room is left"):
+        start([tmp_path], files=files)
 
 
 def test_nothing_stays_locked_after_a_failed_start(volumes: list[Path]) -> None:

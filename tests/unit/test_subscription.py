@@ -12,19 +12,26 @@ import pytest
 
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.core.subscription import ReadAnswer, Run, Subscription
-from cutwater.errors import ProtocolViolation, Trimmed
+from cutwater.errors import NotFound, ProtocolViolation, Trimmed
 from cutwater.types import GLSN, LLSN, Batch, CutTime, Epoch, LogStreamId, Revision, TopicId
 from tests.unit.replica_bench import batch, fence
 
 T, OTHER = TopicId(1), TopicId(2)
 
 
-def info(stream: int, *, topic: TopicId = T, last_glsn: int = 0, created_at: int = 0) -> StreamInfo:
+def info(
+    stream: int,
+    *,
+    topic: TopicId = T,
+    last_glsn: int = 0,
+    created_at: int = 0,
+    is_open: bool = True,
+) -> StreamInfo:
     return StreamInfo(
         stream=LogStreamId(stream),
         topic=topic,
         epoch=Epoch(1),
-        is_open=True,
+        is_open=is_open,
         final=False,
         chain=(),
         replicas=(),
@@ -35,8 +42,14 @@ def info(stream: int, *, topic: TopicId = T, last_glsn: int = 0, created_at: int
     )
 
 
-def catalog(*streams: StreamInfo, revision: int = 1, high_watermark: int = 0, trimmed: int = 1) -> Catalog:
-    topics = (TopicInfo(T, "orders", GLSN(trimmed)), TopicInfo(OTHER, "other", GLSN(1)))
+def catalog(
+    *streams: StreamInfo, revision: int = 1, high_watermark: int = 0, trimmed: int = 1, gone: TopicId | None = None
+) -> Catalog:
+    topics = tuple(
+        TopicInfo(topic, name, GLSN(before))
+        for topic, name, before in ((T, "orders", trimmed), (OTHER, "other", 1))
+        if topic != gone
+    )
     return Catalog(Revision(revision), GLSN(high_watermark), CutTime(0), topics, streams)
 
 
@@ -48,8 +61,11 @@ def answer(stream: int, *runs: Run, through: int, revision: int = 1) -> ReadAnsw
     return ReadAnswer(LogStreamId(stream), runs, GLSN(through), Revision(revision))
 
 
-def subscribed(*streams: StreamInfo, start: int = 1, high_watermark: int = 0) -> Subscription:
-    subscription = Subscription([T], GLSN(start))
+def subscribed(
+    *streams: StreamInfo, start: int = 1, high_watermark: int = 0, stop: int | None = None, bytes_max: int = 10_000
+) -> Subscription:
+    end = None if stop is None else GLSN(stop)
+    subscription = Subscription([T], GLSN(start), stop=end, bytes_max=bytes_max)
     subscription.take_catalog(catalog(*streams, high_watermark=high_watermark))
     return subscription
 
@@ -91,8 +107,31 @@ def test_a_sealed_stream_is_complete_by_the_word_of_the_metadata_repository() ->
     subscription.take_answer(answer(1, run(1, 1, 1), run(1, 2, 7), through=7))
     subscription.take_answer(answer(2, run(2, 1, 2), through=2))
     assert glsns(subscription.take_ready()) == [1, 2]
-    subscription.take_catalog(catalog(info(1, last_glsn=7), info(2, last_glsn=2), revision=2, high_watermark=8))
+    sealed = info(2, last_glsn=2, is_open=False)
+    subscription.take_catalog(catalog(info(1, last_glsn=7), sealed, revision=2, high_watermark=8))
     assert glsns(subscription.take_ready()) == [7]
+    subscription.take_answer(answer(1, run(1, 3, 9), through=9, revision=2))
+    assert glsns(subscription.take_ready()) == [9], "to open it again would have made another catalog"
+    subscription.take_answer(answer(1, run(1, 4, 11), through=11, revision=3))
+    assert subscription.take_ready() == []
+
+
+def test_a_sealed_stream_is_read_to_its_end_and_no_further() -> None:
+    subscription = subscribed(info(1), info(2, last_glsn=2, is_open=False), high_watermark=3)
+    assert [of.stream for of, _ in subscription.wants()] == [1, 2]
+    subscription.take_answer(answer(2, run(2, 1, 2), through=2))
+    assert [of.stream for of, _ in subscription.wants()] == [1]
+    assert subscription.want(LogStreamId(2)) is None
+
+
+def test_when_only_the_metadata_repository_can_tell_a_catalog_is_needed() -> None:
+    """Nobody who could be read from says how far the log has come."""
+    subscription = Subscription([T], GLSN(1))
+    assert subscription.needs_catalog
+    subscription.take_catalog(catalog(info(1)))
+    assert not subscription.needs_catalog
+    subscription.take_catalog(catalog(info(1, is_open=False), revision=2))
+    assert subscription.needs_catalog
 
 
 def test_the_metadata_repository_says_nothing_of_records_that_have_not_arrived() -> None:
@@ -121,8 +160,27 @@ def test_a_replica_that_does_not_know_its_revision_is_not_believed() -> None:
     subscription = subscribed(info(1))
     subscription.take_answer(answer(1, run(1, 1, 1), through=1, revision=0))
     assert subscription.take_ready() == []
+    assert subscription.needs_catalog
     subscription.take_answer(answer(1, through=1))
     assert glsns(subscription.take_ready()) == [1]
+
+
+def test_what_lies_below_the_catalogs_high_watermark_needs_no_revision() -> None:
+    """All streams that exist down there are in the catalog, so a long log is read without asking for another one."""
+    subscription = subscribed(info(1, last_glsn=9), high_watermark=5)
+    subscription.take_answer(answer(1, run(1, 1, 1, batch(3)), through=0, revision=0))
+    assert glsns(subscription.take_ready()) == [1, 2, 3]
+    subscription.take_answer(answer(1, run(1, 4, 4, batch(2)), run(1, 6, 6, batch(3)), through=8, revision=7))
+    assert glsns(subscription.take_ready()) == [4, 5]
+    assert subscription.needs_catalog
+
+
+def test_what_a_replica_said_under_a_newer_catalog_need_not_be_said_again() -> None:
+    subscription = subscribed(info(1))
+    subscription.take_answer(answer(1, run(1, 1, 1), through=4, revision=2))
+    subscription.take_catalog(catalog(info(1, last_glsn=9), revision=2, high_watermark=9))
+    assert glsns(subscription.take_ready()) == [1]
+    assert subscription.next_glsn == 5
 
 
 @pytest.mark.parametrize("later", [0, 2])
@@ -206,20 +264,160 @@ def test_a_deleted_topic_does_not_hold_up_the_others() -> None:
     """Its streams are no longer in the catalog, and nobody will say any more how far they are complete."""
     subscription = Subscription([T, OTHER], GLSN(1))
     subscription.take_catalog(catalog(info(1), info(2, topic=OTHER)))
-    deleted = Catalog(Revision(2), GLSN(1), CutTime(0), (TopicInfo(T, "orders", GLSN(1)),), (info(1),))
-    subscription.take_catalog(deleted)
+    assert subscription.take_ended() == []
+    for _ in range(2):
+        subscription.take_catalog(catalog(info(1), revision=2, high_watermark=1, gone=OTHER))
+    assert subscription.take_ended() == [OTHER], "its end is visible"
+    assert subscription.take_ended() == []
     subscription.take_answer(answer(1, run(1, 1, 2), through=2, revision=2))
     assert glsns(subscription.take_ready()) == [2]
+
+
+def test_a_subscription_without_topics_is_over() -> None:
+    subscription = subscribed(info(1))
+    with pytest.raises(NotFound):
+        subscription.take_catalog(catalog(revision=2, gone=T))
+    with pytest.raises(NotFound):
+        Subscription([TopicId(9)], GLSN(1)).take_catalog(catalog(info(1)))
+
+
+def test_topics_may_come_and_go_by_a_pattern() -> None:
+    """Whoever knows the pattern says which topics it means in a catalog. With none, the position goes on all the
+    same."""
+    subscription = Subscription([], GLSN(1))
+    subscription.take_catalog(catalog(high_watermark=4, gone=T))
+    assert (subscription.take_ready(), subscription.next_glsn) == ([], 5)
+    assert subscription.needs_catalog
+    subscription.topics = frozenset([T])
+    subscription.take_catalog(catalog(info(1, created_at=6, last_glsn=7), revision=2, high_watermark=7))
+    subscription.take_answer(answer(1, run(1, 1, 7), through=7, revision=2))
+    assert glsns(subscription.take_ready()) == [7]
+    subscription.topics = frozenset()
+    subscription.take_catalog(catalog(revision=3, high_watermark=9, gone=T))
+    assert subscription.take_ended() == [T]
+    assert (subscription.take_ready(), subscription.next_glsn) == ([], 10)
+
+
+# Guarantee 16: "memory and queues are bounded".
+
+
+def test_a_fast_stream_is_not_read_ahead_without_limit() -> None:
+    """While a slow one holds the merge up. The slow one may always be read, or nothing would ever be ready."""
+    subscription = subscribed(info(1), info(2), bytes_max=1_500)
+    one, two = LogStreamId(1), LogStreamId(2)
+    for glsn in (1, 2):
+        assert subscription.has_room(one)
+        subscription.take_answer(answer(1, run(1, glsn, glsn, batch(1, bytes(400))), through=glsn))
+    assert not subscription.has_room(one)
+    assert subscription.has_room(two)
+    subscription.take_answer(answer(2, through=1))
+    assert glsns(subscription.take_ready()) == [1]
+    assert subscription.has_room(one)
+
+
+def test_what_is_left_of_a_deleted_topic_takes_no_room() -> None:
+    subscription = Subscription([T, OTHER], GLSN(1), bytes_max=1_000)
+    subscription.take_catalog(catalog(info(1), info(2, topic=OTHER)))
+    subscription.take_answer(answer(2, run(2, 1, 2, batch(1, bytes(2_000))), through=2))
+    subscription.take_answer(answer(1, run(1, 1, 1), through=0))
+    assert not subscription.has_room(LogStreamId(1))
+    subscription.take_catalog(catalog(info(1), revision=2, gone=OTHER))
+    assert subscription.has_room(LogStreamId(1))
+
+
+# A last position.
+
+
+def test_a_subscription_ends_after_its_last_position() -> None:
+    subscription = subscribed(info(1), info(2), stop=3)
+    subscription.take_answer(answer(1, run(1, 1, 1), run(1, 2, 4), through=9))
+    assert [of.stream for of, _ in subscription.wants()] == [2]
+    assert subscription.take_ready() == []
+    assert not subscription.is_finished
+    subscription.take_answer(answer(2, run(2, 1, 2, batch(2)), run(2, 3, 5), through=5))
+    assert glsns(subscription.take_ready()) == [1, 2, 3]
+    assert subscription.is_finished
+    assert subscription.wants() == []
+    assert not subscription.needs_catalog
+    assert subscription.take_ready() == []
+
+
+def test_a_last_position_inside_a_batch_hands_the_batch_on() -> None:
+    """Runs are handed on whole; whoever wants less of them cuts it off, as at the start."""
+    subscription = subscribed(info(1), start=2, stop=5)
+    subscription.take_answer(answer(1, run(1, 1, 1, batch(3)), run(1, 4, 4, batch(3)), through=6))
+    assert glsns(subscription.take_ready()) == [1, 2, 3, 4, 5, 6]
+    assert subscription.next_glsn == 6
+    assert subscription.is_finished
 
 
 # Trim (§5): "a later read below it answers trimmed with the first GLSN that is left".
 
 
+def trimmed_at(subscription: Subscription) -> tuple[int, int]:
+    with pytest.raises(Trimmed) as caught:
+        subscription.take_ready()
+    return caught.value.asked, caught.value.first_left
+
+
 def test_a_subscription_below_the_trim_position_is_told() -> None:
     subscription = Subscription([T], GLSN(3))
-    with pytest.raises(Trimmed) as caught:
-        subscription.take_catalog(catalog(info(1, last_glsn=9), high_watermark=9, trimmed=5))
-    assert (caught.value.asked, caught.value.first_left) == (3, 5)
+    subscription.take_catalog(catalog(info(1, last_glsn=9), high_watermark=9, trimmed=5))
+    assert trimmed_at(subscription) == (3, 5)
+
+
+def test_whoever_can_do_without_what_was_trimmed_goes_on() -> None:
+    subscription = Subscription([T], GLSN(3))
+    subscription.take_catalog(catalog(info(1, last_glsn=9), high_watermark=9, trimmed=5))
+    trimmed_at(subscription)
+    assert [position for _, position in subscription.wants()] == [5]
+    subscription.take_answer(answer(1, run(1, 5, 6), run(1, 6, 9), through=9))
+    assert glsns(subscription.take_ready()) == [6, 9]
+
+
+def test_a_topic_that_lost_nothing_is_not_concerned_by_the_trim_of_another() -> None:
+    """Its records come in order, before and after the gap."""
+    subscription = Subscription([T, OTHER], GLSN(1))
+    both = (info(1, last_glsn=7), info(2, topic=OTHER, last_glsn=8))
+    subscription.take_catalog(catalog(*both, high_watermark=8))
+    subscription.take_answer(answer(2, run(2, 1, 2), run(2, 2, 4), run(2, 3, 8), through=8))
+    subscription.take_answer(answer(1, run(1, 1, 1), through=2))
+    assert glsns(subscription.take_ready()) == [1, 2]
+    subscription.take_catalog(catalog(*both, revision=2, high_watermark=8, trimmed=6))
+    assert trimmed_at(subscription) == (3, 6)
+    assert glsns(subscription.take_ready()) == [4]
+    subscription.take_answer(answer(1, run(1, 5, 7), through=8))
+    assert glsns(subscription.take_ready()) == [7, 8]
+
+
+def test_what_arrived_before_the_trim_is_handed_on_before_anyone_is_told() -> None:
+    subscription = subscribed(info(1, last_glsn=9), info(2, last_glsn=3), high_watermark=9)
+    subscription.take_answer(answer(1, run(1, 1, 1), run(1, 2, 2), through=2))
+    subscription.take_trimmed(LogStreamId(1), GLSN(6))
+    assert subscription.take_ready() == [], "the other stream comes first"
+    subscription.take_answer(answer(2, run(2, 1, 3), through=9))
+    assert glsns(subscription.take_ready()) == [1, 2]
+    assert trimmed_at(subscription) == (3, 6)
+    assert glsns(subscription.take_ready()) == [3]
+    subscription.take_trimmed(LogStreamId(1), GLSN(6))
+    subscription.take_trimmed(LogStreamId(8), GLSN(9))
+    assert subscription.take_ready() == []
+
+
+def test_streams_with_nothing_down_there_are_not_trimmed() -> None:
+    subscription = Subscription([T], GLSN(3))
+    later = info(2, created_at=4, last_glsn=9)
+    subscription.take_catalog(catalog(info(1, last_glsn=2), later, high_watermark=9, trimmed=5))
+    assert subscription.take_ready() == []
+
+
+def test_a_topic_may_be_wanted_from_a_later_position_on() -> None:
+    """Who begins with the earliest record of each topic asks for nothing that is trimmed."""
+    subscription = Subscription([T, OTHER], GLSN(1), {T: GLSN(5)})
+    streams = (info(1, last_glsn=9), info(2, topic=OTHER, last_glsn=8))
+    subscription.take_catalog(catalog(*streams, high_watermark=9, trimmed=5))
+    assert [(of.stream, position) for of, position in subscription.wants()] == [(1, 5), (2, 1)]
+    assert subscription.take_ready() == []
 
 
 def test_a_subscription_at_or_above_the_trim_position_goes_on() -> None:

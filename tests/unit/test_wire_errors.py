@@ -27,12 +27,14 @@ from cutwater.types import GLSN, Epoch, LogStreamId, Sequence
 from cutwater.wire import errors as wire_errors
 from cutwater.wire.errors import (
     FIELDS_MAX,
+    HEADER_BYTES_MIN,
     HISTORY_LINES_MAX,
     MESSAGE_CHARS_MAX,
     ConnectionLost,
     WireError,
     WrongCluster,
     declared_fields,
+    encode_error,
     from_wire,
     to_wire,
 )
@@ -182,3 +184,21 @@ def test_messages_say_what_to_do() -> None:
 def test_an_error_that_is_no_error_is_refused_by_its_type() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgpack.decode(msgpack.encode(("code", 7, True, {})), type=WireError)
+
+
+def test_an_error_fits_into_what_the_peer_takes() -> None:
+    error = ResourceExhausted("m" * 3_000, retry_ms=7)
+    error.history = ("h" * 500,) * 30
+    for bytes_max, keeps in ((100_000, ("history", "retry_ms")), (5_000, ("retry_ms",)), (HEADER_BYTES_MIN, ())):
+        encoded = encode_error(error, bytes_max)
+        assert len(encoded) <= bytes_max
+        back = from_wire(msgpack.decode(encoded, type=WireError))
+        assert (back.code, back.retriable) == ("resource_exhausted", True)
+        assert bool(back.history) == ("history" in keeps)
+        assert getattr(back, "retry_ms", None) == (7 if "retry_ms" in keeps else None)
+
+
+def test_the_worst_error_fits_into_the_least_that_a_peer_may_take() -> None:
+    error = CutwaterError("\U0001f30a" * 5_000)
+    error.__dict__["code"] = "\U0001f30a" * 5_000
+    assert len(encode_error(error, HEADER_BYTES_MIN - 1)) < HEADER_BYTES_MIN

@@ -11,7 +11,7 @@ import pytest
 
 from cutwater.wire.codec import FrameDecoder, encode_frame
 from cutwater.wire.errors import FrameTooLarge
-from cutwater.wire.frames import Frame, Kind
+from cutwater.wire.frames import FIXED_BYTES, Frame, Kind
 from cutwater.wire.outbox import FLUSH_BYTES, JOIN_BYTES_MAX, Outbox
 from cutwater.wire.streams import StreamSender
 
@@ -40,7 +40,9 @@ class Bench:
         self.transport = Transport()
         self.settled = 0
         self.overflown: list[int] = []
-        self.outbox = Outbox(asyncio.get_running_loop(), high, bytes_max, self.on_settled, self.overflown.append)
+        self.outbox = Outbox(
+            asyncio.get_running_loop(), high, bytes_max, 1 << 20, self.on_settled, self.overflown.append
+        )
         self.outbox.frame_bytes_max, self.outbox.header_bytes_max = 1 << 24, 1 << 20
         self.outbox.attach(self.transport)  # type: ignore[arg-type]
 
@@ -130,17 +132,41 @@ async def test_too_much_is_noticed_before_the_transport_says_so() -> None:
     bench.transport.keeps = True
     bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(300_000))
     assert not bench.outbox.is_busy
+    assert not bench.outbox.is_full
     bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(300_000))
     assert bench.outbox.is_busy
+    assert bench.outbox.is_full
     assert bench.outbox.size > 600_000
-    assert bench.overflown == []
-    bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(400_000))
-    assert len(bench.overflown) == 1
     await asyncio.sleep(0)
     assert not bench.outbox.is_busy
+    assert not bench.outbox.is_full
     assert bench.settled == 1
-    bench.outbox.paused = True
+    bench.outbox.pause()
     assert bench.outbox.is_busy
+    assert bench.outbox.is_full
+
+
+@in_a_loop
+async def test_what_exceeds_all_limits_is_told_when_no_one_is_in_the_middle_of_anything() -> None:
+    bench = Bench(high=400_000, bytes_max=900_000)
+    bench.transport.keeps = True
+    for _ in range(5):
+        bench.outbox.send(Kind.RESPONSE, 1, b"\xc0", bytes(400_000))
+    assert bench.overflown == []
+    assert len(bench.transport.frames()) == 3, "nothing more is taken"
+    await asyncio.sleep(0)
+    assert len(bench.overflown) == 1
+    assert bench.outbox.size == 0
+
+
+@in_a_loop
+async def test_the_position_counts_what_was_ever_sent() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.outbox.send(Kind.PING, 1, b"")
+    assert bench.outbox.position == bench.outbox.size == 3 * FIXED_BYTES
+    await asyncio.sleep(0)
+    assert (bench.outbox.position, bench.outbox.size) == (3 * FIXED_BYTES, 0)
 
 
 @in_a_loop

@@ -30,7 +30,7 @@ class Candidate(Struct, frozen=True):
     durable_ends: tuple[LLSN | None, ...]
 
 
-class StreamCommit(Struct, frozen=True):
+class StreamCommit(Struct, frozen=True, rename={"stream": "log_stream_id"}):
     """A commit context together with the log stream that it belongs to."""
 
     stream: LogStreamId

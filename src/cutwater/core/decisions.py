@@ -13,11 +13,13 @@ from cutwater.core.cut import StreamCommit
 from cutwater.types import (
     GLSN,
     LLSN,
+    ClusterId,
     CutTime,
     Epoch,
     LogStreamId,
     ProducerEpoch,
     ProducerId,
+    Retention,
     Revision,
     Sequence,
     StorageNodeId,
@@ -60,6 +62,7 @@ class Unseal(Struct, frozen=True, tag=True):
     epoch: Epoch
     start: LLSN
     chain: tuple[StorageNodeId, ...]
+    reason: str = ""
 
 
 class Release(Struct, frozen=True, tag=True):
@@ -76,8 +79,20 @@ class DropSurvivor(Struct, frozen=True, tag=True):
     reason: str
 
 
+class FoundCluster(Struct, frozen=True, tag=True):
+    """The first decision of all. The key is random and made once: a number is easily given to two clusters."""
+
+    cluster: ClusterId
+    key: str
+
+
 class AddNode(Struct, frozen=True, tag=True):
+    """The storage node belongs to the cluster and listens there; decided again when it moves or gets volumes."""
+
     node: StorageNodeId
+    address: str = ""
+    key: str = ""
+    volumes: tuple[str, ...] = ()
 
 
 class RemoveNode(Struct, frozen=True, tag=True):
@@ -85,9 +100,24 @@ class RemoveNode(Struct, frozen=True, tag=True):
 
 
 class CreateTopic(Struct, frozen=True, tag=True):
+    """A name for log streams: as many as ``streams`` shall be open. ``schema`` is Arrow's, serialised, or empty."""
+
     topic: TopicId
     name: str
     replication: int
+    streams: int = 1
+    schema: bytes = b""
+    event_time: str = ""
+    retention: Retention = Retention()
+
+
+class ChangeTopic(Struct, frozen=True, tag=True):
+    """How many streams shall be open, how long records are kept, and a schema that follows the last one, if any."""
+
+    topic: TopicId
+    streams: int
+    retention: Retention
+    schema: bytes = b""
 
 
 class DeleteTopic(Struct, frozen=True, tag=True):
@@ -105,6 +135,7 @@ class CreateStream(Struct, frozen=True, tag=True):
     replicas: tuple[StorageNodeId, ...]
     high_watermark: GLSN
     time: CutTime
+    reason: str = ""
 
 
 class AssignReplicas(Struct, frozen=True, tag=True):
@@ -112,6 +143,7 @@ class AssignReplicas(Struct, frozen=True, tag=True):
 
     stream: LogStreamId
     replicas: tuple[StorageNodeId, ...]
+    reason: str = ""
 
 
 class Trim(Struct, frozen=True, tag=True):
@@ -129,7 +161,8 @@ class OpenProducer(Struct, frozen=True, tag=True):
 
 
 class MoveProducer(Struct, frozen=True, tag=True):
-    """The producer goes on in another stream. The first one is sealed and its last sequence there is known."""
+    """The producer goes on in another stream, with its next epoch. The first stream is sealed and the producer's last
+    sequence there is known."""
 
     producer: ProducerId
     epoch: ProducerEpoch
@@ -144,15 +177,21 @@ class CommitCursor(Struct, frozen=True, tag=True):
     glsn: GLSN
 
 
+class DropCursor(Struct, frozen=True, tag=True):
+    cursor: str
+
+
 Decision = (
     Cut
     | Seal
     | Unseal
     | Release
     | DropSurvivor
+    | FoundCluster
     | AddNode
     | RemoveNode
     | CreateTopic
+    | ChangeTopic
     | DeleteTopic
     | CreateStream
     | AssignReplicas
@@ -160,12 +199,14 @@ Decision = (
     | OpenProducer
     | MoveProducer
     | CommitCursor
+    | DropCursor
 )
 
 CATALOG_DECISIONS = (
     AddNode,
     RemoveNode,
     CreateTopic,
+    ChangeTopic,
     DeleteTopic,
     CreateStream,
     Seal,

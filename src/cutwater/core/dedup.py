@@ -8,7 +8,8 @@ any of them may become head. It
 3. is checkpointed and outlives trim, and travels with sync, because entries may be gone while retries still come;
 4. fences: an epoch of a producer begins with a committed *fence* in the stream, after which nothing of an older epoch
    enters, so the last sequence that the fence reports is final;
-5. knows who left: a producer that was moved to another stream must come back with a fence before its batches count.
+5. knows who left: opening a producer and moving it to another stream both raise its epoch, so an epoch belongs to one
+   stream, and a stream that a producer has left refuses every epoch below the one with which it went on elsewhere.
 """
 
 from __future__ import annotations
@@ -52,11 +53,10 @@ class Remembered(Struct, frozen=True):
 
 
 class Departure(Struct, frozen=True):
-    """A producer was moved away from the stream by its opening ``epoch``, when the stream was sealed at ``at``."""
+    """A producer was moved away from the stream and went on elsewhere with this epoch: older ones are over."""
 
     producer: ProducerId
     epoch: ProducerEpoch
-    at: LLSN
 
 
 class ProducerWindow(Struct, frozen=True):
@@ -65,7 +65,6 @@ class ProducerWindow(Struct, frozen=True):
     producer: ProducerId
     base_epoch: ProducerEpoch
     base_sequence: Sequence
-    base_fence: LLSN
     batches: tuple[Remembered, ...]
 
 
@@ -77,14 +76,11 @@ class DedupCheckpoint(Struct, frozen=True):
 
 
 class _Window:
-    __slots__ = ("base_epoch", "base_fence", "base_sequence", "batches", "committed", "departure")
+    __slots__ = ("base_epoch", "base_sequence", "batches", "committed")
 
-    def __init__(self, base_epoch: ProducerEpoch, base_sequence: Sequence, base_fence: LLSN) -> None:
-        self.base_epoch = base_epoch
-        self.base_sequence = base_sequence
-        self.base_fence = base_fence
-        """LLSN of the last fence among the batches that were forgotten."""
-        self.departure: Departure | None = None
+    def __init__(self) -> None:
+        self.base_epoch = ProducerEpoch(0)
+        self.base_sequence = Sequence(0)
         self.batches: deque[Remembered] = deque()
         self.committed = 0
         """How many of the batches, from the oldest on, are committed."""
@@ -97,14 +93,6 @@ class _Window:
     def last_sequence(self) -> Sequence:
         return self.batches[-1].sequence if self.batches else self.base_sequence
 
-    @property
-    def is_away(self) -> bool:
-        """Whether the producer was moved to another stream and has not come back with a fence."""
-        if self.departure is None:
-            return False
-        fences = [batch.first_llsn for batch in self.batches if batch.kind is BatchKind.FENCE]
-        return max(fences, default=self.base_fence) <= self.departure.at
-
 
 class Deduplicator:
     """The producers of one log stream."""
@@ -113,17 +101,17 @@ class Deduplicator:
         self._windows: dict[ProducerId, _Window] = {}
         self._uncommitted: deque[ProducerId] = deque()
         """Producers of the uncommitted tagged entries, in LLSN order."""
+        self._departed: dict[ProducerId, ProducerEpoch] = {}
         for saved in checkpoint.producers if checkpoint else ():
-            window = _Window(saved.base_epoch, saved.base_sequence, saved.base_fence)
+            window = _Window()
+            window.base_epoch, window.base_sequence = saved.base_epoch, saved.base_sequence
             window.batches.extend(saved.batches)
             window.committed = len(saved.batches)
             self._windows[saved.producer] = window
 
     def depart(self, departures: Iterable[Departure]) -> None:
-        """These producers were moved away while the stream was sealed."""
-        for departure in departures:
-            window = self._windows.setdefault(departure.producer, _Window(ProducerEpoch(0), Sequence(0), LLSN(0)))
-            window.departure = departure
+        """These are all producers that were moved away from the stream before it was opened."""
+        self._departed = {departure.producer: departure.epoch for departure in departures}
 
     def fate(self, producer: ProducerId) -> tuple[Sequence, tuple[Remembered, ...]]:
         """The producer's last sequence here, and the batches that are still remembered."""
@@ -136,32 +124,20 @@ class Deduplicator:
 
     def find(self, tag: ProducerTag, kind: BatchKind, checksum: int) -> Remembered | None:
         """The earlier arrival of this batch, or None if it is the next new one; raises if it is neither."""
-        window = self._windows.get(tag.producer)
-        epoch = window.epoch if window else ProducerEpoch(0)
-        if window is not None and window.departure is not None:
-            # Whoever moved the producer away had opened it, though perhaps not here.
-            epoch = max(epoch, window.departure.epoch)
+        window = self._windows.get(tag.producer) or _Window()
+        epoch = max(window.epoch, self._departed.get(tag.producer, ProducerEpoch(0)))
         if tag.epoch < epoch:
             raise ProducerFenced(
-                f"producer {tag.producer!r} was opened again (epoch {epoch}, this one is {tag.epoch}): stop using it"
+                f"producer {tag.producer!r} has gone on with epoch {epoch}, this is of epoch {tag.epoch}: stop using it"
             )
         if kind is BatchKind.FENCE:
-            return self._find_fence(window, tag)
-        if window is None or tag.epoch > epoch:
+            return next((b for b in window.batches if b.kind is kind and b.epoch == tag.epoch), None)
+        if tag.epoch > window.epoch:
             raise SequenceGap(
                 f"producer {tag.producer!r} has not opened epoch {tag.epoch} in this log stream: open it first",
-                expected=Sequence(self.last_sequence(tag.producer) + 1),
+                expected=Sequence(window.last_sequence + 1),
             )
-        if window.is_away:
-            raise ProducerFenced(f"producer {tag.producer!r} was moved to another log stream: append there")
         return self._find_batch(window, tag, checksum)
-
-    def _find_fence(self, window: _Window | None, tag: ProducerTag) -> Remembered | None:
-        """A fence numbers nothing, it says from where the numbers go on: one that went further does as well."""
-        for batch in window.batches if window and not window.is_away else ():
-            if batch.kind is BatchKind.FENCE and batch.epoch == tag.epoch and batch.sequence >= tag.sequence:
-                return batch
-        return None
 
     def _find_batch(self, window: _Window, tag: ProducerTag, checksum: int) -> Remembered | None:
         last = window.last_sequence
@@ -192,7 +168,7 @@ class Deduplicator:
             return
         window = self._windows.get(tag.producer)
         if window is None:
-            window = self._windows[tag.producer] = _Window(ProducerEpoch(0), Sequence(0), LLSN(0))
+            window = self._windows[tag.producer] = _Window()
         sequence = tag.sequence
         if entry.batch.kind is BatchKind.FENCE:
             # A fence numbers nothing; it takes over where the stream (or the stream before it) left off.
@@ -222,8 +198,6 @@ class Deduplicator:
             oldest = window.batches.popleft()
             window.committed -= 1
             window.base_epoch, window.base_sequence = oldest.epoch, oldest.sequence
-            if oldest.kind is BatchKind.FENCE:
-                window.base_fence = oldest.first_llsn
 
     def truncate(self, end: LLSN) -> None:
         """The entries above ``end`` were removed; they were never committed."""
@@ -247,7 +221,5 @@ class Deduplicator:
         for producer, window in sorted(self._windows.items()):
             committed = tuple(b for b in window.batches if b.glsn is not None and b.last_llsn <= upto)
             if committed or window.base_sequence or window.base_epoch:
-                producers.append(
-                    ProducerWindow(producer, window.base_epoch, window.base_sequence, window.base_fence, committed)
-                )
+                producers.append(ProducerWindow(producer, window.base_epoch, window.base_sequence, committed))
         return DedupCheckpoint(upto, tuple(producers))

@@ -38,7 +38,7 @@ class CreateReplica(Struct, frozen=True, tag=True):
     high_watermark: GLSN
 
 
-class CommitMessage(Struct, frozen=True, tag=True):
+class CommitMessage(Struct, frozen=True, tag=True, rename={"commits": "commit_results"}):
     """One cut, as far as it concerns one storage node: commits for some of its replicas, and the open log streams of
     which it is a member that got nothing, which are thereby known to be complete up to the new high watermark."""
 
@@ -69,9 +69,8 @@ class SealReplica(Struct, frozen=True, tag=True):
 
 
 class UnsealReplica(Struct, frozen=True, tag=True):
-    """The stream is open under a new epoch with these replicas in chain order, head first. ``departed`` are producers
-    that were moved away from it: nothing of theirs is taken before they come back with a fence, and no fence of an
-    older epoch."""
+    """The stream is open under a new epoch with these replicas in chain order, head first. ``departed`` are all
+    producers that were moved away from it: nothing of theirs is taken that is older than their departure."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch

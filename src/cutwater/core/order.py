@@ -20,7 +20,9 @@ from msgspec import Struct
 
 from cutwater.core import decisions as d
 from cutwater.core.cut import Candidate, make_cut, next_cut_time
+from cutwater.core.description import describe
 from cutwater.core.herald import Herald
+from cutwater.core.liveness import Backoff, Liveness
 from cutwater.core.messages import LeaderHello
 from cutwater.core.order_events import (
     Alarm,
@@ -39,9 +41,10 @@ from cutwater.core.order_events import (
     Wake,
 )
 from cutwater.core.order_requests import Surroundings, decide
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
+from cutwater.core.order_state import LogStream, OrderState, Topic
+from cutwater.core.repair import Plan, View, is_ready, loads, place, plan_open, plan_sealed, substitute
 from cutwater.core.reports import ReportBook
+from cutwater.core.requests import LearnRequest
 from cutwater.errors import (
     CutwaterError,
     ImpossibleReport,
@@ -88,31 +91,10 @@ class OrderOptions(Struct, frozen=True):
     requests_max: int = 1_024
     requests_per_turn_max: int = 64
     compact_every_decisions: int = 1_024
-
-
-class _Backoff:
-    """Doubles the wait with every failure."""
-
-    def __init__(self, options: OrderOptions) -> None:
-        self._options = options
-        self._waits: dict[object, tuple[int, int]] = {}
-
-    def fail(self, what: object, now: Instant) -> None:
-        if self.waits(what, now):
-            return
-        until, wait = self._waits.get(what, (0, 0))
-        if now.monotonic - until > self._options.retry_us_max:
-            # The last failure is long ago.
-            wait = 0
-        wait = max(self._options.retry_us_min, min(wait * 2, self._options.retry_us_max))
-        self._waits[what] = (now.monotonic + wait, wait)
-
-    def waits(self, what: object, now: Instant) -> bool:
-        until, _ = self._waits.get(what, (0, 0))
-        return now.monotonic < until
-
-    def clear(self, what: object) -> None:
-        self._waits.pop(what, None)
+    replace_node_after_us: int = 60 * SECOND
+    """How long a dead node keeps its place in the streams that it has a replica of, if another can take it."""
+    replace_stream_after_us: int = 10 * SECOND
+    """How long a stream that cannot be opened counts as one of its topic, before another is created."""
 
 
 class OrderLayer:
@@ -127,7 +109,12 @@ class OrderLayer:
         self.explanations: dict[LogStreamId, str] = {}
         self._book = ReportBook()
         self._herald = Herald(leader_epoch, state, self._book)
-        self._heard = dict.fromkeys(state.nodes, now.monotonic)
+        self._liveness = Liveness(
+            state.nodes,
+            now,
+            dead_after_us=options.node_dead_after_us,
+            links=Backoff(options.retry_us_min, options.retry_us_max),
+        )
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
         self._requests: deque[Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
@@ -142,11 +129,9 @@ class OrderLayer:
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
-        self._behind: dict[tuple[LogStreamId, StorageNodeId], tuple[tuple[Epoch, LLSN, LLSN], int]] = {}
-        """Replicas that are behind the others of their stream: where they are, and since when."""
-        self._links = _Backoff(options)
-        self._admissions = _Backoff(options)
-        self._woke = now.monotonic
+        self._short_topics: list[Topic] = []
+        """Topics that may have fewer open streams than they should."""
+        self._admissions = Backoff(options.retry_us_min, options.retry_us_max)
         self._wakes = 0
         self._last_wall = now.wall
         self._last_cut = now.monotonic
@@ -159,7 +144,10 @@ class OrderLayer:
         """The one mutator."""
         if self.over:
             raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
-        self._notice_sleep(now)
+        slept = self._liveness.notice_sleep(now)
+        if slept:
+            # Nor does that time count for the patience with replicas.
+            self._sealed_since = {stream: since + slept for stream, since in self._sealed_since.items()}
         match event:
             case ReportArrived():
                 self._take_report(event.report, now)
@@ -172,7 +160,7 @@ class OrderLayer:
             case PeerComplaint():
                 stream = self.state.streams.get(event.stream)
                 if stream is not None and {event.complainer, event.peer} <= set(stream.members):
-                    self._links.fail((event.stream, event.peer), now)
+                    self._liveness.accuse(event.stream, event.complainer, event.peer, now)
             case Wake():
                 self._wake(now)
         return self._turn(now)
@@ -196,11 +184,11 @@ class OrderLayer:
         known = self._book.newest(node)
         if not self._book.admit(report):
             return
-        self._heard[node] = now.monotonic
+        self._liveness.hear(node, now)
         self._spoke.add(node)
         if known is not None and known.incarnation != report.incarnation:
             for stream in self.state.streams_on(node):
-                self._links.clear((stream.stream, node))
+                self._liveness.pardon(stream.stream, node)
         if report.applied_high_watermark > self.state.high_watermark:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
         for ur in report.uncommit_reports:
@@ -303,8 +291,10 @@ class OrderLayer:
         return f"decision {self.state.index}, high watermark {self.state.high_watermark}"
 
     def _wake(self, now: Instant) -> None:
-        self._woke = now.monotonic
+        self._liveness.wake(now)
         self._wakes += 1
+        if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
+            self._short_topics = [topic for topic in self.state.topics.values() if not topic.deleted]
         self._settled_high_watermark = self._high_watermark_at_wake
         self._high_watermark_at_wake = self.state.high_watermark
         for stream in self.state.streams.values():
@@ -316,47 +306,25 @@ class OrderLayer:
             if not stream.is_open or stream.members != stream.replicas:
                 self._attention.add(stream.stream)
 
-    def _notice_sleep(self, now: Instant) -> None:
-        """When the leader itself was stopped for a while, that time counts neither for the silence of nodes, whose
-        reports still wait to be read, nor for the patience with replicas."""
-        slept = now.monotonic - self._woke
-        if slept > self.options.node_dead_after_us // 2:
-            self._heard = {node: heard + slept for node, heard in self._heard.items()}
-            self._sealed_since = {stream: since + slept for stream, since in self._sealed_since.items()}
-            self._behind.clear()
-            self._woke = now.monotonic
-
     def _watch_members(self, stream: LogStream, now: Instant) -> None:
         for node in stream.members:
-            if not self._alive(node, now):
+            if not self._liveness.is_alive(node, now):
                 self._want_seal(stream, f"storage node {node} is silent")
                 continue
             report = self._book.newest(node)
             if report is not None and all(ur.log_stream_id != stream.stream for ur in report.uncommit_reports):
                 self._distrust(stream, node, "the node reports without it")
             elif self._is_stuck(stream, node, now):
-                self._links.fail((stream.stream, node), now)
+                self._liveness.avoid(stream.stream, node, now)
                 self._want_seal(stream, f"the replica on storage node {node} makes no progress")
 
     def _is_stuck(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
-        """Whether a replica has been behind the others for so long, without moving, that it holds the stream up."""
         ur = self._book.of(stream.stream, node)
         others = [self._book.of(stream.stream, other) for other in stream.members]
         end = max((other.durable_end for other in others if other is not None), default=LLSN(0))
-        if ur is not None and ur.durable_end >= end and ur.committed_end >= stream.committed_end:
-            self._behind.pop((stream.stream, node), None)
-            return False
+        is_behind = ur is None or ur.durable_end < end or ur.committed_end < stream.committed_end
         place = (ur.durable_end, ur.committed_end) if ur is not None else (LLSN(0), LLSN(0))
-        key = (stream.stream, node)
-        seen = self._behind.get(key)
-        if seen is None or seen[0] != (stream.epoch, *place):
-            self._behind[key] = ((stream.epoch, *place), now.monotonic)
-            return False
-        return now.monotonic - seen[1] >= self.options.node_dead_after_us
-
-    def _alive(self, node: StorageNodeId, now: Instant) -> bool:
-        heard = self._heard.get(node)
-        return heard is not None and now.monotonic - heard < self.options.node_dead_after_us
+        return self._liveness.is_stuck(stream.stream, node, (stream.epoch, *place), now, is_behind=is_behind)
 
     # Turns.
 
@@ -405,6 +373,9 @@ class OrderLayer:
         for lsid in sorted(self._attention):
             self._decide_repair(self.state.streams[lsid], now, decided)
         self._attention.clear()
+        for topic in self._short_topics:
+            self._decide_replacements(topic, now, decided)
+        self._short_topics = []
         return decided
 
     def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
@@ -450,7 +421,8 @@ class OrderLayer:
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
         around = Surroundings(
             usable=lambda node: self._usable(node, now),
-            ready=lambda stream, node: self._alive(node, now) and is_ready(stream, self._book.of(stream.stream, node)),
+            ready=lambda stream, node: self._is_ready(stream, node, now),
+            describe=lambda: describe(self, self._book, self._liveness, now),
             time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
         )
         for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):
@@ -465,7 +437,9 @@ class OrderLayer:
                 if isinstance(decision, (d.CreateStream, d.Release, d.AssignReplicas)):
                     self._attention.add(decision.stream)
                 if isinstance(decision, d.AddNode):
-                    self._heard[decision.node] = now.monotonic
+                    self._liveness.hear(decision.node, now)
+            if isinstance(asked.request, LearnRequest):
+                self._attention.add(asked.request.stream)
             self._held.append(Reply(asked.request_id, answer))
 
     def _refuse_requests(self, why: CutwaterError) -> None:
@@ -484,12 +458,13 @@ class OrderLayer:
             self._attention.add(stream.stream)
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
+        self._decide_replicas(stream, now, decided)
         plan = self._plan(stream, now)
         self.explanations[stream.stream] = plan.why
         for node, source in plan.learners:
             self._held.append(self._herald.learn(stream, node, source))
         if plan.chain:
-            unseal = d.Unseal(stream.stream, Epoch(stream.epoch + 1), stream.committed_end, plan.chain)
+            unseal = d.Unseal(stream.stream, Epoch(stream.epoch + 1), stream.committed_end, plan.chain, plan.why)
             self._apply(unseal, decided, now)
             if stream.members == stream.replicas:
                 self._admissions.clear(stream.stream)
@@ -497,15 +472,62 @@ class OrderLayer:
             self._admissions.fail(stream.stream, now)
             self._decide_seal(stream, plan.why, decided, now)
 
+    def _decide_replicas(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
+        """Give the places of nodes that are dead for long to others."""
+        gone = {node for node in stream.replicas if self._is_gone(node, now)}
+        wanted = self.state.topics[stream.topic].replication
+        if not gone and len(stream.replicas) >= wanted:
+            return
+        if stream.is_open:
+            gone -= set(stream.members)
+        elif not any(self._is_ready(stream, node, now) for node in stream.replicas if node not in gone):
+            return
+        replicas = substitute(stream.replicas, gone, wanted, loads(self.state, lambda node: self._usable(node, now)))
+        if replicas != stream.replicas:
+            reason = f"storage nodes {sorted(gone)} are dead" if gone else f"{wanted} copies are wanted"
+            self._apply(d.AssignReplicas(stream.stream, replicas, reason), decided, now)
+
+    def _is_gone(self, node: StorageNodeId, now: Instant) -> bool:
+        silence = self._liveness.silence(node, now)
+        return silence is None or silence >= self.options.replace_node_after_us
+
+    def _decide_replacements(self, topic: Topic, now: Instant, decided: list[d.Decision]) -> None:
+        """Keep the number of log streams that take appends, or soon will."""
+        if topic.deleted:
+            return
+        live = [s for s in self.state.streams_of(topic.topic) if not s.final]
+        active = [s for s in live if s.is_open or s.held or not self._is_given_up(s, now)]
+        load = loads(self.state, lambda node: self._usable(node, now))
+        for _ in range(topic.streams - len(active)):
+            nodes = place(load, topic.replication)
+            if nodes is None and not any(s.is_open for s in live):
+                # Better too few copies for now than a topic that takes nothing; repair adds the others later.
+                nodes = place(load, len(load)) if len(load) >= max(1, self.options.min_replication) else None
+            if nodes is None:
+                return
+            for node in nodes:
+                load[node] += 1
+            lsid = LogStreamId(self.state.last_stream + 1)
+            time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
+            reason = f"only {len(active)} of {topic.streams} log streams of topic {topic.name!r} take appends"
+            create = d.CreateStream(lsid, topic.topic, nodes, self.state.high_watermark, time, reason)
+            self._apply(create, decided, now)
+            self._attention.add(lsid)
+            active.append(self.state.streams[lsid])
+
+    def _is_given_up(self, stream: LogStream, now: Instant) -> bool:
+        sealed_for = now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
+        return sealed_for >= self.options.replace_stream_after_us
+
     def _plan(self, stream: LogStream, now: Instant) -> Plan:
         lsid = stream.stream
         view = View(
             report=lambda node: self._book.of(lsid, node),
-            alive=lambda node: self._alive(node, now),
-            usable=lambda node: self._usable(node, now) and not self._links.waits((lsid, node), now),
+            alive=lambda node: self._liveness.is_alive(node, now),
+            usable=lambda node: self._usable(node, now) and not self._liveness.is_avoided(lsid, node, now),
             fallback=lambda node: self._usable(node, now),
             invalid=lambda node: self._is_invalid(node, lsid),
-            is_unheard=lambda node: self._alive(node, now) and self._book.newest(node) is None,
+            is_unheard=lambda node: self._liveness.is_alive(node, now) and self._book.newest(node) is None,
             turn=now.monotonic // (2 * SECOND),
         )
         history = self.state.histories[lsid]
@@ -520,7 +542,10 @@ class OrderLayer:
         )
 
     def _usable(self, node: StorageNodeId, now: Instant) -> bool:
-        return self._alive(node, now) and self._book.is_writable(node)
+        return self._liveness.is_alive(node, now) and self._book.is_writable(node)
+
+    def _is_ready(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        return self._liveness.is_alive(node, now) and is_ready(stream, self._book.of(stream.stream, node))
 
     def _is_invalid(self, node: StorageNodeId, lsid: LogStreamId) -> bool:
         report = self._book.newest(node)
@@ -536,7 +561,7 @@ class OrderLayer:
             self._urgent += self._herald.announce(decision)
             if isinstance(decision, d.RemoveNode):
                 self._book.forget(decision.node)
-                self._heard.pop(decision.node, None)
+                self._liveness.forget(decision.node)
 
     # Housekeeping.
 

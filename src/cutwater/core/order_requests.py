@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core.order_state import LogStream, OrderState, Topic
-from cutwater.core.repair import place
+from cutwater.core.order_state import LogStream, Node, OrderState, Topic
+from cutwater.core.repair import loads, place
 from cutwater.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -19,11 +19,23 @@ from cutwater.errors import (
     ProducerFenced,
     Refused,
     Unavailable,
+    WrongIdentity,
 )
-from cutwater.types import GLSN, CutTime, LogStreamId, ProducerEpoch, Sequence, StorageNodeId, TopicId
+from cutwater.types import (
+    GLSN,
+    CutTime,
+    DecisionIndex,
+    LogStreamId,
+    ProducerEpoch,
+    Retention,
+    Sequence,
+    StorageNodeId,
+    TopicId,
+)
 
 STREAMS_PER_TOPIC_MAX = 1_024
 NAME_LENGTH_MAX = 255
+MARKS_MAX = 100_000
 
 
 class Surroundings(Struct, frozen=True):
@@ -31,6 +43,7 @@ class Surroundings(Struct, frozen=True):
 
     usable: Callable[[StorageNodeId], bool]
     ready: Callable[[LogStream, StorageNodeId], bool]
+    describe: Callable[[], r.Description]
     time: CutTime
 
 
@@ -40,12 +53,16 @@ Outcome = tuple[tuple[d.Decision, ...], r.Answer]
 def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outcome:
     """What to decide and what to answer once that is stored; raises if the request cannot be carried out."""
     match request:
+        case r.FoundClusterRequest():
+            return ((), r.Done()) if state.cluster_key else ((d.FoundCluster(request.cluster, request.key),), r.Done())
         case r.AddNodeRequest():
-            return ((), r.Done()) if request.node in state.nodes else ((d.AddNode(request.node),), r.Done())
+            return _add_node(request, state)
         case r.RemoveNodeRequest():
             return _remove_node(request, state, around)
         case r.CreateTopicRequest():
             return _create_topic(request, state, around)
+        case r.ChangeTopicRequest():
+            return _change_topic(request, state)
         case r.DeleteTopicRequest():
             return _delete_topic(request, state)
         case r.AddStreamRequest():
@@ -59,6 +76,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return ((d.Release(request.stream),) if stream.held else (), r.Done())
         case r.ReplaceRequest():
             return _replace(request, state, around)
+        case r.LearnRequest():
+            return _learn(request, state)
         case r.TrimRequest():
             return _trim(request, state)
         case r.OpenProducerRequest():
@@ -70,8 +89,19 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             if request.glsn > state.high_watermark:
                 raise InvalidArgument(f"cursor at GLSN {request.glsn}, but the log ends at {state.high_watermark}")
             return (d.CommitCursor(request.cursor, request.glsn),), r.Done()
+        case r.ReadCursorRequest():
+            return (), r.CursorAt(state.cursors.get(request.cursor))
+        case r.DropCursorRequest():
+            return ((d.DropCursor(request.cursor),) if request.cursor in state.cursors else (), r.Done())
         case r.CatalogRequest():
             return (), catalog(state)
+        case r.ClockRequest():
+            return (), _clock_marks(request, state)
+        case r.EventsRequest():
+            events = tuple(event for event in state.events if event.index > request.after)
+            return (), r.Events(events, state.events[0].index if state.events else DecisionIndex(0))
+        case r.DescribeRequest():
+            return (), around.describe()
 
 
 def catalog(state: OrderState) -> r.Catalog:
@@ -80,7 +110,14 @@ def catalog(state: OrderState) -> r.Catalog:
         revision=state.revision,
         high_watermark=state.high_watermark,
         cut_time=state.cut_time,
-        topics=tuple(r.TopicInfo(t.topic, t.name, t.trimmed_before) for t in state.topics.values() if not t.deleted),
+        topics=tuple(
+            r.TopicInfo(
+                t.topic, t.name, t.trimmed_before, t.replication, t.streams, t.schemas, t.event_time, t.retention
+            )
+            for t in state.topics.values()
+            if not t.deleted
+        ),
+        nodes=tuple(r.NodeInfo(node.node, node.address) for node in state.nodes.values()),
         streams=tuple(
             r.StreamInfo(
                 s.stream,
@@ -94,11 +131,20 @@ def catalog(state: OrderState) -> r.Catalog:
                 s.last_glsn,
                 s.created_at,
                 s.created_time,
+                s.final_at,
             )
             for s in state.streams.values()
             if not state.topics[s.topic].deleted
         ),
     )
+
+
+def _clock_marks(request: r.ClockRequest, state: OrderState) -> r.ClockMarks:
+    if not 1 <= request.limit <= MARKS_MAX:
+        raise InvalidArgument(f"ask for 1 to {MARKS_MAX} marks at once, not {request.limit}")
+    marks = tuple(state.clock.marks(request.after, request.limit))
+    through = marks[-1].glsn if len(marks) == request.limit else state.high_watermark
+    return r.ClockMarks(marks, through)
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -124,11 +170,7 @@ def _stream(state: OrderState, stream: LogStreamId) -> LogStream:
 def _place(
     state: OrderState, around: Surroundings, extra: dict[StorageNodeId, int], n: int
 ) -> tuple[StorageNodeId, ...]:
-    load = {node: extra.get(node, 0) for node in sorted(state.nodes) if around.usable(node)}
-    for stream in state.streams.values():
-        for node in stream.replicas:
-            if node in load:
-                load[node] += 1
+    load = {node: count + extra.get(node, 0) for node, count in loads(state, around.usable).items()}
     nodes = place(load, n)
     if nodes is None:
         raise Unavailable(
@@ -145,6 +187,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
         raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {request.streams}")
     if request.replication < 1:
         raise InvalidArgument(f"replication is at least 1, not {request.replication}")
+    _check_retention(request.retention)
     if state.topic_named(request.name) is not None:
         raise AlreadyExists(f"topic {request.name!r} exists already: choose another name, or delete it first")
     topic = TopicId(state.last_topic + 1)
@@ -160,7 +203,58 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
         for i in range(request.streams)
     )
     created = r.Created(topic, tuple(s.stream for s in streams))
-    return (d.CreateTopic(topic, request.name, request.replication), *streams), created
+    create = d.CreateTopic(
+        topic,
+        request.name,
+        request.replication,
+        request.streams,
+        request.schema,
+        request.event_time,
+        request.retention,
+    )
+    return (create, *streams), created
+
+
+def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
+    topic = _topic(state, request.name)
+    streams = topic.streams if request.streams is None else request.streams
+    if not 1 <= streams <= STREAMS_PER_TOPIC_MAX:
+        raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {streams}")
+    retention = topic.retention if request.retention is None else request.retention
+    _check_retention(retention)
+    schema = b"" if request.schema in topic.schemas else request.schema
+    if schema and not topic.schemas:
+        raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
+    if schema and request.schema_after != len(topic.schemas):
+        raise Refused(f"the schema of topic {topic.name!r} was changed by someone else: fetch it and try again")
+    if (streams, retention, schema) == (topic.streams, topic.retention, b""):
+        return (), r.Done()
+    return (d.ChangeTopic(topic.topic, streams, retention, schema),), r.Done()
+
+
+def _check_retention(retention: Retention) -> None:
+    if retention.time_us < 0 or retention.bytes < 0:
+        raise InvalidArgument(f"retention is 0 (without bound) or more, not {retention}")
+
+
+def _add_node(request: r.AddNodeRequest, state: OrderState) -> Outcome:
+    known = state.nodes.get(request.node)
+    if known is not None and known.key not in ("", request.key):
+        raise WrongIdentity(
+            f"storage node {request.node} of this cluster has another key: this one has its number but not its data. "
+            "Start it with the volumes it had, or with another --id"
+        )
+    node = Node(request.node, request.address, request.key, request.volumes)
+    return ((), r.Done()) if known == node else ((d.AddNode(*structs.astuple(node)),), r.Done())
+
+
+def _learn(request: r.LearnRequest, state: OrderState) -> Outcome:
+    stream = _stream(state, request.stream)
+    if request.node not in stream.replicas:
+        raise InvalidArgument(f"storage node {request.node} is not a replica of log stream {request.stream}")
+    if request.node in stream.members:
+        raise Refused(f"the replica of log stream {request.stream} on storage node {request.node} is complete already")
+    return (), r.Done()
 
 
 def _rotate(nodes: tuple[StorageNodeId, ...], by: int) -> tuple[StorageNodeId, ...]:
@@ -176,8 +270,9 @@ def _add_stream(request: r.AddStreamRequest, state: OrderState, around: Surround
         raise Refused(f"topic {request.topic!r} has {live} log streams already, {STREAMS_PER_TOPIC_MAX} is the most")
     stream = LogStreamId(state.last_stream + 1)
     nodes = _rotate(_place(state, around, {}, topic.replication), stream)
-    create = d.CreateStream(stream, topic.topic, nodes, state.high_watermark, around.time)
-    return (create,), r.Created(topic.topic, (stream,))
+    create = d.CreateStream(stream, topic.topic, nodes, state.high_watermark, around.time, "asked for by an operator")
+    change = d.ChangeTopic(topic.topic, topic.streams + 1, topic.retention)
+    return (change, create), r.Created(topic.topic, (stream,))
 
 
 def _delete_topic(request: r.DeleteTopicRequest, state: OrderState) -> Outcome:
@@ -258,10 +353,7 @@ def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome
     _check_name("producer", request.producer)
     topic = _topic(state, request.topic)
     producer = state.producers.get(request.producer)
-    if producer is not None and state.topics[state.streams[producer.stream].topic].deleted:
-        # The topic is gone, and with it all that the name ever produced.
-        grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), _choose_stream(state, topic, None), Sequence(0))
-    elif producer is not None:
+    if producer is not None:
         if producer.session == request.session:
             return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
         if state.streams[producer.stream].topic != topic.topic:
@@ -275,23 +367,21 @@ def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome
 def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome:
     producer = state.producers.get(request.producer)
     if producer is None:
-        raise NotFound(f"there is no producer {request.producer!r}: open it first")
-    if producer.epoch != request.epoch:
-        raise ProducerFenced(f"producer {request.producer!r} was opened again (epoch {producer.epoch}): stop using it")
-    if producer.stream != request.stream:
-        # Asked again after the first answer was lost.
+        raise NotFound(f"there is no producer {request.producer!r}: open it; if it was open, its topic was deleted")
+    if producer.session == request.session and producer.epoch == request.epoch + 1:
+        # Asked again after the first answer was lost: nothing but this move lies between the two epochs.
         return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
+    if producer.session != request.session or producer.epoch != request.epoch:
+        raise ProducerFenced(f"producer {request.producer!r} was opened again (epoch {producer.epoch}): stop using it")
     stream = state.streams[producer.stream]
-    if state.topics[stream.topic].deleted:
-        raise NotFound(f"the topic of producer {request.producer!r} is deleted: its batches have nowhere to go")
     if stream.is_open or stream.epoch != request.stream_epoch:
         raise NotSealed(
             f"log stream {stream.stream} is not sealed in epoch {request.stream_epoch}, so the fate of the producer's "
             "batches there is not settled: go on there, or ask again once it is sealed"
         )
     target = _choose_stream(state, state.topics[stream.topic], stream.stream)
-    move = d.MoveProducer(request.producer, request.epoch, target, request.last_sequence)
-    return (move,), r.ProducerGrant(request.epoch, target, request.last_sequence)
+    grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), target, request.last_sequence)
+    return (d.MoveProducer(request.producer, grant.epoch, target, request.last_sequence),), grant
 
 
 def _choose_stream(state: OrderState, topic: Topic, not_this: LogStreamId | None) -> LogStreamId:

@@ -6,18 +6,23 @@ on who leads; what a leader remembers only for itself is in ``order.py``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
 from msgspec import Struct, field, structs
 
 from cutwater.core import decisions as d
+from cutwater.core.chronicle import EVENTS_MAX, event_of
+from cutwater.core.clock import Block, Clock, Mark
 from cutwater.core.dedup import Departure
 from cutwater.core.history import CommitHistory
 from cutwater.core.journal import Journal
+from cutwater.core.requests import Event
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
     GLSN,
     LLSN,
+    ClusterId,
     CommitContext,
     CutTime,
     DecisionIndex,
@@ -25,6 +30,7 @@ from cutwater.types import (
     LogStreamId,
     ProducerEpoch,
     ProducerId,
+    Retention,
     Revision,
     Sequence,
     StorageNodeId,
@@ -35,10 +41,25 @@ _ON_STREAMS = d.Seal | d.Unseal | d.Release | d.DropSurvivor | d.AssignReplicas 
 """The decisions that name a log stream which must exist."""
 
 
+class Node(Struct, frozen=True):
+    """A storage node of the cluster: where it listens, how one knows it, and which volumes it said it has."""
+
+    node: StorageNodeId
+    address: str = ""
+    key: str = ""
+    volumes: tuple[str, ...] = ()
+
+
 class Topic(Struct):
+    """``streams``: how many log streams shall be open."""
+
     topic: TopicId
     name: str
     replication: int
+    streams: int = 1
+    schemas: tuple[bytes, ...] = ()
+    event_time: str = ""
+    retention: Retention = Retention()
     trimmed_before: GLSN = GLSN(1)
     deleted: bool = False
 
@@ -56,6 +77,8 @@ class LogStream(Struct):
     epoch: Epoch = Epoch(0)
     is_open: bool = False
     final: bool = False
+    final_at: GLSN = GLSN(0)
+    """The high watermark when it was sealed for good: event time does not wait for it above that."""
     held: bool = False
     """Sealed by an operator: stays so until it is released."""
     start: LLSN = LLSN(0)
@@ -63,9 +86,11 @@ class LogStream(Struct):
     committed_end: LLSN = LLSN(0)
     last_glsn: GLSN = GLSN(0)
     reason: str = "new"
+    since: CutTime = CutTime(0)
+    """Since when it is as it is: the time of the last cut before it was sealed or opened."""
     departed: tuple[Departure, ...] = ()
-    """Producers that were moved away: each may have a forgotten older self that still sends here, also when it has been
-    moved back since."""
+    """Producers that were moved away, and under which epoch they went on: each may have a forgotten older self that
+    still sends here. Nobody needs to know once the stream is finished."""
 
 
 class Producer(Struct):
@@ -94,11 +119,16 @@ class Snapshot(Struct, frozen=True):
     cut_time: CutTime = CutTime(0)
     last_topic: TopicId = TopicId(0)
     last_stream: LogStreamId = LogStreamId(0)
-    nodes: tuple[StorageNodeId, ...] = ()
+    cluster: ClusterId = ClusterId(0)
+    cluster_key: str = ""
+    nodes: tuple[Node, ...] = ()
     topics: tuple[Topic, ...] = ()
     streams: tuple[StoredStream, ...] = ()
     producers: dict[ProducerId, Producer] = field(default_factory=dict)
     cursors: dict[str, GLSN] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    clock_blocks: tuple[Block, ...] = ()
+    clock_recent: tuple[Mark, ...] = ()
 
 
 class OrderState:
@@ -111,12 +141,15 @@ class OrderState:
         self.high_watermark = start.high_watermark
         self.cut_time = start.cut_time
         self.last_topic, self.last_stream = start.last_topic, start.last_stream
-        self.nodes: set[StorageNodeId] = set(start.nodes)
+        self.cluster, self.cluster_key = start.cluster, start.cluster_key
+        self.nodes: dict[StorageNodeId, Node] = {node.node: node for node in start.nodes}
         self.topics: dict[TopicId, Topic] = {topic.topic: structs.replace(topic) for topic in start.topics}
         self.streams: dict[LogStreamId, LogStream] = {s.stream.stream: structs.replace(s.stream) for s in start.streams}
         self.histories = {s.stream.stream: CommitHistory(s.history, s.stream.committed_end) for s in start.streams}
         self.producers = {name: structs.replace(producer) for name, producer in start.producers.items()}
         self.cursors = dict(start.cursors)
+        self.events = deque(start.events, EVENTS_MAX)
+        self.clock = Clock(start.clock_blocks, start.clock_recent)
         self._journal = Journal("order layer")
         for decision in decisions:
             self.apply(decision)
@@ -129,7 +162,9 @@ class OrderState:
             cut_time=self.cut_time,
             last_topic=self.last_topic,
             last_stream=self.last_stream,
-            nodes=tuple(sorted(self.nodes)),
+            cluster=self.cluster,
+            cluster_key=self.cluster_key,
+            nodes=tuple(self.nodes[node] for node in sorted(self.nodes)),
             topics=tuple(structs.replace(topic) for topic in self.topics.values()),
             streams=tuple(
                 StoredStream(structs.replace(stream), self.histories[lsid].contexts())
@@ -137,6 +172,9 @@ class OrderState:
             ),
             producers={name: structs.replace(producer) for name, producer in self.producers.items()},
             cursors=dict(self.cursors),
+            events=tuple(self.events),
+            clock_blocks=self.clock.blocks,
+            clock_recent=self.clock.recent,
         )
 
     def topic_named(self, name: str) -> Topic | None:
@@ -157,7 +195,7 @@ class OrderState:
         """Fold the next decision into the state; raises, and changes nothing, if it contradicts the earlier ones."""
         if isinstance(decision, _ON_STREAMS):
             self._require(decision.stream in self.streams, decision, "the log stream is unknown")
-        if isinstance(decision, (d.DeleteTopic, d.Trim, d.CreateStream)):
+        if isinstance(decision, (d.ChangeTopic, d.DeleteTopic, d.Trim, d.CreateStream)):
             self._require(decision.topic in self.topics, decision, "the topic is unknown")
         match decision:
             case d.Cut():
@@ -168,42 +206,70 @@ class OrderState:
                 self._unseal(decision)
             case d.DropSurvivor():
                 self._drop_survivor(decision)
+            case d.FoundCluster():
+                self._require(not self.cluster_key, decision, "the cluster has a key already")
+                self.cluster, self.cluster_key = decision.cluster, decision.key
             case d.AddNode():
-                self.nodes.add(decision.node)
+                known = self.nodes.get(decision.node)
+                self._require(known is None or known.key in ("", decision.key), decision, "its key is another one")
+                self.nodes[decision.node] = Node(decision.node, decision.address, decision.key, decision.volumes)
             case d.RemoveNode():
                 self._require(not self.streams_on(decision.node), decision, "the node still has replicas")
-                self.nodes.discard(decision.node)
+                self.nodes.pop(decision.node, None)
             case d.CreateTopic():
                 self._require(decision.topic == self.last_topic + 1, decision, "its number is out of turn")
                 self.last_topic = decision.topic
-                self.topics[decision.topic] = Topic(decision.topic, decision.name, decision.replication)
+                self.topics[decision.topic] = Topic(
+                    decision.topic,
+                    decision.name,
+                    decision.replication,
+                    decision.streams,
+                    (decision.schema,) if decision.schema else (),
+                    decision.event_time,
+                    decision.retention,
+                )
+            case d.ChangeTopic():
+                topic = self.topics[decision.topic]
+                topic.streams, topic.retention = decision.streams, decision.retention
+                if decision.schema:
+                    topic.schemas = (*topic.schemas, decision.schema)
             case d.DeleteTopic():
                 live = [s.stream for s in self.streams_of(decision.topic) if not s.final]
                 self._require(not live, decision, f"log streams {live} are not finished")
                 self.topics[decision.topic].deleted = True
+                # With the topic all is gone that its producers ever produced, so their names are free as well.
+                of_topic = {s.stream for s in self.streams_of(decision.topic)}
+                self.producers = {name: p for name, p in self.producers.items() if p.stream not in of_topic}
             case d.CreateStream():
                 self._create_stream(decision)
             case d.Release():
                 self.streams[decision.stream].held = False
             case d.AssignReplicas():
                 stream = self.streams[decision.stream]
-                self._require(not stream.is_open, decision, "the log stream is open")
+                stays = set(stream.members) <= set(decision.replicas)
+                self._require(not stream.is_open or stays, decision, "the log stream is open on a node that would go")
                 stream.replicas = decision.replicas
                 stream.members = tuple(node for node in stream.members if node in decision.replicas)
             case d.Trim():
                 topic = self.topics[decision.topic]
                 self._require(decision.before > topic.trimmed_before, decision, "trim never goes back")
                 topic.trimmed_before = decision.before
+                self.clock.trim(min(t.trimmed_before for t in self.topics.values() if not t.deleted or t is topic))
             case d.OpenProducer():
                 self._open_producer(decision)
             case d.MoveProducer():
                 self._move_producer(decision)
             case d.CommitCursor():
                 self.cursors[decision.cursor] = decision.glsn
+            case d.DropCursor():
+                self.cursors.pop(decision.cursor, None)
         self.index = DecisionIndex(self.index + 1)
         if isinstance(decision, d.CATALOG_DECISIONS):
             self.revision = Revision(self.revision + 1)
         self._journal.note(self.index, decision)
+        event = event_of(self.index, self.cut_time, decision)
+        if event is not None:
+            self.events.append(event)
 
     def _cut(self, cut: d.Cut) -> None:
         self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")
@@ -230,6 +296,7 @@ class OrderState:
             stream.committed_end, stream.last_glsn = context.last_llsn, context.last_glsn
             self.histories[commit.stream].append(context)
         self.high_watermark, self.cut_time = cut.high_watermark, cut.time
+        self.clock.note(cut.high_watermark, cut.time, is_tick=cut.is_tick)
 
     def _seal(self, seal: d.Seal) -> None:
         stream = self.streams[seal.stream]
@@ -240,7 +307,11 @@ class OrderState:
         self._require(seal.sealed_at == stream.committed_end, seal, "the committed end is elsewhere")
         self._require(set(seal.survivors) <= set(stream.members), seal, "a survivor was not a member")
         stream.is_open, stream.final, stream.held = False, seal.final, seal.held
-        stream.members, stream.reason = seal.survivors, seal.reason
+        if seal.final:
+            stream.final_at = self.high_watermark
+        stream.members, stream.reason, stream.since = seal.survivors, seal.reason, self.cut_time
+        if seal.final:
+            stream.departed = ()
 
     def _unseal(self, unseal: d.Unseal) -> None:
         stream = self.streams[unseal.stream]
@@ -251,7 +322,7 @@ class OrderState:
             bool(unseal.chain) and set(unseal.chain) <= set(stream.replicas), unseal, "a member is not a replica"
         )
         stream.is_open, stream.epoch, stream.start = True, unseal.epoch, unseal.start
-        stream.members, stream.reason = unseal.chain, ""
+        stream.members, stream.reason, stream.since = unseal.chain, unseal.reason, self.cut_time
 
     def _drop_survivor(self, drop: d.DropSurvivor) -> None:
         stream = self.streams[drop.stream]
@@ -270,6 +341,7 @@ class OrderState:
             create.replicas,
             created_at=create.high_watermark,
             created_time=create.time,
+            since=create.time,
         )
         self.histories[create.stream] = CommitHistory()
 
@@ -280,23 +352,22 @@ class OrderState:
         if producer is None:
             self.producers[decision.producer] = Producer(decision.epoch, decision.stream, decision.session)
         else:
-            if decision.stream != producer.stream:
-                topic = self.topics[self.streams[producer.stream].topic]
-                self._require(topic.deleted, decision, "it moves the producer")
-                producer.stream, producer.last_sequence = decision.stream, Sequence(0)
+            self._require(decision.stream == producer.stream, decision, "it moves the producer")
             producer.epoch, producer.session = decision.epoch, decision.session
 
     def _move_producer(self, decision: d.MoveProducer) -> None:
         producer = self.producers.get(decision.producer)
-        self._require(
-            producer is not None and producer.epoch == decision.epoch, decision, "the producer is in another epoch"
-        )
+        last_epoch = producer.epoch if producer else 0
+        self._require(producer is not None, decision, "the producer is unknown")
+        self._require(decision.epoch == last_epoch + 1, decision, "the epoch does not follow")
         assert producer is not None
-        self._require(not self.streams[producer.stream].is_open, decision, "the log stream it leaves is open")
         left = self.streams[producer.stream]
-        departure = Departure(decision.producer, decision.epoch, left.committed_end)
-        left.departed = (*(old for old in left.departed if old.producer != decision.producer), departure)
-        producer.stream, producer.last_sequence = decision.stream, decision.last_sequence
+        self._require(not left.is_open, decision, "the log stream it leaves is open")
+        if not left.final:
+            departure = Departure(decision.producer, decision.epoch)
+            left.departed = (*(old for old in left.departed if old.producer != decision.producer), departure)
+        producer.epoch, producer.stream = decision.epoch, decision.stream
+        producer.last_sequence = decision.last_sequence
 
     def _require(self, holds: bool, decision: d.Decision, otherwise: str) -> None:
         if not holds:

@@ -6,6 +6,9 @@ The session numbers batches and keeps them until their fate is known. It
 2. repeats unsettled batches on the *same* stream, in order, where deduplication gives the same answer again;
 3. changes streams only by a decision of the metadata repository, after the old stream is sealed and a replica that is
    sealed at the end of that epoch has told the fate of every sequence.
+
+Late answers do no harm: every step that a session takes has its own epoch or question, and an answer to another one is
+ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +20,18 @@ from msgspec import Struct, structs
 from cutwater.core.dedup import WINDOW_BATCHES_MAX, Remembered
 from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant
 from cutwater.errors import ProducerFenced, ProtocolViolation, ResourceExhausted
-from cutwater.types import Ack, Batch, BatchKind, Epoch, EventTime, LogStreamId, ProducerId, ProducerTag, Sequence
+from cutwater.types import (
+    Ack,
+    Batch,
+    BatchKind,
+    Epoch,
+    EventTime,
+    LogStreamId,
+    ProducerEpoch,
+    ProducerId,
+    ProducerTag,
+    Sequence,
+)
 
 IN_FLIGHT_BATCHES_MAX = WINDOW_BATCHES_MAX // 2
 """Half of what a replica remembers, in number and in distance, so a repeated batch is always recognised."""
@@ -68,45 +82,56 @@ SessionEffect = SendBatch | AskFate | AskMetadata | Settled
 
 
 class ProducerSession:
-    """One opening of a producer's name. Methods take what happened and give what to do. The driver must not pass on
-    answers to calls that it has given up: they may be of another time."""
+    """One opening of a producer's name. Methods take what happened and give what to do."""
 
     def __init__(self, producer: ProducerId, topic: str, session: int) -> None:
         """``session`` must differ from that of every other opening: a random number will do."""
         self.producer, self.topic, self.session = producer, topic, session
         self.phase = Phase.OPENING
-        self.stream = LogStreamId(0)
         self.last_sequence = Sequence(0)
-        self._grant: ProducerGrant | None = None
+        self._grant = ProducerGrant(ProducerEpoch(0), LogStreamId(0), Sequence(0))
+        """Where we append and under which epoch; nothing is granted under epoch 0."""
         self._is_open = False
         """Whether a fence was ever committed: before that the numbers of earlier holders are not known."""
+        self._question: AskFate | None = None
         self._move: MoveProducerRequest | None = None
         self._unsettled: dict[Sequence, Batch] = {}
+
+    @property
+    def stream(self) -> LogStreamId:
+        """Where the session appends; 0 before it knows."""
+        return self._grant.stream
 
     @property
     def unsettled(self) -> tuple[Sequence, ...]:
         return tuple(self._unsettled)
 
+    # Opening.
+
     def start(self) -> list[SessionEffect]:
         return [AskMetadata(OpenProducerRequest(self.producer, self.topic, self.session))]
 
     def granted(self, grant: ProducerGrant) -> list[SessionEffect]:
-        """The metadata repository gave an epoch and a stream: put the fence there."""
-        if self.phase not in (Phase.OPENING, Phase.MOVING):
+        """The metadata repository gave an epoch and a stream: put the fence there. Once open, the session takes only
+        the next epoch, which its own move has: with a later one, somebody else has used the same numbers meanwhile."""
+        if self._is_open:
+            is_next = self.phase is Phase.MOVING and grant.epoch == self._grant.epoch + 1
+        else:
+            is_next = self.phase is not Phase.FENCED and grant.epoch > self._grant.epoch
+        if not is_next:
             return []
-        if self.phase is Phase.MOVING and grant.stream == self.stream:
-            # A late answer to an earlier question: the stream that is being left.
-            return []
-        self._grant, self.stream, self.phase = grant, grant.stream, Phase.FENCING
-        return [self._fence(grant)]
+        self._grant, self.phase = grant, Phase.FENCING
+        return [self._fence()]
 
-    def fence_committed(self, stream: LogStreamId, last_sequence: Sequence) -> list[SessionEffect]:
+    def fence_committed(self, fence: ProducerTag, last_sequence: Sequence) -> list[SessionEffect]:
         """Nothing of an older epoch comes after this; what is unsettled may now be sent (again)."""
-        if self.phase is not Phase.FENCING or stream != self.stream:
+        if self.phase is not Phase.FENCING or fence.epoch != self._grant.epoch:
             return []
         self.phase, self._is_open = Phase.READY, True
         self.last_sequence = max(self.last_sequence, last_sequence)
         return self._resend()
+
+    # Sending.
 
     def submit(self, batch: Batch) -> tuple[Sequence, list[SessionEffect]]:
         """Number a batch and send it."""
@@ -135,47 +160,80 @@ class ProducerSession:
             case Phase.OPENING:
                 return self.start()
             case Phase.FENCING:
-                assert self._grant is not None
-                return [self._fence(self._grant)]
+                return [self._fence()]
             case Phase.READY:
                 return self._resend()
+            case Phase.SETTLING:
+                assert self._question is not None
+                return [self._question]
             case Phase.MOVING:
                 assert self._move is not None
                 return [AskMetadata(self._move)]
-            case Phase.SETTLING | Phase.FENCED:
+            case Phase.FENCED:
                 return []
+
+    # Moving.
 
     def stream_closed(self, stream: LogStreamId, stream_epoch: Epoch) -> list[SessionEffect]:
         """The catalog says that our stream is sealed and stays so: find out what became of our batches."""
         if stream != self.stream or self.phase not in (Phase.READY, Phase.FENCING, Phase.SETTLING):
             return []
-        self.phase = Phase.SETTLING
-        return [AskFate(stream, stream_epoch)]
+        self.phase, self._question = Phase.SETTLING, AskFate(stream, stream_epoch)
+        return [self._question]
+
+    def stream_reopened(self, stream: LogStreamId) -> list[SessionEffect]:
+        """The catalog says that our stream is open again before we asked to leave it: the batches there are
+        recognised."""
+        if stream != self.stream or self.phase is not Phase.SETTLING:
+            return []
+        return self._stay()
 
     def fate_known(self, fate: Fate) -> list[SessionEffect]:
         """Every sequence is either in the log of the sealed stream, with its position, or will never be there."""
-        if self.phase is not Phase.SETTLING or fate.stream != self.stream or self._grant is None:
+        if self.phase is not Phase.SETTLING or AskFate(fate.stream, fate.stream_epoch) != self._question:
             return []
-        effects: list[SessionEffect] = []
         if any(known.epoch > self._grant.epoch for known in fate.batches):
             # The same numbers may mean someone else's batches by now.
-            self.fenced()
+            self.phase = Phase.FENCED
             return []
+        effects: list[SessionEffect] = []
         for known in fate.batches:
             if known.kind is BatchKind.DATA and self._is_ours(known):
                 if known.glsn is None:
                     raise ProtocolViolation(f"sealed log stream {fate.stream} has an uncommitted batch {known}")
                 effects += self.acked(known.sequence, Ack(known.glsn, known.first_llsn, fate.stream, known.count))
+        last_sequence = max(fate.last_sequence, self._base())
         self.phase = Phase.MOVING
         self._move = MoveProducerRequest(
-            self.producer, self._grant.epoch, fate.stream, fate.stream_epoch, max(fate.last_sequence, self._base())
+            self.producer, self.session, self._grant.epoch, fate.stream_epoch, last_sequence
         )
         return [*effects, AskMetadata(self._move)]
 
+    def move_refused(self, request: MoveProducerRequest) -> list[SessionEffect]:
+        """The stream is open again, or its epoch went on, so this move will never be: stay."""
+        if self.phase is not Phase.MOVING or request != self._move:
+            return []
+        return self._stay()
+
+    def fenced(self, refused: ProducerTag | MoveProducerRequest) -> None:
+        """Someone newer has the name, says whoever refused this batch or this request. While we are moving, the stream
+        that we leave may say so of ourselves; then only the metadata repository knows."""
+        if isinstance(refused, ProducerTag):
+            is_over = refused.epoch == self._grant.epoch and self.phase is not Phase.MOVING
+        else:
+            is_over = refused == self._move and self.phase is Phase.MOVING
+        if is_over:
+            self.phase = Phase.FENCED
+
+    # Helpers.
+
+    def _stay(self) -> list[SessionEffect]:
+        self.phase = Phase.FENCING
+        return [self._fence()]
+
     def _is_ours(self, known: Remembered) -> bool:
         batch = self._unsettled.get(known.sequence)
-        same_holder = self._grant is not None and known.epoch == self._grant.epoch
-        return batch is not None and same_holder and batch.checksum == known.checksum
+        return batch is not None and known.epoch == self._grant.epoch and batch.checksum == known.checksum
 
     def _distance(self) -> int:
         """How far the numbers have gone on since the oldest unsettled batch; a replica remembers only so many."""
@@ -185,28 +243,16 @@ class ProducerSession:
         """The last sequence before the first unsettled one; older ones may lie in streams further back."""
         if self._unsettled:
             return Sequence(min(self._unsettled) - 1)
-        return max(self.last_sequence, self._grant.last_sequence if self._grant else Sequence(0))
-
-    def move_refused(self) -> list[SessionEffect]:
-        """The stream is open again, or its epoch went on: stay, the batches there are recognised."""
-        if self.phase not in (Phase.MOVING, Phase.SETTLING) or self._grant is None:
-            return []
-        self.phase = Phase.FENCING
-        return [self._fence(self._grant)]
-
-    def fenced(self) -> None:
-        self.phase = Phase.FENCED
+        return max(self.last_sequence, self._grant.last_sequence)
 
     def _resend(self) -> list[SessionEffect]:
         return [self._send(sequence, batch) for sequence, batch in self._unsettled.items()]
 
     def _send(self, sequence: Sequence, batch: Batch) -> SendBatch:
-        assert self._grant is not None
-        return SendBatch(
-            self.stream, structs.replace(batch, producer=ProducerTag(self.producer, self._grant.epoch, sequence))
-        )
+        tag = ProducerTag(self.producer, self._grant.epoch, sequence)
+        return SendBatch(self.stream, structs.replace(batch, producer=tag))
 
-    def _fence(self, grant: ProducerGrant) -> SendBatch:
-        tag = ProducerTag(self.producer, grant.epoch, grant.last_sequence)
+    def _fence(self) -> SendBatch:
+        tag = ProducerTag(self.producer, self._grant.epoch, self._grant.last_sequence)
         zero = EventTime(0)
-        return SendBatch(grant.stream, Batch(1, b"", 0, zero, zero, kind=BatchKind.FENCE, producer=tag))
+        return SendBatch(self.stream, Batch(1, b"", 0, zero, zero, kind=BatchKind.FENCE, producer=tag))

@@ -15,10 +15,9 @@ What always holds:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from cutwater.core.dedup import Deduplicator
 from cutwater.core.journal import Journal
@@ -36,6 +35,7 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
+from cutwater.core.pending import PendingEntries
 from cutwater.core.recovery import HardState, Invalid, Valid
 from cutwater.core.replica_events import (
     Acked,
@@ -54,9 +54,11 @@ from cutwater.core.replica_events import (
     ReplicaEvent,
     ReplicateFailed,
     ReportNow,
+    Restart,
     SaveDedup,
     SaveHardState,
     StorageFailed,
+    Tidy,
     Truncate,
     Unsettled,
     Waiter,
@@ -73,7 +75,6 @@ from cutwater.errors import (
     LeaderFenced,
     NotSealed,
     Refused,
-    ResourceExhausted,
     StreamSealed,
     WrongEpoch,
 )
@@ -93,24 +94,9 @@ from cutwater.types import (
     UncommitReport,
 )
 
-UNCOMMITTED_BATCHES_MAX = 4096
-"""More than this many batches between the head and the next cut, and appends are told to wait."""
-
 Effects = list[ReplicaEffect]
-
-
-class _Pending(Struct):
-    """An uncommitted entry and who waits for it."""
-
-    first_llsn: LLSN
-    count: int
-    checksum: int
-    last_sequence: Sequence
-    waiters: list[Waiter]
-
-    @property
-    def last_llsn(self) -> LLSN:
-        return LLSN(self.first_llsn + self.count - 1)
+_Ends = tuple[LLSN | None, LLSN | None]
+"""Where the durable entries and the durable commits end."""
 
 
 class Replica:
@@ -150,15 +136,16 @@ class Replica:
         self.learner: Learner | None = None
         self._attempts = 0
         self._last_context: CommitContext | None = None
-        self._pending: deque[_Pending] = deque()
+        self._pending = PendingEntries(stream)
         self._untold: list[Waiter] = []
         """Whose outcome stands behind a barrier in the effects last returned: should that fail, they are not told."""
+        self._ends_before: _Ends | None = None
+        """What was durable before the effects last returned remove something: should they fail, nothing else is."""
         self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
         self.dedup.depart(hard_state.departed)
         for entry in tail:
             if entry.last_llsn <= self.durable_end:
-                self.dedup.record(entry)
-                self._pending.append(_pending(entry, self.dedup, ()))
+                self._register(entry)
 
     # What others may ask.
 
@@ -190,6 +177,7 @@ class Replica:
         which the replica has to be opened anew from disk."""
         if not isinstance(event, StorageFailed):
             self._untold.clear()
+            self._ends_before = None
         match event:
             case Append():
                 return self._append(event)
@@ -218,6 +206,8 @@ class Replica:
             case Dropped():
                 self.first_llsn = max(self.first_llsn, event.first_llsn)
                 return []
+            case Tidy():
+                return self._drop_trimmed()
             case ReplicateFailed():
                 return self._replicate_failed(event)
             case StorageFailed():
@@ -240,10 +230,7 @@ class Replica:
                 return self._append_again(event.waiter, known.first_llsn, known.glsn, known.count, known.sequence)
         if event.if_llsn is not None and event.if_llsn != self.written_end + 1:
             raise ConditionFailed(self.stream, event.if_llsn, LLSN(self.written_end + 1))
-        if len(self._pending) >= UNCOMMITTED_BATCHES_MAX:
-            raise ResourceExhausted(
-                f"log stream {self.stream} has {len(self._pending)} uncommitted batches", retry_ms=50
-            )
+        self._pending.require_room()
         return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), (event.waiter,))
 
     def _append_again(
@@ -252,15 +239,13 @@ class Replica:
         """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
         if glsn is not None:
             return [Acked(waiter, Ack(glsn, first_llsn, self.stream, count), last_sequence)]
-        pending = next(p for p in self._pending if p.first_llsn == first_llsn)
-        pending.waiters.append(waiter)
+        self._pending.wait(first_llsn, waiter)
         return []
 
     def _take(self, entry: Entry, waiters: Iterable[Waiter]) -> Effects:
         """Give an entry its place, write it, and pass it on. Waiters are registered before anything is written."""
         assert entry.first_llsn == self.written_end + 1
-        self.dedup.record(entry)
-        self._pending.append(_pending(entry, self.dedup, waiters))
+        self._register(entry, waiters)
         self.written_end = entry.last_llsn
         effects: Effects = [WriteEntry(entry, self.generation)]
         chain = self.hard_state.chain
@@ -269,11 +254,19 @@ class Replica:
             effects.append(Forward(chain[place + 1], Replicate(self.stream, entry)))
         return effects
 
+    def _register(self, entry: Entry, waiters: Iterable[Waiter] = ()) -> None:
+        self.dedup.record(entry)
+        tag = entry.batch.producer
+        self._pending.add(entry, self.dedup.last_sequence(tag.producer) if tag else Sequence(0), waiters)
+
     def _replicate(self, entry: Entry) -> Effects:
         self._check_epoch(entry.epoch)
         if self.state is not ReplicaState.RUNNING:
             raise StreamSealed(f"the replica of log stream {self.stream} on storage node {self.node} is not running")
-        if entry.last_llsn <= self.written_end and self._has_same(entry):
+        if entry.last_llsn <= self.committed_end or (
+            entry.last_llsn <= self.written_end and self._pending.holds(entry)
+        ):
+            # It is here already; a committed one was compared long ago.
             return []
         if entry.first_llsn != self.written_end + 1:
             reason = f"expected LLSN {self.written_end + 1}, got {entry.first_llsn}"
@@ -281,20 +274,13 @@ class Replica:
             return [RefuseEntry(reason), ReportNow()]
         return self._take(entry, ())
 
-    def _has_same(self, entry: Entry) -> bool:
-        """Whether this is a repetition of an entry that is already here. A committed one was checked long ago."""
-        if entry.last_llsn <= self.committed_end:
-            return True
-        same = (entry.first_llsn, entry.batch.count, entry.batch.checksum)
-        return any((p.first_llsn, p.count, p.checksum) == same for p in self._pending)
-
     def _entries_durable(self, event: EntriesDurable) -> Effects:
         if event.generation != self.generation:
             return []
         assert event.end <= self.written_end
         self.durable_end = max(self.durable_end, event.end)
         if self.learner is not None:
-            return self._after_learning(self.learner.entries_durable(self.durable_end))
+            return self._after_learning(self.learner.entries_durable())
         return [ReportNow()]
 
     # Commits.
@@ -338,13 +324,7 @@ class Replica:
         return self._apply_next(context)
 
     def _apply_next(self, context: CommitContext) -> Effects:
-        effects: Effects = [WriteCommit(context, self.commits_generation)]
-        while self._pending and self._pending[0].first_llsn <= context.last_llsn:
-            pending = self._pending.popleft()
-            # Records of one batch are committed by one cut.
-            assert pending.last_llsn <= context.last_llsn
-            ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self.stream, pending.count)
-            effects += [Acked(waiter, ack, pending.last_sequence) for waiter in pending.waiters]
+        effects: Effects = [WriteCommit(context, self.commits_generation), *self._pending.commit(context)]
         self.committed_end = context.last_llsn
         self._last_context = context
         self.dedup.commit(context)
@@ -364,7 +344,7 @@ class Replica:
         self.durable_committed_end = event.context.last_llsn
         self.durable_high_watermark = event.context.high_watermark
         if self.learner is not None:
-            return self._after_learning(self.learner.commit_durable(self.durable_committed_end))
+            return self._after_learning(self.learner.commit_durable())
         self._settle_seal()
         return [ReportNow()]
 
@@ -393,23 +373,21 @@ class Replica:
         chain = self.hard_state.chain if same_epoch else ()
         effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=event.sealed_at, chain=chain)
         # What a replica holds of an epoch that was closed without it may differ from what the others committed.
-        effects += self.cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
+        effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
         self._settle_seal()
         return [*effects, ReportNow()]
 
-    def cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
+    def _cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
         """Durably remove the entries above ``end`` and tell their waiters, who learn something definite only when a
         stored sealed position says so."""
         if self.written_end <= end:
             return []
+        self._ends_before = self._ends_before or self._durable_ends()
         self.generation += 1
         effects: Effects = [Truncate(end, self.generation)]
-        while self._pending and self._pending[-1].last_llsn > end:
-            pending = self._pending.pop()
-            # The sealed position is a minimum of durable ends, and those fall on batch boundaries.
-            assert pending.first_llsn > end
-            effects += [_settle(waiter, self.stream, definite=definite) for waiter in pending.waiters]
-            self._untold += pending.waiters
+        waiters = self._pending.cut(end)
+        effects += [_settle(waiter, self.stream, definite=definite) for waiter in waiters]
+        self._untold += waiters
         self.dedup.truncate(end)
         self.written_end = end
         self.durable_end = min(self.durable_end, end)
@@ -461,7 +439,7 @@ class Replica:
         self._step(Step.EXCLUDE, f"epoch {event.epoch}")
         effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=None, chain=())
         if self.trusted and self.state is not ReplicaState.LEARNING:
-            effects += self.cut_tail(self.committed_end, definite=False)
+            effects += self._cut_tail(self.committed_end, definite=False)
         return [*effects, ReportNow()]
 
     def _check_epoch(self, epoch: Epoch) -> None:
@@ -506,25 +484,76 @@ class Replica:
                 self._step(Step.NOTHING_LEARNED, learner.failed)
             self._journal.note("sync failed", learner.failed)
             return effects
-        if not learner.done:
-            return effects
+        return effects if learner.learned is None else [*effects, *self._learned(learner.learned)]
+
+    def begin_copy(self, restart_at: LLSN | None, base_glsn: GLSN) -> Effects:
+        """From here on the files change, so from here on the replica does not count until it is done. Entries begin
+        anew at ``restart_at`` if that is given."""
+        if restart_at is None:
+            return [*self._save(learning=True), *self._drop_uncommitted()]
+        self._ends_before = self._durable_ends()
+        base = LLSN(restart_at - 1)
+        effects = self._save(learning=True, base_llsn=base, base_glsn=base_glsn)
+        if not self.has_lost_entries:
+            effects += self._drop_uncommitted()
+        self.generation += 1
+        self.commits_generation += 1
+        self.first_llsn = restart_at
+        self.written_end = self.durable_end = self.committed_end = self.durable_committed_end = base
+        self.durable_high_watermark = base_glsn
+        self.complete_through = GLSN(0)
+        self.has_lost_entries = False
+        self.dedup = Deduplicator()
+        return [*effects, Restart(restart_at, self.generation)]
+
+    def _drop_uncommitted(self) -> Effects:
+        """Only committed records are copied, so what is uncommitted would lie in their way; in the files of a replica
+        that cannot be trusted there may be more than it knows of."""
+        effects = self._cut_tail(self.committed_end, definite=False)
+        if not effects and not self.trusted:
+            self.generation += 1
+            effects = [Truncate(self.committed_end, self.generation)]
+        return effects
+
+    def write_copy(self, entry: Entry) -> Effects:
+        assert entry.first_llsn == self.written_end + 1
+        self.written_end = entry.last_llsn
+        return [WriteEntry(entry, self.generation)]
+
+    def commit_copy(self, contexts: Iterable[CommitContext], end: LLSN) -> Effects:
+        assert end <= self.durable_end
+        self.committed_end = end
+        return [WriteCommit(context, self.commits_generation) for context in contexts]
+
+    def _learned(self, end: SyncEnd) -> Effects:
+        """All that the source had committed is on disk, entries and commits."""
         self.learner = None
         self.trusted = True
+        self.dedup = Deduplicator(end.dedup)
+        changes: dict[str, object] = {"trimmed_before": max(self.hard_state.trimmed_before, end.trimmed_before)}
+        newest = max((context.epoch for context in end.contexts), default=self.hard_state.epoch)
+        if newest > self.hard_state.epoch:
+            # The records are of a later epoch than the replica knew of: orders for the earlier one come too late.
+            changes |= {"epoch": newest, "chain": (), "sealed_at": None}
         self._step(Step.LEARNED, str(self.committed_end))
+        effects: Effects = [SaveDedup(end.dedup), *self._save(learning=False, **changes), ReportNow()]
         self._settle_seal()
-        return [*effects, *self._save(learning=False), ReportNow()]
+        return [*effects, *self._drop_trimmed()]
 
     # Trim and trouble.
 
     def _trim(self, event: TrimReplica) -> Effects:
         if event.before <= self.hard_state.trimmed_before or not self.trusted or self.learner is not None:
             return []
-        return [
-            *self._save(trimmed_before=event.before),
-            # Deduplication state outlives the entries that it came from.
-            SaveDedup(self.dedup.checkpoint(self.durable_committed_end)),
-            DropBefore(event.before, self.durable_committed_end),
-        ]
+        return [*self._save(trimmed_before=event.before), *self._drop_trimmed()]
+
+    def _drop_trimmed(self) -> Effects:
+        """Remove what is trimmed, or what is left of it: a crash may have come between the two, and a sync may have
+        brought it back. Deduplication state outlives the entries that it came from."""
+        before, end = self.hard_state.trimmed_before, self.durable_committed_end
+        if not self.trusted or before <= self.hard_state.base_glsn + 1 or self.first_llsn > end:
+            return []
+        return [SaveDedup(self.dedup.checkpoint(end)), DropBefore(before, end)]
 
     def _replicate_failed(self, event: ReplicateFailed) -> Effects:
         if event.epoch != self.hard_state.epoch or self.state is not ReplicaState.RUNNING:
@@ -534,12 +563,14 @@ class Replica:
 
     def _storage_failed(self, event: StorageFailed) -> Effects:
         self._step(Step.FAULT, event.reason)
-        waiters = [*self._untold, *(waiter for pending in self._pending for waiter in pending.waiters)]
-        effects: Effects = [Unsettled(waiter) for waiter in waiters]
-        if self.has_lost_entries:
-            # Nothing here knows where the good part ends, and a peer may need what is left.
-            return [*effects, Reopen(None, None, event.reason)]
-        return [*effects, Reopen(self.durable_end, self.durable_committed_end, event.reason)]
+        effects: Effects = [Unsettled(waiter) for waiter in (*self._untold, *self._pending.waiters())]
+        end, committed_end = self._ends_before or self._durable_ends()
+        return [*effects, Reopen(end, committed_end, event.reason)]
+
+    def _durable_ends(self) -> _Ends:
+        """What is known to be on disk. Of a replica that has lost entries nothing is: nobody knows where the good part
+        ends, and a peer may need what is left."""
+        return (None, None) if self.has_lost_entries else (self.durable_end, self.durable_committed_end)
 
     # Helpers.
 
@@ -565,12 +596,6 @@ class Replica:
             f"log stream {self.stream} on storage node {self.node} in epoch {self.hard_state.epoch}: {what}",
             history=self._journal.lines(),
         )
-
-
-def _pending(entry: Entry, dedup: Deduplicator, waiters: Iterable[Waiter]) -> _Pending:
-    tag = entry.batch.producer
-    last = dedup.last_sequence(tag.producer) if tag else Sequence(0)
-    return _Pending(entry.first_llsn, entry.batch.count, entry.batch.checksum, last, list(waiters))
 
 
 def _settle(waiter: Waiter, stream: LogStreamId, *, definite: bool) -> ReplicaEffect:

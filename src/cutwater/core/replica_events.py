@@ -79,6 +79,11 @@ class StorageFailed(Struct, frozen=True):
     reason: str
 
 
+class Tidy(Struct, frozen=True):
+    """The files were opened a while ago: now is the time to finish what was left half done before. Not at once, or a
+    disk that fails at this would be opened again and again without a pause."""
+
+
 class Dropped(Struct, frozen=True):
     """Trim has removed segments; the entries now begin at ``first_llsn``."""
 
@@ -98,6 +103,7 @@ ReplicaEvent = (
     | LearnFrom
     | SyncMessage
     | TrimReplica
+    | Tidy
     | Dropped
     | ReplicateFailed
     | StorageFailed

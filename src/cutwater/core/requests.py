@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from cutwater.core.clock import Mark
 from cutwater.types import (
     GLSN,
     LLSN,
+    ClusterId,
     CutTime,
+    DecisionIndex,
     Epoch,
+    LeaderEpoch,
     LogStreamId,
+    NodeState,
     ProducerEpoch,
     ProducerId,
+    Retention,
     Revision,
     Sequence,
     StorageNodeId,
@@ -22,8 +28,20 @@ from cutwater.types import (
 )
 
 
+class FoundClusterRequest(Struct, frozen=True, tag=True):
+    """Give the cluster its key, unless it has one."""
+
+    cluster: ClusterId
+    key: str
+
+
 class AddNodeRequest(Struct, frozen=True, tag=True):
+    """Let the storage node with this key belong to the cluster, or note that it listens elsewhere now."""
+
     node: StorageNodeId
+    address: str = ""
+    key: str = ""
+    volumes: tuple[str, ...] = ()
 
 
 class RemoveNodeRequest(Struct, frozen=True, tag=True):
@@ -34,6 +52,20 @@ class CreateTopicRequest(Struct, frozen=True, tag=True):
     name: str
     streams: int
     replication: int
+    schema: bytes = b""
+    event_time: str = ""
+    retention: Retention = Retention()
+
+
+class ChangeTopicRequest(Struct, frozen=True, tag=True):
+    """Change what is given. A schema must be one that readers of the earlier ones can live with; whoever asks has
+    checked that, against schema ``schema_after``."""
+
+    name: str
+    streams: int | None = None
+    retention: Retention | None = None
+    schema: bytes = b""
+    schema_after: int = 0
 
 
 class DeleteTopicRequest(Struct, frozen=True, tag=True):
@@ -63,6 +95,13 @@ class ReplaceRequest(Struct, frozen=True, tag=True):
     new: StorageNodeId
 
 
+class LearnRequest(Struct, frozen=True, tag=True):
+    """Let a replica that does not count learn from a peer now, not at the next round of repair."""
+
+    stream: LogStreamId
+    node: StorageNodeId
+
+
 class TrimRequest(Struct, frozen=True, tag=True):
     topic: str
     before: GLSN
@@ -77,11 +116,12 @@ class OpenProducerRequest(Struct, frozen=True, tag=True):
 
 
 class MoveProducerRequest(Struct, frozen=True, tag=True):
-    """Ask for another stream. ``last_sequence`` is what a replica that is sealed in ``stream_epoch`` told."""
+    """Ask for another stream than the one that was granted to this ``session`` with ``epoch``. ``last_sequence`` is
+    what a replica that is sealed in ``stream_epoch`` told."""
 
     producer: ProducerId
+    session: int
     epoch: ProducerEpoch
-    stream: LogStreamId
     stream_epoch: Epoch
     last_sequence: Sequence
 
@@ -91,24 +131,57 @@ class CommitCursorRequest(Struct, frozen=True, tag=True):
     glsn: GLSN
 
 
+class ReadCursorRequest(Struct, frozen=True, tag=True):
+    cursor: str
+
+
+class DropCursorRequest(Struct, frozen=True, tag=True):
+    cursor: str
+
+
 class CatalogRequest(Struct, frozen=True, tag=True):
     """The catalog as of now."""
 
 
+class ClockRequest(Struct, frozen=True, tag=True):
+    """The marks of the log's clock above a position: see ``core.clock``."""
+
+    after: GLSN
+    limit: int = 10_000
+
+
+class EventsRequest(Struct, frozen=True, tag=True):
+    """What was decided lately, and why: events after this one, the oldest first."""
+
+    after: DecisionIndex = DecisionIndex(0)
+
+
+class DescribeRequest(Struct, frozen=True, tag=True):
+    """How nodes and log streams are, as the leader sees them."""
+
+
 Request = (
-    AddNodeRequest
+    FoundClusterRequest
+    | AddNodeRequest
     | RemoveNodeRequest
     | CreateTopicRequest
+    | ChangeTopicRequest
     | DeleteTopicRequest
     | AddStreamRequest
     | SealRequest
     | UnsealRequest
     | ReplaceRequest
+    | LearnRequest
     | TrimRequest
     | OpenProducerRequest
     | MoveProducerRequest
     | CommitCursorRequest
+    | ReadCursorRequest
+    | DropCursorRequest
     | CatalogRequest
+    | ClockRequest
+    | EventsRequest
+    | DescribeRequest
 )
 
 
@@ -128,7 +201,8 @@ class SealedAt(Struct, frozen=True, tag=True):
 
 
 class ProducerGrant(Struct, frozen=True, tag=True):
-    """Where a producer appends, under which epoch, and its last sequence in the stream before that one."""
+    """Where a producer appends, under which epoch, and its last sequence in the stream before that one. Each epoch is
+    of one stream."""
 
     epoch: ProducerEpoch
     stream: LogStreamId
@@ -149,12 +223,28 @@ class StreamInfo(Struct, frozen=True):
     last_glsn: GLSN
     created_at: GLSN
     created_time: CutTime
+    final_at: GLSN = GLSN(0)
+    """Where it was sealed for good: event time does not wait for it above that."""
 
 
 class TopicInfo(Struct, frozen=True):
+    """``schemas`` in the order in which they were given; a batch names the one it has by its place, from 1."""
+
     topic: TopicId
     name: str
     trimmed_before: GLSN
+    replication: int = 1
+    streams: int = 1
+    schemas: tuple[bytes, ...] = ()
+    event_time: str = ""
+    retention: Retention = Retention()
+
+
+class NodeInfo(Struct, frozen=True):
+    """Where a storage node listens."""
+
+    node: StorageNodeId
+    address: str
 
 
 class Catalog(Struct, frozen=True, tag=True):
@@ -165,6 +255,80 @@ class Catalog(Struct, frozen=True, tag=True):
     cut_time: CutTime
     topics: tuple[TopicInfo, ...]
     streams: tuple[StreamInfo, ...]
+    nodes: tuple[NodeInfo, ...] = ()
 
 
-Answer = Done | Created | SealedAt | ProducerGrant | Catalog
+class ClockMarks(Struct, frozen=True, tag=True):
+    """All marks above the position asked for, up to ``complete_through``."""
+
+    marks: tuple[Mark, ...]
+    complete_through: GLSN
+
+
+class CursorAt(Struct, frozen=True, tag=True):
+    """Where a cursor is; None if there is no such cursor."""
+
+    glsn: GLSN | None
+
+
+class Event(Struct, frozen=True):
+    """A decision that is not a cut, in words. ``time`` is that of the last cut before it."""
+
+    index: DecisionIndex
+    time: CutTime
+    kind: str
+    what: str
+    reason: str = ""
+
+
+class Events(Struct, frozen=True, tag=True):
+    """``oldest``: the first event that is still known. Older ones have been forgotten."""
+
+    events: tuple[Event, ...]
+    oldest: DecisionIndex
+
+
+class NodeDescription(Struct, frozen=True):
+    """``silent_us``: how long the leader has not heard of the node; None if it never has."""
+
+    node: StorageNodeId
+    address: str
+    volumes: tuple[str, ...]
+    is_alive: bool
+    state: NodeState | None
+    silent_us: int | None
+    replicas: int
+
+
+class StreamDescription(Struct, frozen=True):
+    """A log stream with what is wrong with it, since when, and what happens next; empty words if all is well."""
+
+    stream: LogStreamId
+    topic: str
+    epoch: Epoch
+    is_open: bool
+    final: bool
+    held: bool
+    members: tuple[StorageNodeId, ...]
+    replicas: tuple[StorageNodeId, ...]
+    missing: tuple[StorageNodeId, ...]
+    committed_end: LLSN
+    last_glsn: GLSN
+    history: int
+    reason: str
+    since: CutTime
+    next_step: str
+
+
+class Description(Struct, frozen=True, tag=True):
+    cluster: ClusterId
+    cluster_key: str
+    leader_epoch: LeaderEpoch
+    high_watermark: GLSN
+    cut_time: CutTime
+    halted: str
+    nodes: tuple[NodeDescription, ...]
+    streams: tuple[StreamDescription, ...]
+
+
+Answer = Done | Created | SealedAt | ProducerGrant | Catalog | ClockMarks | CursorAt | Events | Description

@@ -2,9 +2,12 @@
 
 Records arrive per log stream, from any replica. They are handed on up to a position h only when
 
-1. all streams of the topics that exist at h are known: whoever says something about h also names the catalog revision
-   under which that cut was made, and it is not used before the catalog is at least that new;
-2. each of them is complete through h, told by a replica that applied h or by the metadata repository.
+1. all streams of the topics that exist at h are known: the catalog is of h or later, or whoever spoke of h named the
+   catalog revision under which that cut was made, and the catalog is at least that new;
+2. of each of them everything up to h has arrived, by the word of a replica that applied h.
+
+A stream that is sealed says nothing more. But opening it again would be a change of the catalog, so if it is sealed in
+the catalog and everything up to its end has arrived, it has nothing else as far as the streams are known.
 
 So a stream with nothing new never holds up the others, and a new one is never skipped.
 """
@@ -12,13 +15,18 @@ So a stream with nothing new never holds up the others, and a new one is never s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from cutwater.core.requests import Catalog, StreamInfo
-from cutwater.errors import ProtocolViolation, Trimmed
+from cutwater.errors import NotFound, ProtocolViolation, Trimmed
 from cutwater.types import GLSN, LLSN, Batch, BatchKind, CutTime, LogStreamId, Revision, TopicId
+
+BUFFERED_BYTES_MAX = 64 * 1024 * 1024
+"""What may wait for slower streams. Each stream may exceed it by what is read of it at a time, once."""
+RUN_OVERHEAD_BYTES = 512
+"""What a run costs besides its body, so that many small ones count as well."""
 
 
 class Run(Struct, frozen=True):
@@ -55,102 +63,217 @@ class ReadAnswer(Struct, frozen=True):
 class _Source:
     """One log stream of the subscription."""
 
-    __slots__ = ("complete_through", "info", "last_llsn", "position", "runs")
+    __slots__ = ("arrived", "bytes", "info", "last_llsn", "runs")
 
-    def __init__(self, info: StreamInfo, position: GLSN) -> None:
+    def __init__(self, info: StreamInfo, start: GLSN) -> None:
         self.info = info
-        self.position = position
-        """The first GLSN that has not arrived yet."""
+        self.arrived = max(GLSN(start - 1), info.created_at)
+        """Everything up to here has arrived, or never was, or is not wanted."""
         self.last_llsn: LLSN | None = None
         self.runs: deque[Run] = deque()
-        self.complete_through = GLSN(position - 1)
-        self.complete(info.created_at)
+        self.bytes = 0
 
-    def complete(self, through: GLSN) -> None:
-        """Everything up to here has arrived, or never was."""
-        if through > self.complete_through:
-            self.complete_through = through
-            self.position = max(self.position, GLSN(through + 1))
+    @property
+    def is_read(self) -> bool:
+        """Whether there is nothing more in it, by the word of the catalog."""
+        return self.info.last_glsn <= self.arrived
+
+    def take(self, run: Run) -> None:
+        self.arrived, self.last_llsn = run.last_glsn, run.last_llsn
+        if run.batch.kind is BatchKind.DATA:
+            self.runs.append(run)
+            self.bytes += _bytes_of(run)
+
+    def pop(self) -> Run:
+        run = self.runs.popleft()
+        self.bytes -= _bytes_of(run)
+        return run
 
 
 class Subscription:
-    """Merges log streams by GLSN. Feed it with catalogs and answers; take what is ready."""
+    """Merges log streams by GLSN. Feed it with catalogs and answers; take what is ready.
 
-    def __init__(self, topics: Iterable[TopicId], start: GLSN) -> None:
+    Runs are handed on whole: the first may begin before ``start``, and the last may end after ``stop``.
+    """
+
+    def __init__(
+        self,
+        topics: Iterable[TopicId],
+        start: GLSN,
+        starts: Mapping[TopicId, GLSN] | None = None,
+        *,
+        stop: GLSN | None = None,
+        bytes_max: int = BUFFERED_BYTES_MAX,
+    ) -> None:
+        """``starts``: topics of which only records from a later position on are wanted. ``stop`` is the last GLSN that
+        is wanted."""
         self.topics = frozenset(topics)
+        """May be changed before a catalog is taken, by whoever knows the pattern that it comes from."""
         self.next_glsn = start
         """Everything below has been handed on."""
         self.revision = Revision(0)
         self.wanted_revision = Revision(0)
+        self._starts = dict(starts or {})
+        self._stop = stop
+        self._bytes_max = bytes_max
+        self._known_through = GLSN(start - 1)
+        """All streams that exist at any position up to here are known."""
         self._sources: dict[LogStreamId, _Source] = {}
+        self._bytes = 0
+        """What the sources hold together."""
+        self._gaps: dict[TopicId, tuple[GLSN, GLSN]] = {}
+        """What was trimmed before it arrived: the first GLSN of it, and the first one that is left."""
+        self._ended: dict[TopicId, bool] = {}
+        """Topics that are gone, and whether that was told."""
+
+    # What to read.
 
     @property
     def needs_catalog(self) -> bool:
-        """Whether somebody spoke of a catalog that is newer than ours."""
-        return self.wanted_revision > self.revision
+        """Whether nothing more can be handed on before a newer catalog comes."""
+        if self.wanted_revision > self.revision:
+            return True
+        return all(position > self._known_through + 1 for _, position in self.wants()) and not self.is_finished
+
+    @property
+    def is_finished(self) -> bool:
+        return self._stop is not None and self.next_glsn > self._stop
 
     def wants(self) -> list[tuple[StreamInfo, GLSN]]:
-        """From which streams more should be read, and from which GLSN on."""
-        return [(source.info, source.position) for source in self._sources.values()]
+        """From which streams more is wanted, and from which GLSN on."""
+        wants = (self.want(stream) for stream in self._sources)
+        return [want for want in wants if want is not None]
+
+    def want(self, stream: LogStreamId) -> tuple[StreamInfo, GLSN] | None:
+        """The same for one stream; None if it is not part of this subscription, or there is nothing more in it."""
+        source = self._sources.get(stream)
+        if source is None or (source.is_read and not source.info.is_open):
+            return None
+        if self._stop is not None and source.arrived >= self._stop:
+            return None
+        return source.info, GLSN(source.arrived + 1)
+
+    def has_room(self, stream: LogStreamId) -> bool:
+        """Whether more of this stream should be read now. One that the others wait for always may, because nothing of
+        it is here."""
+        source = self._sources.get(stream)
+        if source is None or not source.runs:
+            return True
+        return self._bytes < self._bytes_max
+
+    # What came.
 
     def take_catalog(self, catalog: Catalog) -> None:
         """The metadata repository tells which streams exist and how far each is committed at its high watermark."""
         if catalog.revision < self.revision:
             return
-        for topic in catalog.topics:
-            if topic.topic in self.topics and topic.trimmed_before > self.next_glsn:
-                raise Trimmed(self.next_glsn, topic.trimmed_before)
+        trimmed_before = {topic.topic: topic.trimmed_before for topic in catalog.topics}
+        self._end_topics(trimmed_before.keys())
         self.revision = catalog.revision
-        # The streams of a deleted topic are gone, and nobody waits for them.
-        existing = {info.stream for info in catalog.streams}
-        self._sources = {stream: source for stream, source in self._sources.items() if stream in existing}
+        sources: dict[LogStreamId, _Source] = {}
         for info in catalog.streams:
             if info.topic not in self.topics:
                 continue
             source = self._sources.get(info.stream)
             if source is None:
-                source = self._sources[info.stream] = _Source(info, self.next_glsn)
+                start = max(self.next_glsn, self._starts.get(info.topic, self.next_glsn))
+                source = _Source(info, start)
             source.info = info
-            if info.last_glsn < source.position:
-                # Everything that is committed there has arrived, or lies before our start.
-                source.complete(catalog.high_watermark)
+            if source.is_read:
+                source.arrived = max(source.arrived, catalog.high_watermark)
+            sources[info.stream] = source
+            self._skip(source, trimmed_before[info.topic])
+        # The streams of a deleted topic are gone, and nobody waits for them.
+        self._sources = sources
+        self._bytes = sum(source.bytes for source in sources.values())
+        self._know(catalog.high_watermark)
 
     def take_answer(self, answer: ReadAnswer) -> None:
         """Records of one stream, from one of its replicas; what has arrived before is dropped."""
         source = self._sources.get(answer.stream)
         if source is None:
             return
+        self._bytes -= source.bytes
         for run in answer.runs:
-            if run.last_glsn < source.position:
+            if run.last_glsn <= source.arrived:
                 continue
             if source.last_llsn is not None and run.first_llsn != source.last_llsn + 1:
                 raise ProtocolViolation(
                     f"log stream {answer.stream}: after LLSN {source.last_llsn} a replica gave {run.first_llsn}"
                 )
-            source.runs.append(run)
-            source.position, source.last_llsn = GLSN(run.last_glsn + 1), run.last_llsn
+            source.take(run)
+        self._bytes += source.bytes
+        source.arrived = max(source.arrived, answer.complete_through)
         if self._knows(answer.revision):
-            source.complete(answer.complete_through)
+            self._know(answer.complete_through)
         else:
             self.wanted_revision = max(self.wanted_revision, answer.revision)
+
+    def take_trimmed(self, stream: LogStreamId, first_left: GLSN) -> None:
+        """A replica says that what was asked of it is trimmed. It may have heard of that before the catalog here."""
+        source = self._sources.get(stream)
+        if source is not None:
+            self._skip(source, first_left)
+
+    def _skip(self, source: _Source, first_left: GLSN) -> None:
+        """What is trimmed will not arrive any more. Only what had not arrived is missed."""
+        if source.arrived + 1 >= first_left:
+            return
+        begin, end = self._gaps.get(source.info.topic, (GLSN(source.arrived + 1), first_left))
+        self._gaps[source.info.topic] = min(begin, GLSN(source.arrived + 1)), max(end, first_left)
+        source.arrived, source.last_llsn = GLSN(first_left - 1), None
+
+    def _end_topics(self, existing: Iterable[TopicId]) -> None:
+        left = self.topics & set(existing)
+        if self.topics and not left:
+            raise NotFound("none of the topics of this subscription exists any more: they were deleted")
+        for topic in self.topics | {source.info.topic for source in self._sources.values()}:
+            if topic not in left:
+                self._ended.setdefault(topic, False)
+                self._gaps.pop(topic, None)
 
     def _knows(self, revision: Revision) -> bool:
         """Whether the streams that existed under this revision are all known."""
         return 0 < revision <= self.revision
 
+    def _know(self, through: GLSN) -> None:
+        self._known_through = max(self._known_through, through)
+        for source in self._sources.values():
+            if source.is_read and not source.info.is_open:
+                source.arrived = max(source.arrived, self._known_through)
+
+    # What is ready.
+
     def ready_through(self) -> GLSN:
-        """The position up to which the order is final and everything has arrived."""
-        if not self._sources:
-            return GLSN(self.next_glsn - 1)
-        return min(source.complete_through for source in self._sources.values())
+        """The position up to which the order is final and everything that is wanted has arrived."""
+        through = min((source.arrived for source in self._sources.values()), default=self._known_through)
+        through = min(through, self._known_through)
+        return through if self._stop is None else min(through, self._stop)
 
     def take_ready(self) -> list[Run]:
-        """The next runs in GLSN order, fences left out."""
+        """The next runs in GLSN order, fences left out. ``Trimmed`` when the next records of a topic were trimmed
+        before they arrived; whoever can do without them calls again."""
         through = self.ready_through()
+        topic = min(self._gaps, key=lambda topic: self._gaps[topic], default=None)
+        if topic is not None:
+            through = min(through, GLSN(self._gaps[topic][0] - 1))
         ready: list[Run] = []
         for source in self._sources.values():
-            while source.runs and source.runs[0].last_glsn <= through:
-                ready.append(source.runs.popleft())
+            while source.runs and source.runs[0].first_glsn <= through:
+                ready.append(source.pop())
         ready.sort(key=lambda run: run.first_glsn)
+        self._bytes -= sum(_bytes_of(run) for run in ready)
         self.next_glsn = max(self.next_glsn, GLSN(through + 1))
-        return [run for run in ready if run.batch.kind is BatchKind.DATA]
+        if topic is not None and not ready and self.next_glsn >= self._gaps[topic][0]:
+            raise Trimmed(*self._gaps.pop(topic))
+        return ready
+
+    def take_ended(self) -> list[TopicId]:
+        """Topics that were deleted: nothing more of them comes, whether or not all of it had arrived. Told once."""
+        news = [topic for topic, is_told in self._ended.items() if not is_told]
+        self._ended = dict.fromkeys(self._ended.keys() & self.topics, True)
+        return news
+
+
+def _bytes_of(run: Run) -> int:
+    return len(run.batch.body) + RUN_OVERHEAD_BYTES

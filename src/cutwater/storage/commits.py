@@ -73,6 +73,8 @@ class CommitLog:
             return
         end = HEADER_BYTES + self._count * CONTEXT_BYTES
         # What is there may have been written, or cut off, and never synced.
+        file.rewrite(0, HEADER_BYTES)
+        file.rewrite(HEADER_BYTES + marked * CONTEXT_BYTES, end)
         file.sync_all()
         if size > end:
             file.cut(end, self._end_llsn, NO_TIME)
@@ -164,9 +166,6 @@ class CommitLog:
             return
         self._shape = (self._firsts, keep - (len(self._firsts) - 1) * self._per_file)
         self.last = self.contexts[-1] if len(self.contexts) else None
-        # The failed sync may have taken back the header and the mark.
-        self._file.rewrite_header()
-        self._file.sync_all()
         self._file.cut(HEADER_BYTES + self._count * CONTEXT_BYTES, self._end_llsn, NO_TIME)
         self._durable_count, self.durable = self._count, self.last
 

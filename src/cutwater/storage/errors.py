@@ -8,7 +8,6 @@
      └─ NodeExists                   node_exists            the storage node has data, and --error-if-exists was said
     Refused
      ├─ NewerFormat                  newer_format           a file was written by a newer version of Cutwater
-     ├─ WrongIdentity                wrong_identity         the data belongs to another cluster, node or log stream
      ├─ VolumeConflict               volume_conflict        the data of one log stream lies under two volumes
      └─ VolumeLocked                 volume_locked          a running storage node uses the volume
     Damaged
@@ -55,10 +54,6 @@ class NewerFormat(Refused):
             "start the newer version of Cutwater that wrote it"
         )
         self.found, self.known = found, known
-
-
-class WrongIdentity(Refused):
-    code = "wrong_identity"
 
 
 class VolumeConflict(Refused):

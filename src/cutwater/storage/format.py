@@ -124,7 +124,8 @@ class Mark(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """What a replica's directory is, and which of its files count: those of this generation from this LLSN on."""
+    """What a replica's directory is, and which of its files count: those of this generation that hold this LLSN, with
+    which the entries begin, or a later one."""
 
     cluster: int
     node: int
@@ -304,7 +305,7 @@ def decode_hard_state(data: bytes, path: Path) -> HardState:
 
 
 _RememberedFields = tuple[int, int, BatchKind, int, int, int, int | None]
-_WindowFields = tuple[str, int, int, int, list[_RememberedFields]]
+_WindowFields = tuple[str, int, int, list[_RememberedFields]]
 _DedupFields = tuple[int, list[_WindowFields]]
 
 
@@ -315,7 +316,6 @@ def encode_dedup(checkpoint: DedupCheckpoint) -> bytes:
             window.producer,
             window.base_epoch,
             window.base_sequence,
-            window.base_fence,
             [(b.sequence, b.epoch, b.kind, b.first_llsn, b.count, b.checksum, b.glsn) for b in window.batches],
         )
         for window in checkpoint.producers
@@ -329,12 +329,11 @@ def decode_dedup(data: bytes, path: Path) -> DedupCheckpoint:
     return DedupCheckpoint(LLSN(upto), tuple(_window(*window) for window in producers))
 
 
-def _window(producer: str, epoch: int, sequence: int, fence: int, batches: list[_RememberedFields]) -> ProducerWindow:
+def _window(producer: str, epoch: int, sequence: int, batches: list[_RememberedFields]) -> ProducerWindow:
     return ProducerWindow(
         ProducerId(producer),
         ProducerEpoch(epoch),
         Sequence(sequence),
-        LLSN(fence),
         tuple(_remembered(*batch) for batch in batches),
     )
 

@@ -110,16 +110,16 @@ class ReplicaStorage(Protocol):
         before it."""
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
-        """Remove whole segments of committed entries below this GLSN and none above ``upto``; where the entries begin
-        now."""
+        """Remove committed entries below this GLSN and none above ``upto``; where the entries begin now."""
 
     def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
         """Open anew and remove whatever is not known to be durable; nothing, if that is not known. The only way on
         after ``StorageBroken``."""
 
     def repair(self, entry: Entry, running: Running | None = None) -> bool:
-        """Put an intact copy in the place of a damaged entry; False if it does not belong there. The copy's ``running``
-        is needed only if the entry before it is damaged too."""
+        """Put an intact copy in the place of a damaged entry; False if it does not belong there. Where several entries
+        in a row are damaged beyond recognition, the first one or the last one can be repaired, one after the other; the
+        last one needs the copy's ``running``."""
 
     def repair_context(self, context: CommitContext) -> bool: ...
 

@@ -26,6 +26,7 @@ from cutwater.storage.format import (
 from cutwater.types import LLSN
 
 MARKS = 2
+REWRITE_BYTES = 1 << 20
 COPIES = (0, 3)
 """The sectors of the header."""
 POINTS_MAX = 1 << 16
@@ -97,26 +98,25 @@ class MarkedFile:
         self.file.truncate(offset)
         self.sync_all()
 
-    def rewrite_header(self) -> None:
-        """Write what is known once more, after a failed sync that may have taken it back."""
-        mark = self.mark
-        self._write_headers()
-        self.set_mark(mark.offset, mark.llsn, mark.running)
-
-    def _write_headers(self) -> None:
-        for copy in COPIES:
-            self.file.pwritev([encode_header(self.magic, self.header)], copy * SECTOR_BYTES)
+    def rewrite(self, start: int, end: int) -> None:
+        """Write what is there once more, as it is; durable after a sync. A process may have died of a sync that failed:
+        then the system still shows what it could not write, and would not write it again by itself."""
+        while start < end:
+            data = self.file.pread(min(end - start, REWRITE_BYTES), start)
+            self.file.pwritev([data], start)
+            start += len(data)
 
     def heal(self) -> bool:
         """Write damaged copies of the header and damaged marks anew, durably; whether there were any."""
         if not self.header_problems():
             return False
-        self.rewrite_header()
-        # The mark is written in turn, so twice replaces both.
-        self.sync_data()
         mark = self.mark
-        self.set_mark(mark.offset, mark.llsn, mark.running)
-        self.sync_data()
+        for copy in COPIES:
+            self.file.pwritev([encode_header(self.magic, self.header)], copy * SECTOR_BYTES)
+        # The two are written in turn, and one of them is good until the other one is.
+        for _ in range(MARKS):
+            self.set_mark(mark.offset, mark.llsn, mark.running)
+            self.sync_data()
         return True
 
     def header_problems(self) -> list[str]:

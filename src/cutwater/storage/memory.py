@@ -153,7 +153,7 @@ class MemoryStorage:
 
     def truncate(self, end: LLSN) -> None:
         self._check()
-        assert end >= self.committed_end, (end, self.committed_end)
+        assert self.last_commit is None or end >= self.last_commit.last_llsn, (end, self.last_commit)
         del self.memory.frames[self._index(LLSN(end + 1)) :]
         self.memory.frames_synced = len(self.memory.frames)
 

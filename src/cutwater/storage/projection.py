@@ -7,6 +7,7 @@ decompressed, and no value is ever turned into a Python object.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -29,6 +30,15 @@ def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffe
         writer.write_batch(batch)
     stream, start = sink.getvalue(), batch.schema.serialize().size
     return stream.slice(start, stream.size - start - END_OF_STREAM_BYTES)
+
+
+@lru_cache(maxsize=64)
+def decode_schema(data: bytes) -> pa.Schema:
+    """A schema in its IPC form, as it travels."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise InvalidArgument(f"this is no Arrow schema in its IPC form: {error}") from error
 
 
 def projected_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:

@@ -2,7 +2,7 @@
 
 ::
 
-    manifest                  which replica this is, which generation of files counts and from which LLSN on
+    manifest                  which replica this is, which generation of files counts, where the entries begin
     state                     hard state
     dedup                     deduplication checkpoint
     <generation>-<llsn>.entries    segments of entries, by first LLSN
@@ -15,6 +15,7 @@ and what a crash leaves behind is known by its name and removed when the replica
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,7 +28,7 @@ from msgspec import Struct, structs
 from cutwater.core.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
-from cutwater.errors import Damaged, NotYetCommitted, Trimmed
+from cutwater.errors import Damaged, NotYetCommitted, Trimmed, WrongIdentity
 from cutwater.storage import commits, segment_log
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.commits import CommitLog, ContextView
@@ -37,7 +38,6 @@ from cutwater.storage.errors import (
     DiskFull,
     StorageBroken,
     TrimmedEntries,
-    WrongIdentity,
 )
 from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, replace
 from cutwater.storage.format import (
@@ -154,14 +154,14 @@ class SegmentStorage:
         self._commits.recover(self._firsts(names, commits.SUFFIX), manifest.first_llsn)
         self._log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
         firsts = self._firsts(names, segment_log.SUFFIX)
-        counted = [first for first in firsts if first >= manifest.first_llsn]
-        if not counted or counted[0] != manifest.first_llsn:
+        left_over = bisect_right(firsts, manifest.first_llsn) - 1
+        if left_over < 0:
             raise DamagedFile(
                 self._directory, f"the segment of LLSN {manifest.first_llsn} is missing, where the entries begin"
             )
         last = self._commits.last
-        self._log.recover(counted, last.last_llsn if last else LLSN(0))
-        for first in firsts[: -len(counted)]:
+        self._log.recover(firsts[left_over:], last.last_llsn if last else LLSN(0))
+        for first in firsts[:left_over]:
             name = segment_log.file_name(manifest.generation, first, segment_log.SUFFIX)
             self._files.unlink(self._directory / name)
 
@@ -181,7 +181,8 @@ class SegmentStorage:
 
     @property
     def first_llsn(self) -> LLSN:
-        return self._log.first_llsn
+        """What lies before it in the first segment is trimmed, and goes with the rest of that file."""
+        return self._manifest.first_llsn
 
     @property
     def end(self) -> LLSN:
@@ -225,13 +226,13 @@ class SegmentStorage:
         log = self._log
         tail: list[Entry] = []
         damaged = log.lost
-        for place in log.places(LLSN(max(self.committed_end + 1, log.first_llsn)), log.end_llsn):
+        for place in log.places(LLSN(max(self.committed_end + 1, self.first_llsn)), log.end_llsn):
             try:
                 tail.append(log.frame_of(place.first_llsn).entry)
             except Damaged:
                 damaged = place.first_llsn
                 break
-        return Found(self._hard_state, self._commits.last, log.first_llsn, log.end_llsn, tuple(tail), damaged)
+        return Found(self._hard_state, self._commits.last, self.first_llsn, log.end_llsn, tuple(tail), damaged)
 
     # Writing.
 
@@ -292,7 +293,8 @@ class SegmentStorage:
 
     def truncate(self, end: LLSN) -> None:
         with self._guard():
-            assert end >= self.committed_end, (end, self.committed_end)
+            last = self._commits.last
+            assert last is None or end >= last.last_llsn, (end, last)
             self._log.truncate(end)
 
     def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
@@ -309,28 +311,36 @@ class SegmentStorage:
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
         with self._guard():
             durable = self._commits.durable
-            if durable is None or upto < self._log.first_llsn:
-                return self._log.first_llsn
+            if durable is None or upto < self.first_llsn:
+                return self.first_llsn
             upto = min(upto, durable.last_llsn)
             llsn = first_llsn_at_or_after(self._commits.contexts, before)
             if llsn is None or llsn > upto:
                 llsn = LLSN(upto + 1)
+            if llsn <= self.first_llsn:
+                return self.first_llsn
             self._log.roll_if_all_below(llsn)
-            first = self._log.first_kept(llsn)
-            if first > self._log.first_llsn:
+            first = self._log.entry_start(llsn)
+            if first > self.first_llsn:
                 self._save_manifest(structs.replace(self._manifest, first_llsn=first))
                 self._log.forget_before(first)
                 self._commits.forget_before(first)
-            return self._log.first_llsn
+            return self.first_llsn
 
     def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
         self._broken = None
         with self._guard():
-            self._open()
+            try:
+                self._open()
+            except Damaged as error:
+                # What was opened before is closed, and nothing has taken its place.
+                self._broken = error.message
+                raise
             if end is None or committed_end is None:
                 return
             self._commits.cut_back(committed_end)
-            self._log.rewrite_headers()
+            # What failed may have been a new beginning, which then happened after all.
+            end = max(end, LLSN(self.first_llsn - 1))
             if self._log.end_llsn > end:
                 self._log.truncate(end)
 
@@ -369,8 +379,8 @@ class SegmentStorage:
         self._check()
         try:
             for _ in range(LOOKS_MAX):
-                if llsn is not None and llsn < self._log.first_llsn:
-                    raise TrimmedEntries(llsn, self._log.first_llsn, self._first_left())
+                if llsn is not None and llsn < self.first_llsn:
+                    raise TrimmedEntries(llsn, self.first_llsn, self._first_left())
                 with suppress(FileNotFoundError):
                     return what()
             return what()
@@ -427,7 +437,7 @@ class SegmentStorage:
         if glsn < trimmed_before:
             raise Trimmed(glsn, trimmed_before)
         llsn = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, glsn))
-        if llsn is not None and llsn < self._log.first_llsn:
+        if llsn is not None and llsn < self.first_llsn:
             raise Trimmed(glsn, self._read(self._first_left))
         return llsn
 
@@ -438,23 +448,15 @@ class SegmentStorage:
     def _first_left(self) -> GLSN:
         """The GLSN after the last record that is gone, or what was asked for if that is more."""
         hard_state = self._hard_state or HardState()
-        gone = glsn_of_llsn(self._commits.contexts, LLSN(self._log.first_llsn - 1))
+        gone = glsn_of_llsn(self._commits.contexts, LLSN(self.first_llsn - 1))
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
 
     def verify(self) -> list[Finding]:
         self._check()
         findings = verify(self._log, self._commits, self._whole_files())
         # What is trimmed may still lie in a segment with what is not, but nobody has a copy and nobody asks for it.
-        live = self._first_live()
-        return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= live]
-
-    def _first_live(self) -> LLSN:
-        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
-        try:
-            live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, trimmed_before))
-        except Damaged:
-            live = None
-        return live or self._log.first_llsn
+        first = self.first_llsn
+        return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= first]
 
     def _whole_files(self) -> list[Finding]:
         """Whether the small files can still be read."""

@@ -118,6 +118,7 @@ class Segment:
         segment._load_points(min(mark.offset, size))
         start = (mark.llsn, mark.offset, mark.running) if mark.offset <= size else segment._last_point()
         segment._scan(start, size)
+        segment._marked.rewrite(0, min(segment.data_start, size))
         floor = max(mark.llsn, committed_end)
         if segment.end_llsn < floor:
             segment.lost = LLSN(segment.end_llsn + 1)
@@ -151,6 +152,7 @@ class Segment:
         rest."""
         mark = self._marked.mark
         self._write_points(self._first_slot_at(mark.offset))
+        self._marked.rewrite(mark.offset, self.end_offset)
         self._marked.sync_all()
         if self.end_offset < size:
             self._marked.cut(self.end_offset, self.end_llsn, self.running)
@@ -266,14 +268,6 @@ class Segment:
         what = f"so nobody can tell how to go on after {end}"
         raise DamagedEntries(str(self.path), damaged.first_llsn, damaged.last_llsn, what)
 
-    def rewrite_headers(self) -> None:
-        """After a failed sync: what it may have taken back of the index and the header is written again."""
-        self._marked.rewrite_header()
-        slots = b"".join(encode_point(*point) for point in self._points)
-        self._slots_used = len(self._points)
-        self._file.pwritev([slots.ljust(self.data_start - HEADER_BYTES, b"\0")], HEADER_BYTES)
-        self._marked.sync_all()
-
     # Reading.
 
     def places(self, llsn: LLSN) -> Iterator[Place]:
@@ -367,7 +361,8 @@ class Segment:
         """Put an intact copy of an entry in its place, durably; False if it is not the entry that belongs there.
         ``running`` is event time before it, if the copy says so."""
         before: Running | None = self._marked.header.running
-        for place in self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn))):
+        places = self.places(LLSN(max(entry.first_llsn - 1, self.first_llsn)))
+        for place in places:
             if place.header is not None:
                 before = place.header.running
             if place.last_llsn >= entry.first_llsn:
@@ -375,15 +370,32 @@ class Segment:
             before = place.header.running.after(place.header) if place.header is not None else None
         else:
             return False
+        if place.first_llsn != entry.first_llsn:
+            return self._repair_last(entry, running, place, next(places, None))
         running = before or running
         if running is None:
             # The entry before this one is damaged too, and has to be repaired first.
             return False
         header, trailer = encode_frame(entry, running)
         size = len(header) + len(entry.batch.body) + len(trailer)
-        if place.first_llsn != entry.first_llsn or not _replaces(place, entry, header, size):
+        if not _replaces(place, entry, header, size):
             return False
-        self._file.pwritev([header, entry.batch.body, trailer], place.offset)
+        return self._put(place.offset, [header, entry.batch.body, trailer])
+
+    def _repair_last(self, entry: Entry, running: Running | None, place: Place, following: Place | None) -> bool:
+        """Put the last of several damaged entries in its place, which is known by where they end: the first ones may be
+        trimmed, and then nobody has a copy of them."""
+        if place.header is not None or entry.last_llsn != place.last_llsn or running is None:
+            return False
+        if following is not None and following.header is not None:
+            if following.header.running != running.after(entry.batch):
+                return False
+        header, trailer = encode_frame(entry, running)
+        offset = place.end - len(header) - len(entry.batch.body) - len(trailer)
+        return offset > place.offset and self._put(offset, [header, entry.batch.body, trailer])
+
+    def _put(self, offset: int, frame: Sequence[bytes]) -> bool:
+        self._file.pwritev(frame, offset)
         self._marked.sync_data()
         return True
 
@@ -413,7 +425,9 @@ def _replaces(place: Place, entry: Entry, header: bytes, size: int) -> bool:
     if place.trailer is not None:
         header_crc = int.from_bytes(header[-4:], "little")
         return size == place.end - place.offset and header_crc == place.trailer.header_crc
-    return entry.last_llsn <= place.last_llsn and size <= place.end - place.offset
+    if entry.last_llsn == place.last_llsn:
+        return size == place.end - place.offset
+    return entry.last_llsn < place.last_llsn and size < place.end - place.offset
 
 
 class _Reader:

@@ -14,6 +14,7 @@ from threading import Lock
 
 from msgspec import Struct
 
+from cutwater.errors import Damaged
 from cutwater.storage.files import Files
 from cutwater.storage.format import FileHeader, Running
 from cutwater.storage.frames import Frame, frame_bytes_of
@@ -164,21 +165,24 @@ class SegmentLog:
         if self._last.first_llsn <= self._last.end_llsn < llsn:
             self.roll()
 
-    def first_kept(self, llsn: LLSN) -> LLSN:
-        """Where the entries begin once all segments are gone that lie below this LLSN as a whole."""
-        return self._firsts[max(bisect_right(self._firsts, llsn) - 1, 0)]
+    def entry_start(self, llsn: LLSN) -> LLSN:
+        """Where the entry begins that holds this LLSN; where its segment does, if damage hides it."""
+        if llsn > self.end_llsn:
+            return llsn
+        try:
+            return self.segment_of(llsn).place_of(llsn).first_llsn
+        except (Damaged, FileNotFoundError):
+            return self._firsts[bisect_right(self._firsts, llsn) - 1]
 
     def forget_before(self, first_llsn: LLSN) -> None:
-        """Remove the files of the segments before this one. The manifest already says that they do not count."""
-        gone = [first for first in self._firsts if first < first_llsn]
-        self._firsts = self._firsts[len(gone) :]
+        """Remove the segments that lie before this LLSN as a whole. The manifest already says that they do not
+        count."""
+        keep = bisect_right(self._firsts, first_llsn) - 1
+        gone, self._firsts = self._firsts[:keep], self._firsts[keep:]
         for first in gone:
             with self._closed_lock:
                 self._closed.pop(first, None)
             self._files.unlink(self._path(first))
-
-    def rewrite_headers(self) -> None:
-        self._last.rewrite_headers()
 
     # Reading.
 

@@ -3,9 +3,11 @@
 ::
 
     <volume>/cid=<cid>/snid=<snid>/            the storage node's path on this volume
-        lock                                   held while the node runs
+        lock                                   held while the node runs, and says by which process
         node                                   keys of cluster and node, number of starts
         lsid=<lsid>/                           one replica
+        lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
+        lsid=<lsid>.damaged-<start>/           one that could not be opened and was replaced by a copy of a peer's
 
 A directory's name proves nothing, because directories are copied and mounted elsewhere. So the keys, random and made
 once, are stored with the data on every volume, and all volumes of a node must agree.
@@ -15,25 +17,29 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, structs
 
+from cutwater.errors import WrongIdentity
 from cutwater.storage.errors import (
     DamagedFile,
+    DiskFull,
     NodeExists,
     VolumeConflict,
     VolumeLocked,
     VolumeUnusable,
-    WrongIdentity,
 )
-from cutwater.storage.files import TEMPORARY, Files, Lock, OsFiles, replace
+from cutwater.storage.files import TEMPORARY, Files, Lock, OsFiles, is_full, replace
 from cutwater.storage.format import NODE, decode_whole, encode_whole
 from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
 
 NODE_FILE_BYTES_MAX = 64 * 1024
+PID_BYTES_MAX = 20
+NEW = ".new"
 
 
 class NodeIdentity(Struct, frozen=True):
@@ -76,7 +82,8 @@ class NodeVolumes:
             self._check_new()
         try:
             for volume in self.volumes:
-                self._lock(volume)
+                with self._at(volume):
+                    self._lock(volume)
             self.identity = self._agree(make_key)
             self.replicas = self._scan()
         except BaseException:
@@ -106,13 +113,21 @@ class NodeVolumes:
 
     def _check_writable(self, volume: Path) -> None:
         probe = volume / f".cutwater-{self._cluster}-{self._node}{TEMPORARY}"
-        try:
+        with self._at(volume):
             self._files.create(probe)
             self._files.unlink(probe)
+
+    @contextmanager
+    def _at(self, volume: Path, doing: str = "written") -> Iterator[None]:
+        """Errors of the file system become ours here."""
+        try:
+            yield
         except OSError as error:
+            if is_full(error):
+                raise DiskFull(f"volume {volume}: no room is left ({error.strerror}): make room there") from error
             raise VolumeUnusable(
-                f"volume {volume} cannot be written ({error.strerror}): give the user that runs the storage node the "
-                "right to write there, and mount it read-write"
+                f"volume {volume} cannot be {doing} ({error.strerror}): give the user that runs the storage node the "
+                "right to read and write there, and mount it read-write"
             ) from error
 
     def _path(self, volume: Path) -> Path:
@@ -132,9 +147,23 @@ class NodeVolumes:
         lock = self._files.lock(path / "lock")
         if lock is None:
             raise VolumeLocked(
-                f"{path} is in use by a running storage node: stop that one first, or choose another --id or volume"
+                f"{path} is in use by a running storage node{self._holder(path)}: stop that one first, or choose "
+                "another --id or volume"
             )
         self._locks.append(lock)
+        # Only for the message above, so it does not matter if it cannot be written.
+        with suppress(OSError):
+            file = self._files.open(path / "lock")
+            file.truncate(0)
+            file.pwritev([b"%d\n" % os.getpid()], 0)
+
+    def _holder(self, path: Path) -> str:
+        """Which process holds the lock, as far as it has said so."""
+        with suppress(OSError):
+            pid = self._files.open(path / "lock").pread(PID_BYTES_MAX, 0).strip()
+            if pid.isdigit():
+                return f" (pid {int(pid)})"
+        return ""
 
     def _agree(self, make_key: Callable[[], str]) -> NodeIdentity:
         """What all volumes say; one that is new to the node is told by the others."""
@@ -170,11 +199,13 @@ class NodeVolumes:
         path = self._path(volume) / "node"
         if not self._files.exists(path):
             return None
-        file = self._files.open(path)
-        if file.size() > NODE_FILE_BYTES_MAX:
+        with self._at(volume, "read"):
+            file = self._files.open(path)
+            data = file.pread(NODE_FILE_BYTES_MAX + 1, 0)
+        if len(data) > NODE_FILE_BYTES_MAX:
             raise DamagedFile(path, f"{file.size()} bytes cannot be", "restore it from another volume of the node")
         try:
-            identity = msgspec.msgpack.decode(decode_whole(file.pread(file.size(), 0), NODE, path), type=NodeIdentity)
+            identity = msgspec.msgpack.decode(decode_whole(data, NODE, path), type=NodeIdentity)
         except msgspec.MsgspecError as error:
             raise DamagedFile(path, str(error), "restore it from another volume of the node") from error
         if (identity.cluster, identity.node) != (self._cluster, self._node):
@@ -185,14 +216,17 @@ class NodeVolumes:
         return identity
 
     def _save(self, volume: Path, identity: NodeIdentity) -> None:
-        replace(self._files, self._path(volume) / "node", encode_whole(NODE, msgspec.msgpack.encode(identity)))
+        with self._at(volume):
+            replace(self._files, self._path(volume) / "node", encode_whole(NODE, msgspec.msgpack.encode(identity)))
 
     def _scan(self) -> dict[LogStreamId, Path]:
         """Every replica on these volumes."""
         found: dict[LogStreamId, Path] = {}
         for volume in self.volumes:
             path = self._path(volume)
-            for stream in _streams(self._files.names(path)):
+            with self._at(volume, "read"):
+                names = self._files.names(path)
+            for stream in _streams(names):
                 if stream in found:
                     raise VolumeConflict(
                         f"log stream {stream} lies under two volumes, {found[stream]} and {path / f'lsid={stream}'}: "
@@ -203,13 +237,16 @@ class NodeVolumes:
 
     # Running.
 
-    def adopt_cluster_key(self, cluster_key: str) -> None:
-        """The cluster says who it is: remember it the first time, and go nowhere else later."""
+    def check_cluster_key(self, cluster_key: str) -> None:
         if self.identity.cluster_key not in (None, cluster_key):
             raise WrongIdentity(
                 f"storage node {self._node} holds data of another cluster that also has the id {self._cluster}: check "
                 "--metadata, or start with other volumes"
             )
+
+    def adopt_cluster_key(self, cluster_key: str) -> None:
+        """The cluster says who it is: remember it the first time, and go nowhere else later."""
+        self.check_cluster_key(cluster_key)
         if self.identity.cluster_key is None:
             self._save_all(structs.replace(self.identity, cluster_key=cluster_key))
 
@@ -224,7 +261,7 @@ class NodeVolumes:
         self.identity = identity
 
     def place(self, stream: LogStreamId, volume: Path | None = None) -> Path:
-        """Where a replica is, or is to be created: on the given volume, or on the one with the fewest replicas."""
+        """Where a replica is, or shall be: on the given volume, or on the one with the fewest replicas."""
         if volume is not None and volume not in self.volumes:
             known = ", ".join(map(str, self.volumes))
             raise VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
@@ -239,8 +276,32 @@ class NodeVolumes:
         chosen = volume or min(
             self.volumes, key=lambda v: sum(1 for p in self.replicas.values() if p.parent == self._path(v))
         )
-        self.replicas[stream] = self._path(chosen) / f"lsid={stream}"
-        return self.replicas[stream]
+        return self._path(chosen) / f"lsid={stream}"
+
+    @contextmanager
+    def creating(self, stream: LogStreamId, volume: Path | None = None) -> Iterator[Path]:
+        """Where to make a new replica. It gets its own name at the end, so under that name it is always complete, and
+        an empty directory is never taken for one that was just created."""
+        path = self.place(stream, volume)
+        if stream in self.replicas:
+            raise VolumeConflict(f"log stream {stream} already lies at {path}, so it cannot be created")
+        making = path.with_name(path.name + NEW)
+        yield making
+        with self._at(path.parent):
+            self._files.rename(making, path)
+            self._files.sync_dir(path.parent)
+        self.replicas[stream] = path
+
+    def set_aside(self, stream: LogStreamId) -> Path:
+        """Take a replica that cannot be opened out of the way, so that a copy of a peer's can be made. It is kept: what
+        is left of it may be all that there is. Where it is now."""
+        path = self.replicas[stream]
+        aside = path.with_name(f"{path.name}.damaged-{self.identity.incarnation}")
+        with self._at(path.parent):
+            self._files.rename(path, aside)
+            self._files.sync_dir(path.parent)
+        del self.replicas[stream]
+        return aside
 
 
 def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdentity:

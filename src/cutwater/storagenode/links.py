@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
 
-from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.errors import CutwaterError, Unavailable
+from cutwater.types import StorageNodeId
+from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
+
+_log = logging.getLogger(__name__)
 
 CONNECT_MS_MAX = 2_000
 RECONNECT_SECONDS_MIN = 0.02
 RECONNECT_SECONDS_MAX = 1.0
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """``HOST:PORT``, with brackets around a host that contains colons."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65_536:
-        raise InvalidArgument(f"{address!r} is not an address: write HOST:PORT, for example 127.0.0.1:7001")
-    return host.strip("[]"), int(port)
-
-
 class Link:
     """A connection to one address that is kept up as long as it is not closed.
 
-    ``connection`` is None while there is none. ``on_up`` and ``on_down`` are told when that changes.
+    ``connection`` is None while there is none. ``on_up`` and ``on_down`` are told when that changes, and ``on_trouble``
+    of every attempt that failed.
     """
 
     def __init__(
-        self, endpoint: Endpoint, address: str, on_up: Callable[[Connection], None], on_down: Callable[[], None]
+        self,
+        endpoint: Endpoint,
+        address: str,
+        tls: ssl.SSLContext | None,
+        *,
+        on_up: Callable[[Connection], None],
+        on_down: Callable[[], None],
+        on_trouble: Callable[[CutwaterError], None],
     ) -> None:
         self.address = address
         self.connection: Connection | None = None
-        self._endpoint = endpoint
+        self._endpoint, self._tls = endpoint, tls
         self._host, self._port = parse_address(address)
-        self._on_up, self._on_down = on_up, on_down
+        self._on_up, self._on_down, self._on_trouble = on_up, on_down, on_trouble
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def require(self) -> Connection:
@@ -54,8 +60,11 @@ class Link:
         wait = RECONNECT_SECONDS_MIN
         while True:
             try:
-                connection = await connect(self._endpoint, self._host, self._port, timeout_ms=CONNECT_MS_MAX)
-            except CutwaterError:
+                connection = await connect(
+                    self._endpoint, self._host, self._port, timeout_ms=CONNECT_MS_MAX, tls=self._tls
+                )
+            except CutwaterError as error:
+                self._on_trouble(error)
                 await asyncio.sleep(wait)
                 wait = min(wait * 2, RECONNECT_SECONDS_MAX)
                 continue
@@ -67,3 +76,58 @@ class Link:
             finally:
                 self.connection = None
             self._on_down()
+
+
+class Peers:
+    """Links to the other storage nodes, whose addresses the metadata repository tells."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        tls: ssl.SSLContext | None,
+        on_lost: Callable[[StorageNodeId, str], None],
+        spawn: Callable[[Awaitable[None]], None],
+    ) -> None:
+        self._endpoint, self._tls = endpoint, tls
+        self._on_lost, self._spawn = on_lost, spawn
+        self._addresses: dict[StorageNodeId, str] = {}
+        self._links: dict[StorageNodeId, Link] = {}
+
+    def learn(self, addresses: dict[StorageNodeId, str]) -> None:
+        """Connections are made before anyone needs them."""
+        for peer, address in addresses.items():
+            self._addresses[peer] = address
+            link = self._links.get(peer)
+            if link is not None and link.address == address:
+                continue
+            if link is not None:
+                self._spawn(link.close())
+            self._links[peer] = self._link(peer, address)
+
+    def _link(self, peer: StorageNodeId, address: str) -> Link:
+        def lost() -> None:
+            self._on_lost(peer, f"the connection to storage node {peer} broke")
+
+        def up(connection: Connection) -> None:
+            _log.info("connected to storage node %s at %s", peer, address)
+
+        def trouble(error: CutwaterError) -> None:
+            _log.debug("storage node %s cannot be reached: %s", peer, error.message)
+
+        return Link(self._endpoint, address, self._tls, on_up=up, on_down=lost, on_trouble=trouble)
+
+    def require(self, peer: StorageNodeId) -> Connection:
+        link = self._links.get(peer)
+        if link is None:
+            raise Unavailable(f"the address of storage node {peer} is not known yet")
+        return link.require()
+
+    def connected(self, first: tuple[StorageNodeId, ...]) -> Iterator[tuple[StorageNodeId, Connection]]:
+        """All peers that can be asked now, these ones first."""
+        for peer in dict.fromkeys((*first, *self._links)):
+            link = self._links.get(peer)
+            if link is not None and link.connection is not None:
+                yield peer, link.connection
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links.values()))

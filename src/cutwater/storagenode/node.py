@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 from msgspec import structs
 
@@ -24,8 +26,17 @@ from cutwater.core.messages import (
     UnsealReplica,
 )
 from cutwater.core.replica_events import Acked, Append, Commit, ReplicateFailed, Waiter
-from cutwater.errors import CutwaterError, NotFound
+from cutwater.errors import (
+    CutwaterError,
+    Damaged,
+    NotFound,
+    ReadOnly,
+    ResourceExhausted,
+    Unavailable,
+)
+from cutwater.storage.errors import DiskFull
 from cutwater.storage.interface import ReplicaStorage
+from cutwater.storagenode.counters import Counters
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.writer import Job
 from cutwater.types import (
@@ -46,90 +57,188 @@ _log = logging.getLogger(__name__)
 
 REPORT_EVERY_SECONDS = 0.1
 """A report leaves at once when something changed, and this often when nothing did."""
+REPORT_AGAIN_SECONDS = 0.001
+"""A report that has to wait for a barrier is tried again so soon."""
+APPEND_BYTES_MAX = 64 * 1024 * 1024
+"""Appends that wait for their commit, of all log streams together; beyond that, clients are told to wait. So neither
+queues to disks nor those to the next node of a chain grow without bound."""
+REPLICATE_BYTES_MAX = 256 * 1024 * 1024
+"""Entries of other heads that may wait for the disk of one replica."""
 
 Outcome = Callable[[AppendAnswer | CutwaterError], None]
 
 
-class Outside:
-    """What a node needs of the world; the server fills it in."""
+class Outside(Protocol):
+    """What a node needs of the world."""
 
-    def send_report(self, report: Report) -> None:
-        raise NotImplementedError
+    def send_report(self, report: Report) -> None: ...
 
-    def send_complaint(self, complaint: Complaint) -> None:
-        raise NotImplementedError
+    def send_complaint(self, complaint: Complaint) -> None: ...
 
     def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
         """Raises if the peer cannot be reached."""
-        raise NotImplementedError
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
-        raise NotImplementedError
+        """Raises if the source cannot be reached."""
+
+    def mend(self, stream: LogStreamId, error: Damaged) -> None:
+        """Get an intact copy of what cannot be read."""
+
+    def take_room(self, size: int) -> None:
+        """So much is about to be written, unless the node turns read-only by this."""
+
+    def disk_is_full(self) -> None: ...
+
+
+class Stores(Protocol):
+    """The files of a node's replicas."""
+
+    def streams(self) -> list[LogStreamId]:
+        """Those that are there."""
+
+    def open(self, stream: LogStreamId) -> ReplicaStorage: ...
+
+    def create(self, stream: LogStreamId, base_glsn: GLSN) -> ReplicaStorage:
+        """A new replica, of which nothing is there if this fails or the process dies in it."""
+
+    def set_aside(self, stream: LogStreamId) -> str:
+        """Keep files that cannot be opened elsewhere, and say where."""
 
 
 class StorageNode:
-    """Runs on one event loop. ``open_storage`` opens, or creates, the files of a log stream."""
+    """Runs on one event loop."""
 
-    def __init__(
-        self,
-        node: StorageNodeId,
-        incarnation: Incarnation,
-        outside: Outside,
-        open_storage: Callable[[LogStreamId], ReplicaStorage],
-    ) -> None:
+    def __init__(self, node: StorageNodeId, incarnation: Incarnation, outside: Outside, stores: Stores) -> None:
         self.node, self.incarnation = node, incarnation
         self.replicas: dict[LogStreamId, ReplicaDriver] = {}
+        self.unreadable: dict[LogStreamId, str] = {}
+        """Log streams whose files cannot be opened, and why. They are reported, and replaced once a peer can be learned
+        from; until then nothing is done to them."""
+        self.state = NodeState.READY
         self.leader_epoch = LeaderEpoch(0)
+        self.counters = Counters()
         self._outside = outside
-        self._open_storage = open_storage
+        self._stores = stores
         self._loop = asyncio.get_running_loop()
-        self._waiters: dict[Waiter, Outcome] = {}
+        self._waiters: dict[Waiter, tuple[Outcome, int]] = {}
+        self._waiting_bytes = 0
         self._next_waiter = 0
         self._sequence = 0
         self._report_is_due = False
-        self._refused: list[str] = []
         self._ticking: asyncio.TimerHandle | None = None
 
-    def start(self, streams: list[LogStreamId]) -> None:
-        """Open the replicas that this node has; all of them begin in SEALING."""
-        for stream in streams:
-            self.replicas[stream] = ReplicaDriver(self.node, stream, self._open_storage(stream), self)
+    def start(self) -> None:
+        """Open the replicas that this node has; all of them begin in SEALING. What belongs elsewhere, or was written by
+        a newer version, ends the start; a replica that is merely damaged does not keep the others from serving."""
+        for stream in self._stores.streams():
+            try:
+                self._open(stream, self._stores.open(stream))
+            except (Damaged, Unavailable) as error:
+                self._note_unreadable(stream, error)
         epochs = [driver.replica.hard_state.leader_epoch for driver in self.replicas.values()]
         self.leader_epoch = max(epochs, default=LeaderEpoch(0))
         self._tick()
 
     def stop(self, timeout: float) -> bool:
         """Make durable what was given; whether all replicas could be closed in time."""
+        deadline = time.monotonic() + timeout
+        drivers = list(self.replicas.values())
+        for driver in drivers:
+            driver.end()
+        closed = [driver.close(max(0.0, deadline - time.monotonic())) for driver in drivers]
+        return all(closed)
+
+    def stop_reporting(self) -> None:
         if self._ticking is not None:
             self._ticking.cancel()
-        closed = [driver.close(timeout) for driver in self.replicas.values()]
-        return all(closed)
+            self._ticking = None
 
     def driver(self, stream: LogStreamId) -> ReplicaDriver:
         driver = self.replicas.get(stream)
         if driver is None:
+            if stream in self.unreadable:
+                raise Unavailable(f"{self._name(stream)} cannot be opened ({self.unreadable[stream]}): ask another one")
             raise NotFound(f"storage node {self.node} has no replica of log stream {stream}: fetch the catalog again")
         return driver
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Entries that were taken and are not on disk yet."""
+        return sum(driver.writer.backlog_bytes for driver in self.replicas.values())
+
+    @property
+    def appends_waiting(self) -> tuple[int, int]:
+        """How many appends wait for their commit, and their bytes."""
+        return len(self._waiters), self._waiting_bytes
+
+    def set_state(self, state: NodeState, why: str) -> None:
+        if state is not self.state:
+            self.state = state
+            _log.warning("storage node %s is %s now: %s", self.node, state.name, why, extra={"state": state.name})
+            self.report_soon()
+
+    def _open(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
+        driver = self.replicas[stream] = ReplicaDriver(self.node, stream, storage, self)
+        if driver.problem:
+            self._say(logging.WARNING, stream, f"has to be learned from a peer: {driver.problem}")
+
+    def _note_unreadable(self, stream: LogStreamId, error: CutwaterError) -> None:
+        self.unreadable[stream] = error.message
+        self._say(logging.ERROR, stream, f"cannot be opened and waits to be learned from a peer: {error.message}")
+
+    def _name(self, stream: LogStreamId) -> str:
+        return f"log stream {stream} on storage node {self.node}"
+
+    def _say(self, level: int, stream: LogStreamId, what: str) -> None:
+        _log.log(level, "log stream %s %s", stream, what, extra={"stream": stream})
 
     # Appends and the chain.
 
     def append(self, arguments: AppendArguments, body: bytes, outcome: Outcome) -> None:
         driver = self.driver(arguments.stream)
+        self._outside.take_room(len(body))
+        if self.state is NodeState.READ_ONLY:
+            self.counters.outcomes[ReadOnly.code] += 1
+            raise ReadOnly(
+                f"storage node {self.node} has no room left and takes no appends now: append to another log stream, "
+                "make room on its volumes, or trim"
+            )
+        if self._waiters and self._waiting_bytes + len(body) > APPEND_BYTES_MAX:
+            self.counters.outcomes[ResourceExhausted.code] += 1
+            raise ResourceExhausted(f"{self._waiting_bytes} bytes wait on storage node {self.node}", retry_ms=20)
         self._next_waiter += 1
         waiter = self._next_waiter
-        self._waiters[waiter] = outcome
+        self._waiters[waiter] = outcome, len(body)
+        self._waiting_bytes += len(body)
+        self.counters.appends += 1
+        self.counters.append_bytes += len(body)
         batch: Batch = structs.replace(arguments.batch, body=body)
         event = Append(waiter, arguments.epoch, batch, arguments.if_llsn)
         driver.feed(event, lambda error: self._settle(waiter, error))
 
-    def replicate(self, message: Replicate) -> str | None:
-        """Take an entry from the replica before this one; the reason if that is not possible."""
+    def replicate(self, message: Replicate, refuse: Callable[[str], None]) -> None:
+        """Take an entry from the replica before this one; ``refuse`` hears the reason, if it is not taken."""
+
+        def refused(error: CutwaterError) -> None:
+            self.counters.entries_refused += 1
+            refuse(error.message)
+
+        self._outside.take_room(len(message.entry.batch.body))
         driver = self.replicas.get(message.stream)
         if driver is None:
-            return f"storage node {self.node} has no replica of log stream {message.stream}"
-        self._refused.clear()
-        driver.feed(message, lambda error: self._refused.append(error.message))
-        return self._refused[0] if self._refused else None
+            refused(NotFound(f"storage node {self.node} has no replica of log stream {message.stream}"))
+        elif self.state is NodeState.READ_ONLY:
+            refused(ReadOnly(f"storage node {self.node} has no room left"))
+        elif driver.writer.backlog_bytes > REPLICATE_BYTES_MAX:
+            refused(Unavailable(f"too much waits for the disk of {self._name(message.stream)}"))
+        else:
+            driver.feed(message, refused)
+
+    def require_room(self, size: int) -> None:
+        """Raise if nothing more should be written here."""
+        self._outside.take_room(size)
+        if self.state is NodeState.READ_ONLY:
+            raise ReadOnly(f"storage node {self.node} has no room left")
 
     def replicate_failed(self, stream: LogStreamId, peer: StorageNodeId, epoch: Epoch, reason: str) -> None:
         driver = self.replicas.get(stream)
@@ -148,32 +257,59 @@ class StorageNode:
     def leader_says(self, message: LeaderMessage) -> None:
         match message:
             case CommitMessage():
-                contexts = {commit.stream: commit.context for commit in message.commits}
-                for stream in (*contexts, *message.quiet):
-                    if stream in self.replicas:
-                        event = Commit(
-                            message.prev_high_watermark, message.high_watermark, message.revision, contexts.get(stream)
-                        )
-                        self.replicas[stream].feed(event)
+                self._commit(message)
             case LeaderHello():
                 self._hear_leader(message.leader_epoch)
             case CreateReplica():
-                if message.stream not in self.replicas:
-                    self._create(message)
+                if message.stream not in self.replicas and message.stream not in self.unreadable:
+                    self._create(message.stream, message.high_watermark)
+            case LearnFrom() if message.stream in self.unreadable:
+                self._hear_leader(message.leader_epoch)
+                self._renew(message.stream)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
-                if message.stream in self.replicas:
-                    self.replicas[message.stream].feed(message)
+                self._pass_on(message.stream, message)
             case CatchUp() | TrimReplica():
-                if message.stream in self.replicas:
-                    self.replicas[message.stream].feed(message)
+                self._pass_on(message.stream, message)
 
-    def _create(self, message: CreateReplica) -> None:
-        storage = self._open_storage(message.stream)
-        self.replicas[message.stream] = ReplicaDriver(
-            self.node, message.stream, storage, self, created_at=message.high_watermark
-        )
+    def _commit(self, message: CommitMessage) -> None:
+        contexts = {commit.stream: commit.context for commit in message.commits}
+        self.counters.commits += len(contexts)
+        for stream in (*contexts, *message.quiet):
+            if stream in self.replicas:
+                context = contexts.get(stream)
+                event = Commit(message.prev_high_watermark, message.high_watermark, message.revision, context)
+                self.replicas[stream].feed(event)
+
+    def _pass_on(
+        self,
+        stream: LogStreamId,
+        message: SealReplica | UnsealReplica | ExcludeReplica | LearnFrom | CatchUp | TrimReplica,
+    ) -> None:
+        if stream in self.replicas:
+            self.replicas[stream].feed(message)
+
+    def _create(self, stream: LogStreamId, high_watermark: GLSN) -> None:
+        try:
+            self._open(stream, self._stores.create(stream, high_watermark))
+        except CutwaterError as error:
+            # The leader asks again after each report.
+            self._say(logging.ERROR, stream, f"cannot be created: {error.message}")
+            if isinstance(error, DiskFull):
+                self._outside.disk_is_full()
+            return
         self.report_soon()
+
+    def _renew(self, stream: LogStreamId) -> None:
+        """A peer can be learned from, so begin anew, as a replica that has nothing."""
+        try:
+            aside = self._stores.set_aside(stream)
+        except CutwaterError as error:
+            self._say(logging.ERROR, stream, f"cannot be set aside: {error.message}")
+            return
+        self._say(logging.WARNING, stream, f"is learned anew; what could not be opened is kept in {aside}")
+        del self.unreadable[stream]
+        self._create(stream, GLSN(0))
 
     def _hear_leader(self, leader_epoch: LeaderEpoch) -> None:
         if leader_epoch > self.leader_epoch:
@@ -186,27 +322,24 @@ class StorageNode:
 
     def _report(self) -> None:
         self._report_is_due = False
-        self._sequence += 1
-        reports = [driver.report() for driver in self.replicas.values()]
-        if any(
-            driver.replica.trusted and report is None
-            for driver, report in zip(self.replicas.values(), reports, strict=True)
-        ):
+        drivers = self.replicas.values()
+        reports = [driver.report() for driver in drivers]
+        if any(driver.replica.trusted and ur is None for driver, ur in zip(drivers, reports, strict=True)):
             # A barrier is pending somewhere: a report without that replica would mean that it is gone.
-            self._loop.call_later(0.001, self.report_soon)
+            self._loop.call_later(REPORT_AGAIN_SECONDS, self.report_soon)
             return
-        running = [
-            d.replica.complete_through for d in self.replicas.values() if d.replica.state is ReplicaState.RUNNING
-        ]
+        self._sequence += 1
+        running = [d.replica.complete_through for d in drivers if d.replica.state is ReplicaState.RUNNING]
+        invalid = [stream for stream, driver in self.replicas.items() if not driver.replica.trusted]
         report = Report(
             self.node,
             self.incarnation,
             self._sequence,
             self.leader_epoch,
-            NodeState.READY,
-            tuple(report for report in reports if report is not None),
+            self.state,
+            tuple(ur for ur in reports if ur is not None),
             min(running, default=GLSN(0)),
-            tuple(stream for stream, driver in self.replicas.items() if not driver.replica.trusted),
+            (*invalid, *self.unreadable),
         )
         self._outside.send_report(report)
 
@@ -219,8 +352,7 @@ class StorageNode:
         try:
             self._outside.replicate(peer, message)
         except CutwaterError as error:
-            failed = ReplicateFailed(peer, message.entry.epoch, error.message)
-            self._loop.call_soon(self.replicas[message.stream].feed, failed)
+            self._loop.call_soon(self.replicate_failed, message.stream, peer, message.entry.epoch, error.message)
 
     def answer(self, waiter: Waiter, outcome: Acked | CutwaterError) -> None:
         if isinstance(outcome, Acked):
@@ -229,8 +361,11 @@ class StorageNode:
             self._settle(waiter, outcome)
 
     def _settle(self, waiter: Waiter, outcome: AppendAnswer | CutwaterError) -> None:
-        tell = self._waiters.pop(waiter, None)
-        if tell is not None:
+        known = self._waiters.pop(waiter, None)
+        if known is not None:
+            tell, size = known
+            self._waiting_bytes -= size
+            self.counters.outcomes[outcome.code if isinstance(outcome, CutwaterError) else "acknowledged"] += 1
             tell(outcome)
 
     def report_soon(self) -> None:
@@ -248,8 +383,21 @@ class StorageNode:
             failed = SyncFailed(request.stream, request.attempt, error.message)
             self._loop.call_soon(self.replicas[request.stream].feed, failed)
 
-    def refuse_entry(self, stream: LogStreamId, reason: str) -> None:
-        self._refused.append(reason)
+    def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
+        self.counters.damage_met += 1
+        self._outside.mend(stream, error)
+
+    def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
+        driver = self.replicas.pop(stream, None)
+        if driver is not None:
+            driver.end()
+            self._note_unreadable(stream, error)
+            self.report_soon()
+
+    def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
+        self._say(logging.ERROR, stream, f"is opened anew, because a write failed: {error.message}")
+        if isinstance(error, DiskFull):
+            self._outside.disk_is_full()
 
     def alarm(self, error: CutwaterError) -> None:
-        _log.error("storage node %s: %s", self.node, error)
+        _log.error("alarm: %s", error, extra={"code": error.code})

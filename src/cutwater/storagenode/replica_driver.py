@@ -6,13 +6,14 @@ barrier is being made durable, and while the files are being opened anew, events
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cutwater.core.commit_index import context_of_llsn
 from cutwater.core.dedup import Deduplicator
-from cutwater.core.messages import Replicate, SyncRequest
+from cutwater.core.messages import Replicate, SyncBegin, SyncRequest
 from cutwater.core.recovery import Fresh, HardState, Invalid, Valid, judge
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
@@ -35,22 +36,39 @@ from cutwater.core.replica_events import (
     SaveDedup,
     SaveHardState,
     StorageFailed,
+    Tidy,
     Truncate,
     Unsettled,
     Waiter,
     WriteCommit,
     WriteEntry,
 )
-from cutwater.errors import AppendUnknown, CutwaterError, ProtocolViolation, ResourceExhausted
+from cutwater.errors import (
+    AppendUnknown,
+    CutwaterError,
+    Damaged,
+    ProtocolViolation,
+    Refused,
+    ResourceExhausted,
+    Unavailable,
+)
+from cutwater.storage.errors import StorageBroken
+from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
-from cutwater.types import GLSN, LLSN, Entry, LogStreamId, StorageNodeId, UncommitReport
+from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
 EVENTS_WAITING_MAX = 8_192
+REOPEN_AGAIN_SECONDS = 1.0
+TIDY_AFTER_SECONDS = 2.0
 CHECKPOINT_EVERY_RECORDS = 1_000_000
 """How many records may be committed before deduplication is checkpointed, so that opening replays no more than that."""
 
+_OF_THE_DISK = (EntriesDurable, CommitDurable, StorageFailed, Dropped)
+"""Events that nobody would repeat. There are never many of them at a time: the disk is busy with what is waited for."""
+
 Refusal = Callable[[CutwaterError], None]
+T = TypeVar("T")
 
 
 class Host(Protocol):
@@ -69,31 +87,37 @@ class Host(Protocol):
 
     def ask_sync(self, source: StorageNodeId, request: SyncRequest) -> None: ...
 
-    def refuse_entry(self, stream: LogStreamId, reason: str) -> None: ...
+    def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
+        """Something that is committed cannot be read: an intact copy is wanted."""
+
+    def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
+        """The files cannot be opened any more, and trying again will not help."""
+
+    def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
+        """A write failed. The replica is being opened anew."""
 
     def alarm(self, error: CutwaterError) -> None: ...
 
 
 class ReplicaDriver:
-    """One replica with its storage. ``created_at``: the replica is being created, and its stream begins there."""
+    """One replica with its storage."""
 
-    def __init__(
-        self,
-        node: StorageNodeId,
-        stream: LogStreamId,
-        storage: ReplicaStorage,
-        host: Host,
-        *,
-        created_at: GLSN | None = None,
-    ) -> None:
+    def __init__(self, node: StorageNodeId, stream: LogStreamId, storage: ReplicaStorage, host: Host) -> None:
         self.node, self.stream, self.storage = node, stream, storage
+        self.problem = ""
+        """Why the replica's data cannot be trusted, as long as it cannot."""
+        self.watchers: set[Callable[[], None]] = set()
+        """Called when more can be read than before, or when it is known that there is no more up to some position."""
         self._host = host
         self._is_waiting = False
         """A barrier is on its way to the disk."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
         self._checkpointed = LLSN(0)
-        self.replica = self._recover(created_at)
-        self._writer = Writer(storage, host.tell, self._durable, self._failed, f"writer of log stream {stream}")
+        self._sync_running = NO_TIME
+        self.replica = self._recover()
+        self.writer = Writer(storage, host.tell, self._durable, self._failed, f"writer of log stream {stream}")
+        self.writer.on_readable = self._tell_watchers
+        self._tidy_later()
 
     def report(self) -> UncommitReport | None:
         """What the replica may report; nothing while a barrier is pending, because it is not yet as it says it is."""
@@ -101,41 +125,105 @@ class ReplicaDriver:
 
     def feed(self, event: ReplicaEvent, on_refusal: Refusal | None = None) -> None:
         """Let the replica handle an event, now or as soon as it can; ``on_refusal`` hears if it will not."""
-        if not self._is_waiting and not self._events:
+        if not self.is_busy:
             self._handle(event, on_refusal)
-        elif len(self._events) < EVENTS_WAITING_MAX:
+        elif len(self._events) < EVENTS_WAITING_MAX or isinstance(event, _OF_THE_DISK):
             self._events.append((event, on_refusal))
         elif on_refusal is not None:
             on_refusal(ResourceExhausted(f"log stream {self.stream} is busy with its disk", retry_ms=50))
 
+    def begin_sync(self, begin: SyncBegin, running: Running) -> None:
+        """The source has a plan. ``running`` is event time before the first entry that it will send."""
+        self._sync_running = running
+        self.feed(begin)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether events have to wait."""
+        return self._is_waiting or bool(self._events)
+
+    @property
+    def events_waiting(self) -> int:
+        return len(self._events)
+
+    def require_readable(self) -> None:
+        """Raise if nothing may be read from this replica now."""
+        who = f"log stream {self.stream} on storage node {self.node}"
+        if self.replica.state is ReplicaState.LEARNING:
+            raise Unavailable(f"{who} is still being learned: ask another replica")
+        if not self.replica.trusted:
+            raise Unavailable(f"{who} cannot be trusted ({self.problem}): ask another replica")
+
+    def in_writer(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Do something with the files while nothing else is written to them."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        result: list[T | CutwaterError] = []
+
+        def careful() -> None:
+            try:
+                result.append(job())
+            except CutwaterError as error:
+                # It is for whoever asked to deal with; for the writer it is no failure.
+                result.append(error)
+
+        def done(error: CutwaterError | None) -> None:
+            outcome = error or result[0]
+            if isinstance(outcome, StorageBroken):
+                self._failed(outcome)
+            if future.done():
+                return
+            if isinstance(outcome, CutwaterError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.writer.submit(careful, done)
+        return future
+
+    def reopen(self) -> None:
+        """Open the files anew: what kept the replica from being trusted may have been repaired."""
+        if not self.is_busy and not self.replica.trusted and self.replica.learner is None:
+            self._reopen(Reopen(None, None, "repaired"))
+
+    def end(self) -> None:
+        """Make durable what was given and take nothing more; ``close`` waits for it."""
+        self.writer.end()
+
     def close(self, timeout: float) -> bool:
-        """Make durable what was given and stop; whether that was possible in time."""
-        ended = self._writer.stop(timeout)
-        if ended:
+        """Whether everything could be made durable and closed in time."""
+        if not self.writer.join(timeout):
+            return False
+        try:
             self.storage.close()
-        return ended
+        except CutwaterError as error:
+            self._host.alarm(error)
+            return False
+        return True
 
     # Opening.
 
-    def _recover(self, created_at: GLSN | None) -> Replica:
+    def _recover(self) -> Replica:
         storage = self.storage
         found = storage.find()
-        verdict = judge(found, creating=created_at is not None)
-        hard_state = found.hard_state or HardState()
-        if isinstance(verdict, Fresh):
-            assert created_at is not None
-            hard_state = HardState(base_glsn=created_at)
-            storage.save_hard_state(hard_state)
-            verdict = Valid(LLSN(0), created_at, LLSN(0))
+        verdict = judge(found, creating=False)
+        assert not isinstance(verdict, Fresh)
         dedup = Deduplicator(storage.dedup)
         kept = verdict.kept if isinstance(verdict, Invalid) else verdict
-        if kept is not None:
-            self._replay(dedup, kept.committed_end)
         tail: list[Entry] = []
-        if isinstance(verdict, Valid):
-            tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
-            if found.entries_end > verdict.keep_end:
-                storage.truncate(verdict.keep_end)
+        try:
+            if kept is not None:
+                self._replay(dedup, kept.committed_end)
+            if isinstance(verdict, Valid):
+                tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
+                if found.entries_end > verdict.keep_end:
+                    storage.truncate(verdict.keep_end)
+        except Damaged as error:
+            # Wait for a copy of what cannot be read, or for a sync, whichever comes first.
+            damage = error
+            verdict = Invalid(error.message, kept)
+            self._host.tell(lambda: self._host.damage_met(self.stream, damage))
+        self.problem = verdict.reason if isinstance(verdict, Invalid) else ""
+        hard_state = found.hard_state or HardState()
         return Replica(
             self.node, self.stream, hard_state, verdict, first_llsn=storage.first_llsn, tail=tail, dedup=dedup
         )
@@ -154,21 +242,35 @@ class ReplicaDriver:
                 assert context is not None
                 dedup.commit(context)
 
+    def _tidy_later(self) -> None:
+        asyncio.get_running_loop().call_later(TIDY_AFTER_SECONDS, self.feed, Tidy())
+
     # Handling.
 
     def _handle(self, event: ReplicaEvent, on_refusal: Refusal | None) -> None:
+        before = self.replica.complete_through, self.replica.state
         try:
             effects = self.replica.handle(event)
         except ProtocolViolation as error:
             self._host.alarm(error)
             if on_refusal is not None:
                 on_refusal(error)
-            self._reopen(None)
+            # What it holds in memory cannot be relied on any more, as after a failed write.
+            self._handle(StorageFailed(error.message), None)
         except CutwaterError as error:
             if on_refusal is not None:
                 on_refusal(error)
         else:
+            for effect in effects:
+                if isinstance(effect, RefuseEntry) and on_refusal is not None:
+                    on_refusal(Refused(effect.reason))
             self._carry_out(effects, 0)
+        if (self.replica.complete_through, self.replica.state) != before:
+            self._tell_watchers()
+
+    def _tell_watchers(self) -> None:
+        for tell in self.watchers:
+            tell()
 
     def _carry_out(self, effects: list[ReplicaEffect], start: int) -> None:
         for i in range(start, len(effects)):
@@ -185,7 +287,7 @@ class ReplicaDriver:
         host = self._host
         match effect:
             case WriteEntry():
-                self._writer.write(effect.entry, effect.generation)
+                self.writer.write(effect.entry, effect.generation)
             case Forward():
                 host.forward(effect.peer, effect.message)
             case Acked():
@@ -193,13 +295,11 @@ class ReplicaDriver:
             case ReportNow():
                 host.report_soon()
             case WriteCommit():
-                self._writer.write_context(effect.context, effect.generation)
+                self.writer.write_context(effect.context, effect.generation)
             case Failed():
                 host.answer(effect.waiter, effect.error)
             case Unsettled():
                 host.answer(effect.waiter, AppendUnknown("the head can no longer tell whether this append succeeded"))
-            case RefuseEntry():
-                host.refuse_entry(self.stream, effect.reason)
             case Complain():
                 host.complain(self.stream, effect.peer)
             case AskSync():
@@ -217,7 +317,8 @@ class ReplicaDriver:
             case Truncate():
                 return lambda: storage.truncate(effect.end)
             case Restart():
-                return lambda: storage.restart(effect.first_llsn)
+                running = self._sync_running
+                return lambda: storage.restart(effect.first_llsn, running)
         raise AssertionError(f"{effect} is not a barrier")
 
     def _wait_for(self, job: Job, then: Callable[[], None]) -> None:
@@ -229,10 +330,11 @@ class ReplicaDriver:
             if error is None:
                 then()
             else:
+                self._host.storage_failed(self.stream, error)
                 self._handle(StorageFailed(error.message), None)
             self._catch_up()
 
-        self._writer.submit(job, done)
+        self.writer.submit(job, done)
 
     def _catch_up(self) -> None:
         while self._events and not self._is_waiting:
@@ -260,37 +362,54 @@ class ReplicaDriver:
         if committed_end - self._checkpointed >= CHECKPOINT_EVERY_RECORDS and self.replica.trusted:
             self._checkpointed = committed_end
             checkpoint = self.replica.dedup.checkpoint(self.replica.durable_committed_end)
-            self._writer.submit(lambda: self.storage.save_dedup(checkpoint), lambda error: None)
+
+            def done(error: CutwaterError | None) -> None:
+                if error is not None:
+                    self._failed(error)
+
+            self.writer.submit(lambda: self.storage.save_dedup(checkpoint), done)
 
     def _failed(self, error: CutwaterError) -> None:
         # Whatever still waits belongs to a replica that is about to be opened anew, except what a barrier will say.
+        self._host.storage_failed(self.stream, error)
         self.feed(StorageFailed(error.message))
 
-    def _reopen(self, effect: Reopen | None) -> None:
+    def _reopen(self, cut: Reopen) -> None:
         """Cut the files back to what is known to be durable and recover from them, as after a restart."""
-        replica = self.replica
-        cut = effect or Reopen(replica.durable_end, replica.durable_committed_end, "")
         recovered: list[Replica] = []
 
         def job() -> None:
-            if cut.durable_end is not None and cut.durable_committed_end is not None:
-                self.storage.cut_back(cut.durable_end, cut.durable_committed_end)
-            recovered.append(self._recover(None))
+            self.storage.cut_back(cut.durable_end, cut.durable_committed_end)
+            recovered.append(self._recover())
 
         self._is_waiting = True
 
         def done(error: CutwaterError | None) -> None:
-            self._is_waiting = False
             if error is not None:
-                # The disk does not let itself be opened: silent from now on, until someone restarts the node.
-                self._host.alarm(error)
-                self.replica.trusted = False
+                self._cannot_reopen(cut, error)
                 return
+            self._is_waiting = False
             self.replica = recovered[0]
             # What was written for the replica before this one means nothing to it.
             late = (EntriesDurable, CommitDurable, StorageFailed)
             self._events = deque(item for item in self._events if not isinstance(item[0], late))
+            self._tidy_later()
             self._host.report_soon()
             self._catch_up()
 
-        self._writer.submit(job, done)
+        self.writer.submit(job, done, reopens=True)
+
+    def _cannot_reopen(self, cut: Reopen, error: CutwaterError) -> None:
+        """Without its files the replica can say nothing. Events go on waiting: a disk may come back, or get room."""
+        self.replica.trusted = False
+        self.problem = error.message
+        self._host.storage_failed(self.stream, error)
+        self._host.report_soon()
+        if isinstance(error, Damaged):
+            for _, on_refusal in self._events:
+                if on_refusal is not None:
+                    on_refusal(Unavailable(f"log stream {self.stream} cannot be opened here any more"))
+            self._events.clear()
+            self._host.cannot_open(self.stream, error)
+        else:
+            asyncio.get_running_loop().call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)

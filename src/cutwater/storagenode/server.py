@@ -3,159 +3,235 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
-import msgspec
 from msgspec import Struct, structs
 
-from cutwater.core.commit_index import context_of_llsn
-from cutwater.core.messages import Replicate, SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
+from cutwater.core.messages import LeaderMessage, Replicate, SyncRequest
 from cutwater.core.producer_session import Fate
-from cutwater.core.sync import plan_sync
-from cutwater.errors import CutwaterError, InvalidArgument, NotSealed, Trimmed, Unavailable
+from cutwater.errors import CutwaterError, Damaged, InvalidArgument, NotSealed
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import frames_in
-from cutwater.storage.interface import ReplicaStorage
-from cutwater.storagenode.links import Link
-from cutwater.storagenode.node import Outside, StorageNode
-from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import (
-    GLSN,
-    LLSN,
-    ClusterId,
-    CommitContext,
-    Entry,
-    Incarnation,
-    LogStreamId,
-    ReplicaState,
-    Report,
-    StorageNodeId,
-)
+from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.following import Following
+from cutwater.storagenode.links import Peers
+from cutwater.storagenode.mending import Mender
+from cutwater.storagenode.metadata_links import MetadataLinks
+from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.reading import Reading
+from cutwater.storagenode.room import RESERVE_BYTES, RoomWatch
+from cutwater.storagenode.stores import VolumeStores
+from cutwater.storagenode.syncing import Syncing
+from cutwater.types import LogStreamId, ReplicaState, Report, StorageNodeId
 from cutwater.wire import storage_api as api
-from cutwater.wire.connection import Connection
+from cutwater.wire.addresses import format_address
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import LATER, Later, Methods, Reply
+from cutwater.wire.methods import LATER, Later, Methods
+from cutwater.wire.options import MIB, WireOptions
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Call, Notification
-from cutwater.wire.streams import StreamSender
 
-SYNC_PART_BYTES = 1024 * 1024
-SYNC_MS_MAX = 600_000
-READ_BYTES_MAX = 8 * 1024 * 1024
-READ_WAIT_SECONDS = 0.001
-READ_WAITS_MAX = 50
-"""How long a read waits for commits that are just being written; what is not there then is read the next time."""
+PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
+"""Towards peers more may wait than towards clients: entries come as notices, and one that is refused seals its stream.
+What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
 
-_contexts_encoder = msgspec.msgpack.Encoder()
-_contexts_decoder = msgspec.msgpack.Decoder(tuple[CommitContext, ...])
+
+class Tls(Struct, frozen=True):
+    """How this node shows who it is, and whom it believes: mutual TLS, as listener and as client."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
 
 
 class NodeOptions(Struct, frozen=True):
-    """How a storage node is started. ``storage`` opens the files of a log stream."""
+    """How a storage node is reached, and whom it talks to. ``advertise`` is the address that others are told, if it is
+    not the one that it listens on."""
 
-    cluster: ClusterId
-    node: StorageNodeId
-    incarnation: Incarnation
     host: str
     port: int
     metadata: tuple[str, ...]
-    streams: tuple[LogStreamId, ...]
-    storage: Callable[[LogStreamId], ReplicaStorage]
-    directory: Path | None = None
+    advertise: str = ""
+    tls: Tls | None = None
+    insecure: bool = False
+    reserve_bytes: int = RESERVE_BYTES
+    segments: SegmentOptions = SegmentOptions()
 
 
-class StorageNodeServer(Outside):
-    """Made by ``start``; ``port`` is where it listens."""
+class StorageNodeServer:
+    """Made with volumes that are locked for it. ``fatal`` is set when it makes no sense to go on, with the reason."""
 
-    def __init__(self, options: NodeOptions) -> None:
-        self.options = options
-        self.node = StorageNode(options.node, options.incarnation, self, options.storage)
-        self._peers: dict[StorageNodeId, Link] = {}
-        self._metadata: list[Link] = []
-        self._addresses: dict[StorageNodeId, str] = {}
+    def __init__(self, options: NodeOptions, volumes: NodeVolumes) -> None:
+        self.options, self.volumes = options, volumes
+        identity = volumes.identity
+        self.fatal: asyncio.Future[CutwaterError] = asyncio.get_running_loop().create_future()
+        self.node = StorageNode(
+            identity.node, volumes.next_incarnation(), self, VolumeStores(volumes, options.segments)
+        )
+        self.room = RoomWatch(
+            volumes.volumes, options.reserve_bytes, self.node.set_state, lambda: self.node.backlog_bytes
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
-        self._endpoint = Endpoint(options.cluster, "storage node", str(options.node), self._methods())
+        self._metadata: MetadataLinks | None = None
+        self._syncing = Syncing(self.node)
+        self._methods = self._table()
+        self._client_tls = options.tls.client if options.tls else None
+        peer_endpoint = self._endpoint(PEER_OPTIONS)
+        self.peers = Peers(peer_endpoint, self._client_tls, self.node.peer_lost, self._spawn)
+        self._mender = Mender(self.node, self.peers, self._spawn)
 
     @property
     def port(self) -> int:
         assert self._listener is not None
         return int(self._listener.port)
 
+    @property
+    def address(self) -> str:
+        """Where others reach this node."""
+        return self.options.advertise or format_address(self.options.host, self.port)
+
+    @property
+    def connections(self) -> int:
+        return len(self._listener.gate.connections) if self._listener is not None else 0
+
+    @property
+    def metadata_joined(self) -> int:
+        """How many metadata repositories know this node and hear its reports now."""
+        return self._metadata.joined if self._metadata is not None else 0
+
     async def start(self) -> None:
         options = self.options
-        self.node.start(list(options.streams))
-        self._listener = await listen(self._endpoint, options.host, options.port)
-        self._metadata = [
-            Link(self._endpoint, address, lambda connection: self.node.report_soon(), lambda: None)
-            for address in options.metadata
-        ]
+        self.room.look()
+        try:
+            self.node.start()
+            self._listener = await listen(
+                self._endpoint(WireOptions()),
+                options.host,
+                options.port,
+                tls=options.tls.server if options.tls else None,
+                insecure=options.insecure,
+            )
+        except BaseException:
+            self.node.stop_reporting()
+            self.node.stop(1.0)
+            raise
+        self._metadata = MetadataLinks(
+            self._endpoint(WireOptions()), options.metadata, self._client_tls, self, self._spawn
+        )
+        self._spawn(self.room.watch())
 
-    async def stop(self, *, timeout_ms: int = 5_000) -> None:
-        """Take nothing new, let what was asked be answered, make everything durable."""
+    async def stop(self, *, timeout_ms: int = 5_000) -> bool:
+        """Take nothing new, let what was asked be answered, make everything durable; whether that was possible in
+        time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1_000
         if self._listener is not None:
-            await self._listener.close(timeout_ms=timeout_ms)
-        for task in self._tasks:
+            await self._listener.close(timeout_ms=max(1, timeout_ms // 2))
+        self.node.stop_reporting()
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for link in (*self._metadata, *self._peers.values()):
-            await link.close()
-        await asyncio.to_thread(self.node.stop, timeout_ms / 1_000)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._metadata is not None:
+            await self._metadata.close()
+        await self.peers.close()
+        return await asyncio.to_thread(self.node.stop, max(0.1, deadline - loop.time()))
+
+    def describe(self) -> api.NodeDescription:
+        identity = self.volumes.identity
+        return api.NodeDescription(
+            identity.cluster,
+            identity.node,
+            identity.node_key,
+            identity.cluster_key,
+            self.address,
+            self.room.rooms,
+            version("cutwater"),
+            self.node.incarnation,
+        )
+
+    def _endpoint(self, options: WireOptions) -> Endpoint:
+        identity = self.volumes.identity
+        return Endpoint(identity.cluster, "storage node", str(identity.node), self._methods, options)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, None], work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # What the node wants (``node.Outside``).
 
     def send_report(self, report: Report) -> None:
-        for link in self._metadata:
-            if link.connection is not None:
-                _tell(lambda link=link: link.require().notify(api.REPORT, report))  # type: ignore[misc]
+        if self._metadata is not None and self._metadata.joined:
+            self.node.counters.reports += 1
+            self._metadata.tell(api.REPORT, report)
 
     def send_complaint(self, complaint: api.Complaint) -> None:
-        for link in self._metadata:
-            if link.connection is not None:
-                _tell(lambda link=link: link.require().notify(api.COMPLAINT, complaint))  # type: ignore[misc]
+        if self._metadata is not None:
+            self._metadata.tell(api.COMPLAINT, complaint)
 
     def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
         batch = message.entry.batch
         bare = structs.replace(message, entry=structs.replace(message.entry, batch=structs.replace(batch, body=b"")))
-        self._peer(peer).require().notify(api.REPLICATE, bare, batch.body)
+        self.peers.require(peer).notify(api.REPLICATE, bare, batch.body)
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
-        connection = self._peer(source).require()
-        self._spawn(self._sync_from(connection, request))
+        self._spawn(self._syncing.learn(self.peers.require(source), request))
 
-    def _peer(self, peer: StorageNodeId) -> Link:
-        link = self._peers.get(peer)
-        address = self._addresses.get(peer)
-        if link is None or (address is not None and link.address != address):
-            if address is None:
-                raise Unavailable(f"the address of storage node {peer} is not known yet")
-            if link is not None:
-                self._spawn(link.close())
-            lost = f"the connection to storage node {peer} broke"
-            link = self._peers[peer] = Link(
-                self._endpoint, address, lambda connection: None, lambda: self.node.peer_lost(peer, lost)
-            )
-        return link
+    def mend(self, stream: LogStreamId, error: Damaged) -> None:
+        self._mender.mend(stream, error)
 
-    def _spawn(self, work: object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def take_room(self, size: int) -> None:
+        self.room.take(size)
+
+    def disk_is_full(self) -> None:
+        self.room.found_full()
+
+    # Its place in the cluster (``metadata_links.Joining``).
+
+    def introduce(self) -> api.JoinArguments:
+        identity = self.volumes.identity
+        volumes = tuple(str(volume) for volume in self.volumes.volumes)
+        return api.JoinArguments(
+            identity.node, identity.node_key, identity.cluster_key, self.address, self.node.incarnation, volumes
+        )
+
+    async def adopt(self, answer: api.JoinAnswer) -> None:
+        self.volumes.check_cluster_key(answer.cluster_key)
+        if answer.known:
+            await asyncio.to_thread(self.volumes.adopt_cluster_key, answer.cluster_key)
+
+    def joined(self) -> None:
+        self.node.report_soon()
+
+    def turned_away(self, error: CutwaterError) -> None:
+        if not self.fatal.done():
+            self.fatal.set_result(error)
 
     # What is asked of it.
 
-    def _methods(self) -> Methods:
+    def _table(self) -> Methods:
+        reading = Reading(self.node)
         methods = Methods()
         methods.answers(api.APPEND)(self._append)
-        methods.answers(api.READ)(self._read)
+        methods.answers(api.READ)(reading.read)
+        methods.answers(api.COPY)(reading.copy)
+        following = Following(self.node)
+        methods.streams_to(api.FOLLOW)(following.serve)
+        methods.answers(api.FIND)(following.find)
         methods.answers(api.FATE)(self._fate)
         methods.answers(api.STATUS)(self._status)
+        methods.answers(api.DESCRIBE)(lambda call: self.describe())
         methods.answers(api.VERIFY)(self._verify)
-        methods.streams_to(api.SYNC)(self._sync_to)
+        methods.streams_to(api.SYNC)(self._syncing.serve)
         methods.hears(api.REPLICATE)(self._replicate)
         methods.hears(api.ENTRY_REFUSED)(self._entry_refused)
-        methods.hears(api.LEADER_SAYS)(lambda notification: self.node.leader_says(notification.argument))
+        methods.hears(api.LEADER_SAYS)(self._leader_says)
         methods.hears(api.ADDRESSES)(self._learn_addresses)
         return methods
 
@@ -176,57 +252,26 @@ class StorageNodeServer(Outside):
     def _replicate(self, notification: Notification[Replicate]) -> None:
         message = notification.argument
         batch = structs.replace(message.entry.batch, body=bytes(notification.body))
-        reason = self.node.replicate(structs.replace(message, entry=structs.replace(message.entry, batch=batch)))
-        if reason is not None:
-            refused = api.EntryRefused(message.stream, message.entry.epoch, self.options.node, reason)
+
+        def refuse(reason: str) -> None:
+            refused = api.EntryRefused(message.stream, message.entry.epoch, self.node.node, reason)
             _tell(lambda: notification.connection.notify(api.ENTRY_REFUSED, refused))
+
+        self.node.replicate(structs.replace(message, entry=structs.replace(message.entry, batch=batch)), refuse)
 
     def _entry_refused(self, notification: Notification[api.EntryRefused]) -> None:
         refused = notification.argument
         self.node.replicate_failed(refused.stream, refused.node, refused.epoch, refused.reason)
 
+    def _leader_says(self, notification: Notification[LeaderMessage]) -> None:
+        # Nobody else may give orders: over these connections the keys of both sides were compared.
+        if self._metadata is not None and self._metadata.has_joined(notification.connection):
+            self.node.leader_says(notification.argument)
+
     def _learn_addresses(self, notification: Notification[api.Addresses]) -> None:
-        self._addresses.update(notification.argument.storage_nodes)
-        for peer in self._addresses:
-            if peer != self.options.node:
-                self._peer(peer)
-
-    async def _read(self, call: Call[api.ReadArguments]) -> Reply[api.ReadAnswerHeader]:
-        driver = self._readable(call.argument.stream)
-        for _ in range(READ_WAITS_MAX):
-            # The writer is about to write commits that are already acknowledged.
-            if _indexed_end(driver) >= driver.replica.committed_end:
-                break
-            await asyncio.sleep(READ_WAIT_SECONDS)
-        return await asyncio.to_thread(self._read_now, driver, call.argument)
-
-    def _read_now(self, driver: ReplicaDriver, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
-        replica, storage = driver.replica, driver.storage
-        # In this order: what was complete before is still complete after the read.
-        through, revision, committed_end = replica.complete_through, replica.revision, replica.committed_end
-        indexed_end = _indexed_end(driver)
-        if indexed_end < committed_end:
-            # Nothing is known to be complete beyond what can be found.
-            last = storage.last_commit
-            committed_end = indexed_end
-            through = min(through, last.high_watermark if last is not None else GLSN(0))
-        trimmed_before = replica.hard_state.trimmed_before
-        if arguments.from_glsn < trimmed_before:
-            raise Trimmed(arguments.from_glsn, trimmed_before)
-        llsn = storage.from_glsn(arguments.from_glsn)
-        if llsn is None or llsn > committed_end:
-            return Reply(api.ReadAnswerHeader(arguments.stream, (), through, revision))
-        part = storage.read(llsn, committed_end, min(arguments.bytes_max, READ_BYTES_MAX))
-        if part.last_llsn < committed_end:
-            context = context_of_llsn(part.commits, part.last_llsn)
-            through = min(through, context.glsn_of(part.last_llsn) if context else GLSN(0))
-        return Reply(api.ReadAnswerHeader(arguments.stream, part.commits, through, revision), part.data)
-
-    def _readable(self, stream: LogStreamId) -> ReplicaDriver:
-        driver = self.node.driver(stream)
-        if not driver.replica.trusted or driver.replica.state is ReplicaState.LEARNING:
-            raise Unavailable(f"storage node {self.options.node} is still learning log stream {stream}: ask another")
-        return driver
+        if self._metadata is not None and self._metadata.has_joined(notification.connection):
+            addresses = notification.argument.storage_nodes
+            self.peers.learn({peer: address for peer, address in addresses.items() if peer != self.node.node})
 
     def _fate(self, call: Call[api.FateArguments]) -> Fate:
         asked = call.argument
@@ -237,94 +282,37 @@ class StorageNodeServer(Outside):
         return Fate(asked.stream, asked.stream_epoch, last, batches)
 
     def _status(self, call: Call[None]) -> api.NodeStatus:
-        return api.NodeStatus(
-            self.options.node,
-            tuple(
-                api.ReplicaStatus(
-                    stream,
-                    d.replica.state,
-                    d.replica.trusted,
-                    d.replica.hard_state.epoch,
-                    d.replica.first_llsn,
-                    d.replica.committed_end,
-                    d.replica.durable_end,
-                    d.replica.complete_through,
-                )
-                for stream, d in sorted(self.node.replicas.items())
-            ),
+        replicas = tuple(
+            api.ReplicaStatus(
+                stream,
+                driver.replica.state,
+                driver.replica.trusted,
+                driver.replica.hard_state.epoch,
+                driver.replica.first_llsn,
+                driver.replica.committed_end,
+                driver.replica.durable_end,
+                driver.replica.complete_through,
+            )
+            for stream, driver in sorted(self.node.replicas.items())
         )
+        return api.NodeStatus(self.node.node, self.node.state, replicas, tuple(sorted(self.node.unreadable)))
 
     async def _verify(self, call: Call[LogStreamId]) -> tuple[api.VerifyFinding, ...]:
-        storage = self.node.driver(call.argument).storage
+        """What is found damaged is repaired afterwards, if a peer has it."""
+        stream = call.argument
+        storage = self.node.driver(stream).storage
         findings = await asyncio.to_thread(storage.verify)
-        return tuple(api.VerifyFinding(call.argument, finding.where, finding.what) for finding in findings)
-
-    # Sync.
-
-    async def _sync_to(self, call: Call[SyncRequest], sender: StreamSender[api.SyncItem]) -> None:
-        """Give a learner the committed records that it lacks, entries first and commits last."""
-        request = call.argument
-        driver = self._readable(request.stream)
-        replica, storage = driver.replica, driver.storage
-        # All of one moment: what is committed later is for the next sync.
-        plan = plan_sync(replica.extent, request.extent)
-        dedup = replica.dedup.checkpoint(plan.copy.end)
-        trimmed_before = replica.hard_state.trimmed_before
-        before = context_of_llsn(storage.contexts, LLSN(plan.copy.first - 1))
-        base_glsn = before.high_watermark if before else replica.hard_state.base_glsn
-        await sender.send(SyncBegin(request.stream, request.attempt, plan, base_glsn))
-        llsn = plan.copy.first
-        while llsn <= plan.copy.end:
-            part = await asyncio.to_thread(storage.read, llsn, plan.copy.end, SYNC_PART_BYTES)
-            await sender.send(SyncEntries(request.stream, request.attempt, ()), part.data)
-            llsn = LLSN(part.last_llsn + 1)
-        contexts = await asyncio.to_thread(_contexts_of, storage, plan.copy.first, plan.copy.end)
-        end = SyncEnd(request.stream, request.attempt, (), dedup, trimmed_before)
-        await sender.send(end, _contexts_encoder.encode(contexts))
-
-    async def _sync_from(self, connection: Connection, request: SyncRequest) -> None:
-        driver = self.node.driver(request.stream)
-        reason = "the source ended before it had sent everything"
-        try:
-            stream = connection.open_stream(api.SYNC, request, timeout_ms=SYNC_MS_MAX)
-            async for item in stream:
-                value = item.value
-                if isinstance(value, SyncEntries):
-                    value = structs.replace(value, entries=_entries_of(bytes(item.body)))
-                elif isinstance(value, SyncEnd):
-                    value = structs.replace(value, contexts=_contexts_decoder.decode(item.body))
-                driver.feed(value)
-        except CutwaterError as error:
-            reason = error.message
-        driver.feed(SyncFailed(request.stream, request.attempt, reason))
-
-
-def _indexed_end(driver: ReplicaDriver) -> LLSN:
-    """The last LLSN whose commit is in the files, where reads look for it."""
-    last = driver.storage.last_commit
-    return last.last_llsn if last is not None else driver.replica.hard_state.base_llsn
-
-
-def _entries_of(data: bytes) -> tuple[Entry, ...]:
-    """The entries of a part, each verified."""
-    return tuple(frame.entry for frame in frames_in(data))
-
-
-def _contexts_of(storage: ReplicaStorage, first: LLSN, end: LLSN) -> list[CommitContext]:
-    contexts = storage.contexts
-    found = []
-    for i in range(len(contexts) - 1, -1, -1):
-        context = contexts[i]
-        if context.last_llsn < first:
-            break
-        if context.last_llsn <= end:
-            found.append(context)
-    found.reverse()
-    return found
+        for finding in findings:
+            if finding.first_llsn is not None:
+                last_llsn = finding.last_llsn or finding.first_llsn
+                self.node.damage_met(stream, DamagedEntries(finding.where, finding.first_llsn, last_llsn, finding.what))
+            else:
+                self.node.damage_met(stream, DamagedFile(Path(finding.where), finding.what))
+        return tuple(api.VerifyFinding(stream, finding.where, finding.what) for finding in findings)
 
 
 def _tell(send: Callable[[], None]) -> None:
-    """What cannot be told now is told again with the next report, or found out otherwise."""
+    """What cannot be told now is found out otherwise."""
     try:
         send()
     except CutwaterError:

@@ -4,10 +4,13 @@ What arrives while a sync is under way goes into the next one. Entries are synce
 wait for them. Commit contexts are written at once, because readers find records by them, but their sync waits a little
 for company, because nobody else does: an append is acknowledged before its commit is on disk, and the metadata
 repository keeps it until then.
+
+Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back.
 """
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -16,11 +19,18 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError
+from cutwater.storage.errors import StorageBroken
 from cutwater.storage.interface import ReplicaStorage
+from cutwater.storagenode.counters import Histogram
 from cutwater.types import LLSN, CommitContext, Entry
+
+_log = logging.getLogger(__name__)
 
 CONTEXTS_WAIT_SECONDS = 0.01
 GROUP_ITEMS_MAX = 4096
+GROUP_BYTES_MAX = 32 * 1024 * 1024
+ENTRY_COST_BYTES = 256
+"""What an entry takes besides its body, about."""
 
 Job = Callable[[], None]
 
@@ -35,10 +45,11 @@ class Durable(Struct, frozen=True):
 
 
 class _Task(Struct, frozen=True):
-    """Something to be done after everything before it is durable."""
+    """Something to be done after everything before it is durable. ``reopens``: it makes good what failed before."""
 
     job: Job
     done: Callable[[CutwaterError | None], None]
+    reopens: bool
 
 
 _Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
@@ -47,7 +58,8 @@ _Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
 class Writer:
     """``tell`` hands a function to the event loop's thread; everything that the writer says goes that way.
 
-    After a failure it drops what it is given, until a task that succeeds (reopening the files) makes it work again.
+    After a failure it drops what it is given and refuses tasks, until one that reopens the files succeeds: what it is
+    given in between does not follow what is in the files.
     """
 
     def __init__(
@@ -58,12 +70,20 @@ class Writer:
         on_failure: Callable[[CutwaterError], None],
         name: str,
     ) -> None:
+        self.on_readable: Callable[[], None] | None = None
+        """Told, on the event loop, when commits were written that readers can find from now on."""
+        self.entry_syncs = Histogram()
+        self.context_syncs = Histogram()
         self._storage = storage
         self._tell = tell
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._given_bytes = 0
+        """Changed by the event loop's thread only, and the next one by the writer's: so no lock is needed."""
+        self._taken_bytes = 0
         self._entries: list[Entry] = []
+        self._entries_bytes = 0
         self._contexts: list[CommitContext] = []
         self._generations = [0, 0]
         self._contexts_due: float | None = None
@@ -75,19 +95,28 @@ class Writer:
 
     # From the event loop's thread.
 
+    @property
+    def backlog_bytes(self) -> int:
+        """Entries that were given and are not durable yet."""
+        return self._given_bytes - self._taken_bytes
+
     def write(self, entry: Entry, generation: int) -> None:
+        self._given_bytes += _cost(entry)
         self._queue.put((entry, generation))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
         self._queue.put((context, generation))
 
-    def submit(self, job: Job, done: Callable[[CutwaterError | None], None]) -> None:
+    def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
         """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
-        self._queue.put(_Task(job, done))
+        self._queue.put(_Task(job, done, reopens))
 
-    def stop(self, timeout: float) -> bool:
-        """Finish what was given, then end; whether it did in time."""
+    def end(self) -> None:
+        """Finish what was given, then end."""
         self._queue.put(None)
+
+    def join(self, timeout: float) -> bool:
+        """Whether it ended in time."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -98,7 +127,9 @@ class Writer:
             item = self._next()
             task = item if isinstance(item, _Task) else None
             ending = item is None
-            if not self._is_broken:
+            if self._is_broken:
+                self._drop()
+            else:
                 self._sync(contexts=task is not None or ending or self._contexts_are_due())
             if task is not None:
                 self._do(task)
@@ -108,12 +139,11 @@ class Writer:
     def _next(self) -> _Task | None:
         """Collect writes until there is a reason to sync: nothing more is waiting, or something else comes. The result
         is that something else; a task that does nothing if there was none."""
-        wait = self._contexts_due is not None or bool(self._entries)
         timeout = None
-        if wait:
-            timeout = max(0.0, (self._contexts_due or 0.0) - time.monotonic())
+        if self._contexts_due is not None:
+            timeout = max(0.0, self._contexts_due - time.monotonic())
         collected = 0
-        while collected < GROUP_ITEMS_MAX:
+        while collected < GROUP_ITEMS_MAX and self._entries_bytes < GROUP_BYTES_MAX:
             try:
                 item = self._queue.get(timeout=timeout) if collected == 0 else self._queue.get_nowait()
             except queue.Empty:
@@ -128,6 +158,7 @@ class Writer:
         what, generation = item
         if isinstance(what, Entry):
             self._entries.append(what)
+            self._entries_bytes += _cost(what)
             self._generations[0] = generation
         else:
             self._contexts.append(what)
@@ -138,24 +169,37 @@ class Writer:
     def _contexts_are_due(self) -> bool:
         return self._contexts_due is not None and time.monotonic() >= self._contexts_due
 
-    def _sync(self, *, contexts: bool) -> None:
+    def _take_entries(self) -> list[Entry]:
+        """The entries that were collected, which from here on no longer count as waiting."""
         entries, self._entries = self._entries, []
+        self._taken_bytes += self._entries_bytes
+        self._entries_bytes = 0
+        return entries
+
+    def _sync(self, *, contexts: bool) -> None:
         committed, self._contexts = self._contexts, []
         contexts = contexts and (bool(committed) or self._unsynced is not None)
-        if not entries and not committed and not contexts:
+        if not self._entries and not committed and not contexts:
             return
         try:
             if committed:
                 self._storage.write_contexts(committed)
                 self._unsynced = committed[-1]
-            if entries:
-                self._storage.write(entries)
+                if self.on_readable is not None:
+                    self._tell(self.on_readable)
+            if self._entries:
+                self._storage.write(self._entries)
+                started = time.monotonic()
                 self._storage.sync(contexts=False)
+                self.entry_syncs.observe(time.monotonic() - started)
             if contexts:
+                started = time.monotonic()
                 self._storage.sync(entries=False)
-        except CutwaterError as error:
-            self._fail(error)
+                self.context_syncs.observe(time.monotonic() - started)
+        except Exception as error:
+            self._fail(_known(error))
             return
+        entries = self._take_entries()
         durable = Durable(
             entries[-1].last_llsn if entries else None,
             self._generations[0],
@@ -173,21 +217,34 @@ class Writer:
         self._tell(lambda: self._on_failure(error))
 
     def _drop(self) -> None:
-        self._entries, self._contexts, self._unsynced, self._contexts_due = [], [], None, None
+        self._take_entries()
+        self._contexts, self._unsynced, self._contexts_due = [], None, None
 
     def _do(self, task: _Task) -> None:
         if task is _NOTHING:
             return
         outcome: CutwaterError | None = None
-        try:
-            task.job()
-        except CutwaterError as error:
-            outcome, self._is_broken = error, True
+        if self._is_broken and not task.reopens:
+            outcome = StorageBroken("an earlier write failed, so the files have to be opened anew first")
         else:
-            if self._is_broken:
-                self._drop()
-                self._is_broken = False
+            try:
+                task.job()
+            except Exception as error:
+                outcome = _known(error)
+            self._is_broken = outcome is not None
         self._tell(lambda: task.done(outcome))
 
 
-_NOTHING = _Task(lambda: None, lambda outcome: None)
+def _cost(entry: Entry) -> int:
+    return len(entry.batch.body) + ENTRY_COST_BYTES
+
+
+def _known(error: Exception) -> CutwaterError:
+    """Also a bug must not end the thread: everyone would wait for it for ever."""
+    if isinstance(error, CutwaterError):
+        return error
+    _log.error("unforeseen failure while writing", exc_info=error)
+    return StorageBroken(f"unforeseen failure while writing: {error!r}")
+
+
+_NOTHING = _Task(lambda: None, lambda outcome: None, reopens=False)

@@ -8,6 +8,7 @@ From the bottom up; each module imports only those above it:
 4. ``credits``: the arithmetic of flow control, pure: nobody sends what the other has no room for.
 5. ``methods``: what can be asked (``Method``, ``StreamMethod``, ``Notice``), the table of handlers, ``Reply``.
 6. ``outbox``: what waits to be written, in one write per turn of the event loop. ``deadlines``: one timer for many.
+   ``keepalive``: whether the peer is still there, pure. ``states``: the life of a connection.
 7. ``calling``: calls that this side makes. ``serving``: calls that it answers. ``streams``: both ends of a stream.
 8. ``handshake`` and ``auth``: who is there. ``connection``: all of the above on one transport.
 9. ``client`` and ``server``: TCP and TLS. ``memory``: the same without sockets, and with faults.

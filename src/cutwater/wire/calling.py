@@ -78,7 +78,7 @@ class Calling:
     def start(self, method: str, argument: Any, body: Payload, timeout_ms: int, sink: Sink) -> int:
         """Begin a call. If this raises, nothing was sent."""
         if not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
-            raise InvalidArgument(f"{method}: a call needs a timeout of at least 1 ms, not {timeout_ms}")
+            raise _senseless_timeout(method, timeout_ms)
         header = ENCODE((method, int(timeout_ms), argument))
         size = len(header) + (len(body) if type(body) is bytes else _payload_bytes(body))
         self._admit(method, size)
@@ -95,12 +95,14 @@ class Calling:
     def open(
         self, method: StreamMethod[Any, Any], argument: Any, body: Payload, timeout_ms: int | None, credit: SharedCredit
     ) -> StreamReceiver[Any]:
+        if timeout_ms is not None and not 1 <= timeout_ms <= TIMEOUT_MS_MAX:
+            raise _senseless_timeout(method.name, timeout_ms)
         self._admit(method.name, 0)
         call = self._next
         stream = StreamReceiver(method, self._outbox, call, credit, self._forget)
         items, size = stream.begin()
         try:
-            header = ENCODE((method.name, timeout_ms or 0, argument, items, size))
+            header = ENCODE((method.name, int(timeout_ms or 0), argument, items, size))
             self._outbox.send(Kind.STREAM_OPEN, call, header, body)
         except BaseException:
             stream.end(None)
@@ -124,6 +126,10 @@ class Calling:
                 f"{method}: {self._bytes} bytes of requests are on their way and {size} more exceed "
                 f"the {self._limits.call_bytes_max} that the peer takes at a time",
                 retry_ms=10,
+            )
+        if self._outbox.is_busy and self._outbox.is_full:
+            raise ResourceExhausted(
+                f"{method}: {self._outbox.size} bytes wait already for the peer, which reads too slowly", retry_ms=10
             )
 
     def cancel(self, call: int) -> None:
@@ -214,9 +220,12 @@ class Calling:
 
     # The end.
 
-    def cancel_streams(self) -> None:
-        for _, stream in list(self._streams.values()):
-            stream.cancel()
+    def cancel_streams(self, error: CutwaterError) -> None:
+        """Whoever reads them must not take this for their end."""
+        for call in list(self._streams):
+            stream = self._forget(call)
+            if stream is not None:
+                stream.end(error)
 
     def lost(self, reason: str, cause: CutwaterError | None) -> None:
         """The connection is gone: what was asked may or may not have been done."""
@@ -243,6 +252,10 @@ class Calling:
             min((entry[0] for entry in self._pending.values()), default=inf),
             min((deadline for deadline, _ in self._streams.values()), default=inf),
         )
+
+
+def _senseless_timeout(method: str, timeout_ms: int) -> InvalidArgument:
+    return InvalidArgument(f"{method}: a timeout is 1 to {TIMEOUT_MS_MAX} ms, not {timeout_ms}")
 
 
 def _lost(reason: str, cause: CutwaterError | None) -> ConnectionLost:

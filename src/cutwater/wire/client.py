@@ -8,9 +8,12 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
-from cutwater.wire.connection import Connection, State
+from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, Untrusted
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.states import State
+
+PORT_MAX = 65_535
 
 
 async def connect(
@@ -28,6 +31,7 @@ async def connect(
 
     A token is not sent in the clear to another machine, unless ``insecure``.
     """
+    check_port(host, port)
     if token and tls is None and not insecure and not is_loopback(host):
         raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
     connection = Connection(endpoint, token=token)
@@ -60,6 +64,9 @@ async def greeted(
     except ssl.SSLError as error:
         connection.abort()
         raise Untrusted(f"{address}: TLS failed: {error}") from error
+    except UnicodeError as error:
+        connection.abort()
+        raise InvalidArgument(f"{address} is no address: {error}") from error
     except OSError as error:
         connection.abort()
         message = f"{address} cannot be reached: {str(error) or type(error).__name__}"
@@ -71,6 +78,11 @@ async def greeted(
         assert connection.error is not None
         raise _definite(connection.error)
     return connection
+
+
+def check_port(host: str, port: int) -> None:
+    if not 0 <= port <= PORT_MAX:
+        raise InvalidArgument(f"{host}:{port}: a port is a number from 0 to {PORT_MAX}")
 
 
 def is_loopback(host: str) -> bool:

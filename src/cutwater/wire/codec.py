@@ -17,7 +17,7 @@ import msgspec
 
 from cutwater.errors import CutwaterError
 from cutwater.wire.errors import FrameTooLarge, MalformedFrame
-from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, WITH_BODY, Body, Frame, Kind
+from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Body, Frame, Kind
 
 LARGE_BYTES = 16 * 1024
 """Frames above this do not wait in the common buffer until they are complete."""
@@ -33,17 +33,12 @@ _DECODE = [
     for kind in range(_KINDS_MAX)
 ]
 
-_pack = FIXED.pack
 _unpack_from = FIXED.unpack_from
 
 
-def encode_head(kind: int, call: int, header: bytes, body_bytes: int = 0) -> bytes:
-    """All of a frame but its body."""
-    return _pack(body_bytes, len(header), call, kind, 0) + header
-
-
 def encode_frame(kind: int, call: int, header: bytes, body: Body = b"") -> bytes:
-    return encode_head(kind, call, header, len(body)) + body
+    """A frame in one piece. Connections send the pieces without joining them, see ``outbox``."""
+    return PACK_FIXED(len(body), len(header), call, kind, 0) + header + body
 
 
 class FrameDecoder:

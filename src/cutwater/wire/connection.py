@@ -1,40 +1,38 @@
 """A connection: both sides may ask, both may answer, and each is held to its limits.
 
-It is a protocol of asyncio that knows nothing of sockets, so the same code runs over TCP, TLS and memory. Its life::
+It is a protocol of asyncio that knows nothing of sockets, so the same code runs over TCP, TLS and memory.
 
-    GREETING ──▶ OPEN ──▶ CLOSING ──▶ CLOSED       closing: what was asked is answered, nothing new is asked
-        │          │         │          ▲
-        └──────────┴─────────┴─▶ FAILED ┘          failed: the peer is told why, and not listened to any more
-
-Who stops reading, and when. A side that itself waits for nothing stops reading while its answers pile up; so a slow
-reader is slowed down by the operating system, and by nothing else. A side that waits for answers must keep reading, or
-two busy sides could wait for each other for ever; it refuses requests instead, once too much has piled up.
+Who stops reading, and when. A side that only answers stops reading while its answers pile up; so a slow reader is
+slowed down by the operating system, and by nothing else. A side that waits for answers, or has notices to tell, must
+keep reading, or two busy sides could wait for each other for ever; it refuses requests instead, once too much has
+piled up.
 """
 
 from __future__ import annotations
 
 import asyncio
-import enum
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from ssl import SSLError
 from typing import TypeVar, cast
 
-from msgspec import Struct
+from msgspec import Raw
+from msgspec.structs import replace
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted, Unavailable
-from cutwater.types import ClusterId
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.calling import Calling
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.errors import ConnectionLost, Untrusted, from_wire, to_wire
-from cutwater.wire.frames import ENCODE, Frame, GoAway, Hello, Kind, Payload, Welcome
-from cutwater.wire.handshake import Endpoint, Peer, hello, judge_hello, judge_welcome
+from cutwater.wire.errors import ConnectionLost, Untrusted, encode_error, from_wire
+from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, Welcome
+from cutwater.wire.handshake import Endpoint, Peer, encode_hello, judge_hello, judge_welcome
+from cutwater.wire.keepalive import Keepalive, Verdict
 from cutwater.wire.methods import Method, Notice, Received, StreamMethod
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.serving import Serving, unforeseen
+from cutwater.wire.states import Snapshot, State
 from cutwater.wire.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
 
 _log = logging.getLogger(__name__)
@@ -43,30 +41,16 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 SCRATCH_BYTES = 64 * 1024
-_scratch = threading.local()
-"""Transports of one thread receive into the same buffer: what they receive is taken out at once."""
 
 
-class State(enum.Enum):
-    GREETING = "greeting"
-    OPEN = "open"
-    CLOSING = "closing"
-    FAILED = "failed"
-    CLOSED = "closed"
+class _Scratch(threading.local):
+    """Transports of one thread receive into the same buffer: what they receive is taken out at once."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(SCRATCH_BYTES))
 
 
-class Snapshot(Struct, frozen=True):
-    """What a connection holds at the moment."""
-
-    state: State
-    calls: int
-    call_bytes: int
-    served: int
-    served_bytes: int
-    refused: int
-    send_bytes: int
-    receive_bytes: int
-    frames: int
+_scratch = _Scratch()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -93,70 +77,71 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
         """Why it failed, in the words of whichever side found out."""
-        self._token = token
+        self._hello = None if token is None else encode_hello(endpoint, token)
         self._authenticate = authenticate
         self._refusal = refusal
         self._on_open = on_open
         self._on_closed = on_closed
         self._loop = loop = asyncio.get_running_loop()
-        self.opened: asyncio.Future[None] = loop.create_future()
-        self.closed: asyncio.Future[None] = loop.create_future()
+        self._opened: asyncio.Future[None] = loop.create_future()
+        self._closed: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._address = "a peer"
         self._has_tls = False
         self._outbox = outbox = Outbox(
-            loop, options.send_high_bytes, options.send_bytes_max, self._settled, self._overflow
+            loop,
+            options.send_high_bytes,
+            options.send_bytes_max,
+            options.handshake_bytes_max,
+            self._settled,
+            self._overflow,
         )
-        self._calling = calling = Calling(loop, outbox)
-        self._serving = serving = Serving(
-            self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max)
-        )
+        self._calling = Calling(loop, outbox)
+        self._calling.refusal = self._not_open
+        self._serving = Serving(self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max))
         self._decoder = FrameDecoder(options.handshake_bytes_max, options.handshake_bytes_max, self._admit)
         self._is_direct = False
         self._is_deaf = False
         """What was received is left alone: an authenticator is at work, answers pile up, or it failed."""
         self._is_choked = False
         """Answers pile up."""
+        self._told_until = 0
+        """Where in all that was ever sent the last notice ends."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._judging: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._has_said_goaway = False
         self._has_heard_goaway = False
         self._heard = True
-        self._is_asked = False
-        self._unsent = 0
-        self._frame_mark = 0, 0.0
-        buffer = getattr(_scratch, "buffer", None)
-        if buffer is None:
-            buffer = _scratch.buffer = bytearray(SCRATCH_BYTES)
-        self._scratch = memoryview(buffer)
+        self._keepalive: Keepalive
+        self._scratch = _scratch.view
         self._on: list[Callable[[Frame], None]] = [self._out_of_place] * (max(Kind) + 1)
         self._on[Kind.HELLO] = self._take_hello
         self._on[Kind.WELCOME] = self._take_welcome
         self._on[Kind.GOAWAY] = self._take_goaway
-        self._on_when_open: dict[int, Callable[[Frame], None]] = {
-            Kind.REQUEST: serving.request,
-            Kind.STREAM_OPEN: serving.stream_open,
-            Kind.NOTIFY: serving.notify,
-            Kind.CANCEL: serving.cancel,
-            Kind.CREDIT: serving.credit,
-            Kind.RESPONSE: calling.response,
-            Kind.ERROR: calling.error,
-            Kind.STREAM_ITEM: calling.stream_item,
-            Kind.BLOCKED: calling.blocked,
-            Kind.STREAM_END: calling.stream_end,
-            Kind.PING: lambda frame: outbox.send(Kind.PONG, frame.call, b""),
-            Kind.PONG: lambda frame: None,
-        }
-        calling.refusal = self._not_open
+
+    @property
+    def greeting_ms_max(self) -> int:
+        """How long the peer may take before this side has said its first word."""
+        return self.options.handshake_ms_max if self._refusal is None else self.options.linger_ms_max
 
     def __repr__(self) -> str:
         peer = self.peer
         if peer is None:
             return f"<Connection {self.state.value}, {self._address}>"
-        return f"<Connection {self.state.value}, {peer.role} {peer.name or '(no name)'} at {peer.address}>"
+        return f"<Connection {self.state.value}, {peer.role!r} {peer.name!r} at {peer.address}>"
 
     # What users do with it.
+
+    @property
+    def opened(self) -> asyncio.Future[None]:
+        """Done when both sides have greeted, or will not. Whoever gives up waiting disturbs no one else."""
+        return asyncio.shield(self._opened)
+
+    @property
+    def closed(self) -> asyncio.Future[None]:
+        """Done when it is over."""
+        return asyncio.shield(self._closed)
 
     async def call(self, method: Method[A, R], argument: A, body: Payload = b"", *, timeout_ms: int) -> Received[R]:
         """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""
@@ -168,6 +153,9 @@ class Connection(asyncio.BufferedProtocol):
             frame = await future
         except asyncio.CancelledError:
             self._calling.cancel(number)
+            if future.done() and not future.cancelled():
+                # It failed in the same turn. Nobody will look at the error, which must not be reported as forgotten.
+                future.exception()
             raise
         return Received(method.result_of(frame.header), frame.body)
 
@@ -223,9 +211,16 @@ class Connection(asyncio.BufferedProtocol):
         """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost."""
         if self._calling.refusal is not None:
             raise self._calling.refusal()
-        if self._outbox.is_busy and self._outbox.size > self.options.call_bytes_max:
-            raise ResourceExhausted(f"{notice.name}: the peer reads too slowly", retry_ms=self.options.retry_ms)
-        self._outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body)
+        outbox = self._outbox
+        if outbox.is_full:
+            raise ResourceExhausted(
+                f"{notice.name}: {outbox.size} bytes wait already for {self._address}, which reads too slowly",
+                retry_ms=self.options.retry_ms,
+            )
+        outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body)
+        self._told_until = outbox.position
+        if self._is_choked:
+            self._unchoke()
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -243,16 +238,20 @@ class Connection(asyncio.BufferedProtocol):
     async def close(self, *, timeout_ms: int = 5_000) -> None:
         """Ask nothing more, answer nothing more, let what was asked be answered, and close."""
         deadline = self._loop.time() + timeout_ms / 1_000
-        if self.state is State.OPEN:
-            self._begin_closing()
-        if self.state is State.CLOSING and self._drained is not None:
-            await asyncio.wait({self._drained, self.closed}, timeout=timeout_ms / 1_000, return_when="FIRST_COMPLETED")
-        if self._transport is not None and self.state is not State.FAILED:
-            self._outbox.flush()
-            self._transport.close()
-        if self.state is not State.CLOSED:
-            await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), 0.1))
-        self.abort()
+        try:
+            if self.state is State.OPEN:
+                self._begin_closing()
+            if self.state is State.CLOSING and self._drained is not None:
+                waiting = {self._drained, self.closed}
+                await asyncio.wait(waiting, timeout=timeout_ms / 1_000, return_when="FIRST_COMPLETED")
+            if self._transport is not None and self.state is not State.FAILED:
+                self._outbox.flush()
+                self._transport.close()
+            if self.state is not State.CLOSED:
+                await asyncio.wait({self.closed}, timeout=max(deadline - self._loop.time(), 0.1))
+        finally:
+            # Whoever is cancelled while closing must not leave a connection behind that nobody knows any more.
+            self.abort()
         await self.closed
 
     def abort(self) -> None:
@@ -268,20 +267,25 @@ class Connection(asyncio.BufferedProtocol):
             return
         _log.info("%r closed: %s", self, error.message)
         self._fall(error)
-        self._outbox.send(Kind.GOAWAY, 0, ENCODE(GoAway(to_wire(error))))
+        told = encode_error(error, self._outbox.header_bytes_max - 1)
+        self._outbox.send(Kind.GOAWAY, 0, ENCODE((Raw(told),)))
         self._outbox.flush()
         transport = self._transport
-        if transport is not None:
+        if transport is not None and not transport.is_closing():
             # To close at once could throw away what was just written, since there may be unread bytes of the peer.
             if transport.can_write_eof():
                 transport.write_eof()
             transport.resume_reading()
-            self._later("linger", self.options.linger_ms_max, self.abort)
 
     # What the transport says.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast(asyncio.Transport, transport)
+        transport = cast(asyncio.Transport, transport)
+        if self.state is State.CLOSED:
+            # It was given up while it was being made.
+            transport.abort()
+            return
+        self._transport = transport
         address = transport.get_extra_info("peername")
         self._address = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
         self._has_tls = transport.get_extra_info("ssl_object") is not None
@@ -291,8 +295,8 @@ class Connection(asyncio.BufferedProtocol):
             self.fail(self._refusal)
             return
         self._later("handshake", self.options.handshake_ms_max, self._handshake_is_late)
-        if self._token is not None:
-            self._outbox.send(Kind.HELLO, 0, ENCODE(hello(self.endpoint, self._token)))
+        if self._hello is not None:
+            self._outbox.send(Kind.HELLO, 0, self._hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self.state is not State.FAILED:
@@ -315,13 +319,11 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def pause_writing(self) -> None:
-        self._outbox.paused = True
-        if self.state in (State.OPEN, State.CLOSING) and self._calling.is_idle and self._transport is not None:
-            self._is_choked = self._is_deaf = True
-            self._transport.pause_reading()
+        self._outbox.pause()
+        self._choke()
 
     def resume_writing(self) -> None:
-        self._outbox.paused = False
+        self._outbox.resume()
         self._serving.wake_streams()
         if self._is_choked:
             self._unchoke()
@@ -330,7 +332,7 @@ class Connection(asyncio.BufferedProtocol):
         """A turn after much was written: if the transport could not keep up, it has said so by now."""
         if self._is_deaf and not self._is_choked and self.state in (State.OPEN, State.CLOSING):
             self._listen_again()
-        if not self._outbox.paused:
+        if not self._outbox.is_paused:
             self._serving.wake_streams()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -343,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         self._outbox.detach()
         for timer in self._timers.values():
             timer.cancel()
-        self.closed.set_result(None)
+        self._closed.set_result(None)
         if self._on_closed is not None:
             self._on_closed(self)
 
@@ -352,17 +354,16 @@ class Connection(asyncio.BufferedProtocol):
     def _process(self) -> None:
         if self._is_deaf:
             return
-        decoder, on, outbox = self._decoder, self._on, self._outbox
+        decoder, on, outbox, serving = self._decoder, self._on, self._outbox, self._serving
         outbox.cork()
         try:
             while (frame := decoder.next_frame()) is not None:
                 on[frame.kind](frame)
+                if serving.reserved:
+                    serving.release()
+                if outbox.is_busy:
+                    self._rest()
                 if self._is_deaf:
-                    break
-                if outbox.is_crowded:
-                    # The next turn tells whether the transport can keep up.
-                    self._is_deaf = True
-                    self._require_transport().pause_reading()
                     break
         except CutwaterError as error:
             self.fail(error)
@@ -372,11 +373,17 @@ class Connection(asyncio.BufferedProtocol):
             outbox.flush()
 
     def _admit(self, kind: int, call: int, size: int) -> bool:
-        if kind in (Kind.REQUEST, Kind.STREAM_OPEN):
-            return self._serving.admit(size)
+        """Whether a large frame is received. What nobody asked for is counted, so that all connections together take
+        no more than they may; a request that finds no room is passed over and refused."""
         if kind in (Kind.RESPONSE, Kind.STREAM_ITEM):
             return self._calling.expects(kind, call)
-        return True
+        is_request = kind in (Kind.REQUEST, Kind.STREAM_OPEN)
+        if self._serving.reserve(size, is_request=is_request):
+            return True
+        if not is_request:
+            # It has no answer, so there is no other way to say that it was not taken.
+            raise self._serving.exhausted(f"there is no room now for a message of {size} bytes")
+        return False
 
     def _out_of_place(self, frame: Frame) -> None:
         raise ProtocolViolation(f"a {Kind(frame.kind).name} frame has no place while {self.state.value}")
@@ -385,9 +392,25 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         return self._transport
 
+    def _rest(self) -> None:
+        """Much waits to be written. Read on, or let the peer read first?"""
+        if self._outbox.is_paused:
+            self._choke()
+        elif self.state in (State.OPEN, State.CLOSING):
+            # The next turn tells whether the transport can keep up.
+            self._is_deaf = True
+            self._require_transport().pause_reading()
+
+    def _choke(self) -> None:
+        outbox = self._outbox
+        is_telling = self._told_until > outbox.position - outbox.size
+        if self.state in (State.OPEN, State.CLOSING) and self._calling.is_idle and not is_telling:
+            self._is_choked = self._is_deaf = True
+            self._require_transport().pause_reading()
+
     def _unchoke(self) -> None:
         self._is_choked = False
-        if not self._outbox.is_crowded:
+        if self._outbox.is_paused or not self._outbox.is_busy:
             self._listen_again()
 
     def _listen_again(self) -> None:
@@ -399,26 +422,26 @@ class Connection(asyncio.BufferedProtocol):
     # The handshake.
 
     def _take_hello(self, frame: Frame) -> None:
-        if self._token is not None:
+        if self._hello is not None:
             self._out_of_place(frame)
-        theirs, welcome = judge_hello(self.endpoint, frame.header)
+        theirs, welcome, peer = judge_hello(self.endpoint, frame.header, self._address)
         if self._authenticate is None:
-            self._admit_peer(theirs, welcome, ANONYMOUS)
+            self._welcome(welcome, peer, ANONYMOUS)
             return
         transport = self._require_transport()
         certificate = transport.get_extra_info("peercert") or {}
         shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address)
         identity = self._authenticate(shown)
         if isinstance(identity, Identity):
-            self._admit_peer(theirs, welcome, identity)
+            self._welcome(welcome, peer, identity)
             return
         self._is_deaf = True
         transport.pause_reading()
-        self._judging = self._loop.create_task(self._judge(theirs, welcome, identity))
+        self._judging = self._loop.create_task(self._judge(welcome, peer, identity))
 
-    async def _judge(self, theirs: Hello, welcome: Welcome, identity: Awaitable[Identity]) -> None:
+    async def _judge(self, welcome: Welcome, peer: Peer, identity: Awaitable[Identity]) -> None:
         try:
-            self._admit_peer(theirs, welcome, await identity)
+            self._welcome(welcome, peer, await identity)
         except CutwaterError as error:
             self.fail(error)
         except Exception:
@@ -427,27 +450,15 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._listen_again()
 
-    def _admit_peer(self, theirs: Hello, welcome: Welcome, identity: Identity) -> None:
+    def _welcome(self, welcome: Welcome, peer: Peer, identity: Identity) -> None:
         if self.state is State.GREETING:
             self._outbox.send(Kind.WELCOME, 0, ENCODE(welcome))
-            self._open(
-                Peer(
-                    ClusterId(theirs.cluster),
-                    theirs.role,
-                    theirs.name,
-                    welcome.version_max,
-                    theirs.limits,
-                    identity,
-                    self._address,
-                )
-            )
+            self._open(replace(peer, identity=identity))
 
     def _take_welcome(self, frame: Frame) -> None:
-        if self._token is None:
+        if self._hello is None:
             self._out_of_place(frame)
-        theirs, version = judge_welcome(self.endpoint, frame.header)
-        cluster = ClusterId(theirs.cluster)
-        self._open(Peer(cluster, theirs.role, theirs.name, version, theirs.limits, ANONYMOUS, self._address))
+        self._open(judge_welcome(self.endpoint, frame.header, self._address))
 
     def _open(self, peer: Peer) -> None:
         self.peer = peer
@@ -456,16 +467,31 @@ class Connection(asyncio.BufferedProtocol):
         self._decoder.header_bytes_max = self.options.header_bytes_max
         self._outbox.frame_bytes_max = peer.limits.frame_bytes_max
         self._outbox.header_bytes_max = peer.limits.header_bytes_max
-        self._on[Kind.HELLO] = self._on[Kind.WELCOME] = self._out_of_place
-        for kind, take in self._on_when_open.items():
-            self._on[kind] = take
+        self._take_everything()
         self._calling.allow(peer.limits)
         self._calling.refusal = None
         self._timers.pop("handshake").cancel()
+        self._keepalive = Keepalive(self.options.ping_ms / 1_000, self.options.frame_ms_max / 1_000, self._loop.time())
         self._later("tick", self.options.ping_ms, self._tick)
-        self.opened.set_result(None)
+        self._opened.set_result(None)
         if self._on_open is not None:
             self._on_open(self)
+
+    def _take_everything(self) -> None:
+        on, calling, serving, outbox = self._on, self._calling, self._serving, self._outbox
+        on[Kind.HELLO] = on[Kind.WELCOME] = self._out_of_place
+        on[Kind.REQUEST] = serving.request
+        on[Kind.STREAM_OPEN] = serving.stream_open
+        on[Kind.NOTIFY] = serving.notify
+        on[Kind.CANCEL] = serving.cancel
+        on[Kind.CREDIT] = serving.credit
+        on[Kind.RESPONSE] = calling.response
+        on[Kind.ERROR] = calling.error
+        on[Kind.STREAM_ITEM] = calling.stream_item
+        on[Kind.BLOCKED] = calling.blocked
+        on[Kind.STREAM_END] = calling.stream_end
+        on[Kind.PING] = lambda frame: outbox.send(Kind.PONG, frame.call, b"")
+        on[Kind.PONG] = lambda frame: None
 
     def _handshake_is_late(self) -> None:
         self.fail(DeadlineExceeded(f"there was no handshake within {self.options.handshake_ms_max} ms"))
@@ -479,14 +505,14 @@ class Connection(asyncio.BufferedProtocol):
         self._serving.refusal = lambda: Unavailable("this side is closing, so nothing was done: ask elsewhere")
         self._calling.on_idle = self._serving.on_idle = self._check_drained
         self._serving.end_streams()
-        self._calling.cancel_streams()
+        self._calling.cancel_streams(self._not_open())
         self._say_goaway()
         self._check_drained()
 
     def _say_goaway(self) -> None:
         if not self._has_said_goaway:
             self._has_said_goaway = True
-            self._outbox.send(Kind.GOAWAY, 0, ENCODE(GoAway()))
+            self._outbox.send(Kind.GOAWAY, 0, ENCODE((None,)))
 
     def _take_goaway(self, frame: Frame) -> None:
         wire = frame.header.error
@@ -514,13 +540,14 @@ class Connection(asyncio.BufferedProtocol):
         self._calling.refusal = self._not_open
         self._calling.on_idle = self._serving.on_idle = None
         self._is_choked, self._is_deaf = False, True
+        self._later("linger", self.options.linger_ms_max, self.abort)
         for name in ("handshake", "tick"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
         if self._judging is not None:
             self._judging.cancel()
-        if not self.opened.done():
-            self.opened.set_result(None)
+        if not self._opened.done():
+            self._opened.set_result(None)
         self._calling.lost(error.message, error)
         self._serving.lost()
 
@@ -528,7 +555,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(exc, SSLError):
             return Untrusted(f"TLS with {self._address} failed: {exc}")
         message = f"the connection to {self._address} was {f'lost: {exc}' if exc is not None else 'closed'}"
-        if self.state is State.GREETING and self._has_tls and self._token is not None:
+        if self.state is State.GREETING and self._has_tls and self._hello is not None:
             # With TLS 1.3 that is all one hears when a certificate is refused.
             message += "; it may want a client certificate, or not trust the one it got"
         return ConnectionLost(message, outcome_unknown=True)
@@ -555,26 +582,23 @@ class Connection(asyncio.BufferedProtocol):
     def _tick(self) -> None:
         """Once per ``ping_ms``: is the peer still there?"""
         self._later("tick", self.options.ping_ms, self._tick)
-        unsent, self._unsent = self._unsent, self._outbox.size
-        if self._heard or self._unsent < unsent:
-            self._heard = self._is_asked = False
-        elif not self._is_asked:
-            self._is_asked = True
+        decoder = self._decoder
+        verdict = self._keepalive.judge(
+            self._loop.time(),
+            heard=self._heard,
+            unsent=self._outbox.size,
+            frames=decoder.frames,
+            is_amid_frame=decoder.is_amid_frame and not self._is_choked,
+        )
+        self._heard = False
+        if verdict is Verdict.ASK:
             self._outbox.send(Kind.PING, 0, b"")
-        else:
+        elif verdict is Verdict.STUCK:
+            self.fail(DeadlineExceeded(f"a message did not arrive within {self.options.frame_ms_max} ms"))
+        elif verdict is Verdict.GONE:
             message = f"{self._address} has not been heard of for {2 * self.options.ping_ms} ms"
             self._fall(ConnectionLost(message, outcome_unknown=True))
             self.abort()
-            return
-        self._check_frame()
-
-    def _check_frame(self) -> None:
-        now, decoder = self._loop.time(), self._decoder
-        frames, since = self._frame_mark
-        if not decoder.is_amid_frame or decoder.frames != frames or self._is_choked:
-            self._frame_mark = decoder.frames, now
-        elif now - since > self.options.frame_ms_max / 1_000:
-            self.fail(DeadlineExceeded(f"a message did not arrive within {self.options.frame_ms_max} ms"))
 
     def _later(self, name: str, delay_ms: int, callback: Callable[[], None]) -> None:
         self._timers[name] = self._loop.call_later(delay_ms / 1_000, callback)

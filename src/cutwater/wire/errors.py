@@ -13,7 +13,8 @@ These classes belong to the tree of ``cutwater.errors``, in its form: a stable c
      ├─ Unauthenticated    unauthenticated    the peer does not believe who we are
      └─ Untrusted          untrusted          TLS failed: a certificate is missing, expired or of another authority
     Unavailable
-     └─ ConnectionLost     connection_lost    the connection is gone; says whether the outcome is unknown  (retriable)
+     ├─ ConnectionLost     connection_lost    the connection is gone; says whether the outcome is unknown  (retriable)
+     └─ CannotListen       cannot_listen      the address is in use, or not of this machine                (retriable)
     ProtocolViolation
      └─ MalformedFrame     malformed_frame    bytes that are no frame; the connection is closed
     CutwaterError
@@ -21,7 +22,8 @@ These classes belong to the tree of ``cutwater.errors``, in its form: a stable c
 
 An error travels as ``WireError``: code, message, retriable, fields, history. It comes back as the class of that code
 with the same fields. If this side does not know the code, or a field that the class promises is missing, it comes back
-as the nearest class that is known to be true: in the end a ``CutwaterError`` that has the code.
+as the nearest class that is known to be true: in the end a ``CutwaterError`` that has the code. An error that does not
+fit into what the peer takes loses its history first, then its fields, then words, but it always arrives.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ from msgspec import Raw, Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, ProtocolViolation, Refused, Unavailable
 
+HEADER_BYTES_MIN = 512
+"""What every side takes at least, so that it can be told any error."""
+CODE_CHARS_MAX = 40
 MESSAGE_CHARS_MAX = 4_096
+MESSAGE_CHARS_SHORT = 80
 HISTORY_LINES_MAX = 32
 HISTORY_LINE_CHARS_MAX = 512
 FIELDS_MAX = 16
@@ -85,6 +91,10 @@ class ConnectionLost(Unavailable):
         self.outcome_unknown = outcome_unknown
 
 
+class CannotListen(Unavailable):
+    code = "cannot_listen"
+
+
 class MalformedFrame(ProtocolViolation):
     code = "malformed_frame"
 
@@ -110,6 +120,7 @@ class WireError(Struct, frozen=True, array_like=True):
 Scalar = bool | int | float | str | None
 _FIELDS_DECODER = msgspec.msgpack.Decoder(dict[str, Scalar | list[Scalar]])
 _ENCODER = msgspec.msgpack.Encoder()
+_NO_FIELDS = Raw(_ENCODER.encode({}))
 _INTEGERS = range(-(2**63), 2**64)
 _OWN_NAMES = frozenset({"message", "history"})
 
@@ -118,12 +129,24 @@ def to_wire(error: CutwaterError) -> WireError:
     """The error as data. What is too long is cut off, and fields that are no plain values stay behind."""
     fields = {name: value for name, value in vars(error).items() if name not in _OWN_NAMES and _travels(name, value)}
     return WireError(
-        error.code,
+        error.code[:CODE_CHARS_MAX],
         error.message[:MESSAGE_CHARS_MAX],
         error.retriable,
         Raw(_ENCODER.encode(dict(list(fields.items())[:FIELDS_MAX]))),
         tuple(line[:HISTORY_LINE_CHARS_MAX] for line in error.history[-HISTORY_LINES_MAX:]),
     )
+
+
+def encode_error(error: CutwaterError, bytes_max: int) -> bytes:
+    """The error as bytes, not more than ``bytes_max``, which is at least ``HEADER_BYTES_MIN``."""
+    wire = to_wire(error)
+    encoded = _ENCODER.encode(wire)
+    if len(encoded) > bytes_max:
+        encoded = _ENCODER.encode(WireError(wire.code, wire.message, wire.retriable, wire.fields))
+    if len(encoded) > bytes_max:
+        short = wire.message[:MESSAGE_CHARS_SHORT] + " …"
+        encoded = _ENCODER.encode(WireError(wire.code, short, wire.retriable, _NO_FIELDS))
+    return encoded
 
 
 def from_wire(wire: WireError) -> CutwaterError:
@@ -143,7 +166,7 @@ def from_wire(wire: WireError) -> CutwaterError:
         if _travels(name, value) and name not in _OWN_NAMES and not hasattr(cls, name):
             error.__dict__[name] = value
     if cls is not known:
-        error.__dict__.update(code=wire.code, retriable=wire.retriable)
+        error.__dict__.update(code=wire.code[:CODE_CHARS_MAX], retriable=wire.retriable)
     return error
 
 

@@ -39,6 +39,7 @@ from cutwater.wire.errors import WireError
 
 FIXED = struct.Struct("<IIQBB")
 FIXED_BYTES = FIXED.size
+PACK_FIXED = FIXED.pack
 
 MAGIC = "cutwater"
 VERSION_MIN = 1

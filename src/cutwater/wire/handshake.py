@@ -10,8 +10,8 @@ from msgspec import Raw, Struct, field
 from cutwater.errors import InvalidArgument
 from cutwater.types import ClusterId
 from cutwater.wire.auth import ANONYMOUS, Identity
-from cutwater.wire.errors import MalformedFrame, WrongCluster, WrongVersion
-from cutwater.wire.frames import MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
+from cutwater.wire.errors import HEADER_BYTES_MIN, MalformedFrame, WrongCluster, WrongVersion
+from cutwater.wire.frames import ENCODE, MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
 from cutwater.wire.methods import Methods
 from cutwater.wire.options import WireOptions
 
@@ -55,28 +55,35 @@ class Peer(Struct, frozen=True):
     address: str = ""
 
 
-def hello(ours: Endpoint, token: str) -> Hello:
-    return Hello(MAGIC, VERSION_MIN, VERSION_MAX, ours.cluster, ours.role, ours.name, token, ours.limits)
+def encode_hello(ours: Endpoint, token: str) -> bytes:
+    """The first words of the side that connects."""
+    hello = Hello(MAGIC, VERSION_MIN, VERSION_MAX, ours.cluster, ours.role, ours.name, token, ours.limits)
+    encoded = ENCODE(hello)
+    if len(token) > TOKEN_CHARS_MAX or len(encoded) > ours.options.handshake_bytes_max:
+        raise InvalidArgument(
+            f"the token has {len(token)} characters: at most {TOKEN_CHARS_MAX} are allowed, and the greeting that "
+            f"contains it must not exceed the {ours.options.handshake_bytes_max} bytes of handshake_bytes_max"
+        )
+    return encoded
 
 
-def judge_hello(ours: Endpoint, header: Raw) -> tuple[Hello, Welcome]:
-    """What a peer that connected says of itself, and the answer to it, if there is nothing wrong with it."""
+def judge_hello(ours: Endpoint, header: Raw, address: str) -> tuple[Hello, Welcome, Peer]:
+    """What a peer that connected says of itself, the answer to it, and who it is, if there is nothing wrong with it."""
     version = _judge_prologue(header)
     theirs = _decode(header, Hello)
     if theirs.cluster not in (ANY_CLUSTER, ours.cluster):
         raise WrongCluster(theirs.cluster, ours.cluster)
-    _check_sizes(theirs.role, theirs.name, theirs.token)
-    return theirs, Welcome(MAGIC, version, version, ours.cluster, ours.role, ours.name, ours.limits)
+    peer = _peer(theirs, version, address)
+    return theirs, Welcome(MAGIC, version, version, ours.cluster, ours.role, ours.name, ours.limits), peer
 
 
-def judge_welcome(ours: Endpoint, header: Raw) -> tuple[Welcome, int]:
-    """What the peer that was connected to says of itself, and the version that is spoken."""
+def judge_welcome(ours: Endpoint, header: Raw, address: str) -> Peer:
+    """Who the peer is that was connected to."""
     version = _judge_prologue(header)
     theirs = _decode(header, Welcome)
     if ours.cluster not in (ANY_CLUSTER, theirs.cluster):
         raise WrongCluster(ours.cluster, theirs.cluster)
-    _check_sizes(theirs.role, theirs.name, "")
-    return theirs, version
+    return _peer(theirs, version, address)
 
 
 def _judge_prologue(header: Raw) -> int:
@@ -100,6 +107,14 @@ def _decode(header: Raw, cls: type[S]) -> S:
         raise MalformedFrame(f"the peer does not greet as Cutwater does: {error}") from None
 
 
-def _check_sizes(role: str, name: str, token: str) -> None:
-    if len(role) > NAME_CHARS_MAX or len(name) > NAME_CHARS_MAX or len(token) > TOKEN_CHARS_MAX:
+def _peer(theirs: Hello | Welcome, version: int, address: str) -> Peer:
+    """The peer, as it says; what makes no sense is refused."""
+    token, limits = theirs.token if isinstance(theirs, Hello) else "", theirs.limits
+    if len(theirs.role) > NAME_CHARS_MAX or len(theirs.name) > NAME_CHARS_MAX or len(token) > TOKEN_CHARS_MAX:
         raise MalformedFrame("the greeting has a name or a token that is longer than any can be")
+    if not HEADER_BYTES_MIN <= limits.header_bytes_max <= limits.frame_bytes_max:
+        raise MalformedFrame(
+            f"the greeting allows headers of {limits.header_bytes_max} bytes in frames of {limits.frame_bytes_max}: "
+            f"at least {HEADER_BYTES_MIN} are needed, and a frame contains its header"
+        )
+    return Peer(ClusterId(theirs.cluster), theirs.role, theirs.name, version, limits, ANONYMOUS, address)

@@ -275,19 +275,17 @@ class MemoryNetwork:
     ) -> Connection:
         async def attach() -> None:
             listener = self.listeners.get(address)
-            server = listener.gate.enter() if listener is not None else None
-            if server is None:
+            if listener is None:
                 raise ConnectionLost(f"{address} cannot be reached: nobody listens there", outcome_unknown=False)
+            server = await listener.gate.enter()
             self.links.append(Link(connection, server, address, len(self.links), faults or Faults()))
 
         connection = Connection(endpoint, token=token)
         return await greeted(connection, attach, address, timeout_ms)
 
-    def attach_raw(self, address: str, protocol: asyncio.BufferedProtocol, faults: Faults | None = None) -> Link | None:
+    async def attach_raw(self, address: str, protocol: asyncio.BufferedProtocol, faults: Faults | None = None) -> Link:
         """Connect something that need not keep to the protocol at all."""
-        server = self.listeners[address].gate.enter()
-        if server is None:
-            return None
+        server = await self.listeners[address].gate.enter()
         link = Link(protocol, server, address, len(self.links), faults or Faults())
         self.links.append(link)
         return link

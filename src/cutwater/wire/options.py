@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
+from cutwater.wire.errors import HEADER_BYTES_MIN
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -25,7 +26,7 @@ class WireOptions(Struct, frozen=True, kw_only=True):
     calls_max: int = 1_024
     """Requests and streams of the peer that are served at a time."""
     call_bytes_max: int = 64 * MIB
-    """Bytes of those requests, and of answers that wait to be written before further requests are refused."""
+    """Bytes of those requests."""
     retry_ms: int = 50
     """What a refused peer is told to wait."""
 
@@ -33,7 +34,7 @@ class WireOptions(Struct, frozen=True, kw_only=True):
     send_low_bytes: int = 256 * KIB
     """Above the first, streams pause and a peer that only asks is not read from; below the second, they go on."""
     send_bytes_max: int = 128 * MIB
-    """A peer that lets more than this pile up is cut off."""
+    """A peer that lets more than this pile up is cut off; beyond half of it, requests and notices are refused."""
 
     ping_ms: int = 10_000
     """A peer that says nothing for this long is asked whether it is there, and given up after another interval."""
@@ -48,6 +49,8 @@ class WireOptions(Struct, frozen=True, kw_only=True):
         for name in self.__struct_fields__:
             if getattr(self, name) < 1:
                 raise InvalidArgument(f"wire option {name} must be at least 1, not {getattr(self, name)}")
+        if min(self.header_bytes_max, self.handshake_bytes_max) < HEADER_BYTES_MIN:
+            raise InvalidArgument(f"header_bytes_max and handshake_bytes_max must be at least {HEADER_BYTES_MIN}")
         if self.header_bytes_max > self.frame_bytes_max:
             raise InvalidArgument("header_bytes_max must not exceed frame_bytes_max: a frame contains its header")
         if self.frame_bytes_max > self.call_bytes_max:
@@ -65,9 +68,9 @@ class ListenerOptions(Struct, frozen=True, kw_only=True):
     handshakes_max: int = 256
     """Of these, at most so many that have not yet said who they are."""
     refusals_max: int = 64
-    """Connections beyond the limit that are told so at a time; further ones are closed without a word."""
+    """Connections beyond the limit that are told so at a time; further ones wait to be accepted."""
     bytes_max: int = 512 * MIB
-    """Bytes of requests that are being received or served."""
+    """Bytes of requests that are being received or served, and of notices that are being received."""
     retry_ms: int = 1_000
     backlog: int = 1_024
 

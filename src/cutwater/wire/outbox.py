@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cutwater.wire.codec import encode_head
 from cutwater.wire.errors import FrameTooLarge
-from cutwater.wire.frames import Body, Payload
+from cutwater.wire.frames import PACK_FIXED, Body, Payload
 
 JOIN_BYTES_MAX = 16 * 1024
 """Parts above this are not joined with others."""
@@ -19,10 +18,12 @@ FLUSH_BYTES = 256 * 1024
 
 
 class Outbox:
-    """Whoever has much to send looks at ``is_busy`` first. ``overflow`` is called if more waits than ``bytes_max``.
+    """Whoever has much to send looks at ``is_busy`` first, and what can be refused is refused when it ``is_full``. If
+    more waits than ``bytes_max``, nothing is taken any more, and ``overflow`` is called: in the next turn, when no one
+    is in the middle of anything.
 
-    ``paused`` is what the transport says; it may say so only after this turn of the event loop, since it tries to write
-    first. Until then ``is_crowded`` tells that it has more than ``high``; ``on_settled`` is called in the next turn.
+    A transport may say only after this turn of the event loop that it has too much, since it tries to write first. So
+    more than ``high`` makes this busy for the turn; ``on_settled`` is called in the next.
     """
 
     __slots__ = (
@@ -35,11 +36,12 @@ class Outbox:
         "_parts",
         "_scheduled",
         "_transport",
+        "_written",
         "bytes_max",
         "frame_bytes_max",
         "header_bytes_max",
-        "is_crowded",
-        "paused",
+        "is_busy",
+        "is_paused",
     )
 
     def __init__(
@@ -47,6 +49,7 @@ class Outbox:
         loop: asyncio.AbstractEventLoop,
         high: int,
         bytes_max: int,
+        header_bytes_max: int,
         on_settled: Callable[[], None],
         overflow: Callable[[int], None],
     ) -> None:
@@ -57,22 +60,37 @@ class Outbox:
         self._overflow = overflow
         self._parts: list[Body] = []
         self._bytes = 0
+        self._written = 0
         self._has_large = False
         self._scheduled = False
-        self.paused = False
-        self.is_crowded = False
+        self.is_paused = False
+        """The transport says so."""
+        self.is_busy = False
+        """It says so, or will probably say so in the next turn."""
         self.bytes_max = bytes_max
-        self.frame_bytes_max = self.header_bytes_max = FLUSH_BYTES
+        self.frame_bytes_max = self.header_bytes_max = header_bytes_max
         """What the peer takes. Little, until it has said how much."""
 
     @property
-    def is_busy(self) -> bool:
-        return self.paused or self.is_crowded
+    def is_full(self) -> bool:
+        """The peer does not read. The other half of the room is for answers, which cannot be refused."""
+        return self.is_busy and 2 * self.size > self.bytes_max
 
     @property
     def size(self) -> int:
         """Bytes that the operating system has not taken yet."""
         return self._bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+
+    @property
+    def position(self) -> int:
+        """Bytes that were ever sent. The operating system has taken all of them but the last ``size``."""
+        return self._written + self._bytes
+
+    def pause(self) -> None:
+        self.is_paused = self.is_busy = True
+
+    def resume(self) -> None:
+        self.is_paused = self.is_busy = False
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -80,8 +98,9 @@ class Outbox:
     def detach(self) -> None:
         """Drop what is left; nothing can be sent any more."""
         self._transport = None
-        self._parts.clear()
+        self._parts = []
         self._bytes = 0
+        self._has_large = False
 
     def send(self, kind: int, call: int, header: bytes, body: Payload = b"", *, is_alone: bool = False) -> None:
         """``is_alone``: nothing else is likely to be sent in this turn, so there is nothing to wait for."""
@@ -98,7 +117,7 @@ class Outbox:
             raise FrameTooLarge("a message", size + len(header), self.frame_bytes_max)
         if self._transport is None:
             return
-        head = encode_head(kind, call, header, size)
+        head = PACK_FIXED(size, len(header), call, kind, 0) + header
         self._parts.append(head)
         if parts:
             self._parts += parts
@@ -125,6 +144,7 @@ class Outbox:
         if transport is None:
             return
         self._parts = []
+        self._written += self._bytes
         self._bytes = 0
         if len(parts) == 1:
             transport.write(parts[0])
@@ -136,13 +156,14 @@ class Outbox:
         waiting = transport.get_write_buffer_size()
         if waiting > self._high:
             if not self.is_busy:
-                self.is_crowded = True
+                self.is_busy = True
                 self._loop.call_soon(self._settle)
             if waiting > self.bytes_max:
-                self._overflow(waiting)
+                self.detach()
+                self._loop.call_soon(self._overflow, waiting)
 
     def _settle(self) -> None:
-        self.is_crowded = False
+        self.is_busy = self.is_paused
         self._on_settled()
 
 

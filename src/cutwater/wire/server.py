@@ -1,7 +1,7 @@
 """Listen for connections over TCP or TLS.
 
 ``Gate`` decides who gets in, and knows no sockets; ``Listener`` is a gate with sockets. Everyone beyond a limit is told
-so, except when too many have to be told at once. Those who are in notice nothing of it.
+so; when many have to be told at once, the others wait to be accepted. Those who are in notice nothing of it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted, Unavailable
 from cutwater.wire.auth import Authenticator
-from cutwater.wire.client import is_loopback
-from cutwater.wire.connection import Connection, State
+from cutwater.wire.client import check_port, is_loopback
+from cutwater.wire.connection import Connection
+from cutwater.wire.errors import CannotListen
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.options import Budget, ListenerOptions
+from cutwater.wire.states import State
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +38,6 @@ class GateSnapshot(Struct, frozen=True):
     handshakes: int
     refusals: int
     refused_total: int
-    dropped_total: int
     bytes: int
 
 
@@ -59,7 +60,8 @@ class Gate:
         self._open: set[Connection] = set()
         self._refusals: set[Connection] = set()
         self._refused_total = 0
-        self._dropped_total = 0
+        self._room = asyncio.Event()
+        """Set whenever someone left."""
         self._is_closing = False
 
     @property
@@ -73,13 +75,15 @@ class Gate:
             len(self._greeting),
             len(self._refusals),
             self._refused_total,
-            self._dropped_total,
             self.budget.used,
         )
 
-    def enter(self) -> Connection | None:
-        """A connection for someone who knocks; it may be one that only says no. None: no time even for that."""
-        refusal = self._objection()
+    async def enter(self) -> Connection:
+        """A connection for someone who knocks. It may be one that only says no; if there are too many of those already,
+        this waits, at most as long as a connection may take to hear that it is refused."""
+        while (refusal := self._objection()) is not None and len(self._refusals) >= self.options.refusals_max:
+            self._room.clear()
+            await self._room.wait()
         if refusal is None:
             connection = Connection(
                 self.endpoint,
@@ -90,9 +94,6 @@ class Gate:
             )
             self._greeting.add(connection)
             return connection
-        if len(self._refusals) >= self.options.refusals_max:
-            self._dropped_total += 1
-            return None
         self._refused_total += 1
         connection = Connection(self.endpoint, refusal=refusal, on_closed=self._left)
         self._refusals.add(connection)
@@ -122,6 +123,7 @@ class Gate:
         self._greeting.discard(connection)
         self._open.discard(connection)
         self._refusals.discard(connection)
+        self._room.set()
 
     async def close_all(self, timeout_ms: int) -> None:
         """Close every connection; those that have greeted may finish what they do."""
@@ -160,16 +162,21 @@ class Listener:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            await _readable(loop, listening)
             try:
-                sock, _ = await loop.sock_accept(listening)
+                sock, _ = listening.accept()
+            except BlockingIOError:
+                continue
             except OSError as error:
                 _log.warning("%s:%s cannot accept a connection: %s", self.host, self.port, error)
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
-            connection = self.gate.enter()
-            if connection is None:
+            sock.setblocking(False)
+            try:
+                connection = await self.gate.enter()
+            except BaseException:
                 sock.close()
-                continue
+                raise
             task = loop.create_task(self._attach(sock, connection))
             self._attaching.add(task)
             task.add_done_callback(self._attaching.discard)
@@ -177,7 +184,7 @@ class Listener:
     async def _attach(self, sock: socket.socket, connection: Connection) -> None:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            timeout = self.gate.endpoint.options.handshake_ms_max / 1_000 if self._tls is not None else None
+            timeout = connection.greeting_ms_max / 1_000 if self._tls is not None else None
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
@@ -193,6 +200,21 @@ class Listener:
             sock.close()
 
 
+async def _readable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+    """Wait until someone knocks. ``loop.sock_accept`` would lose who has just come in if it is cancelled."""
+    knocked: asyncio.Future[None] = loop.create_future()
+
+    def knock() -> None:
+        if not knocked.done():
+            knocked.set_result(None)
+
+    loop.add_reader(sock, knock)
+    try:
+        await knocked
+    finally:
+        loop.remove_reader(sock)
+
+
 async def listen(
     endpoint: Endpoint,
     host: str,
@@ -206,6 +228,7 @@ async def listen(
 ) -> Listener:
     """Listen on all addresses of ``host``. Beyond this machine only with TLS and authentication, unless ``insecure``;
     a TLS context that demands client certificates authenticates too."""
+    check_port(host, port)
     if not insecure:
         _check_exposure(host, tls, authenticate)
     gate = Gate(endpoint, options or ListenerOptions(), authenticate, on_open)
@@ -223,9 +246,12 @@ def _check_exposure(host: str, tls: ssl.SSLContext | None, authenticate: Authent
 
 
 async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
-    infos = await asyncio.get_running_loop().getaddrinfo(
-        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgument(f"cannot listen on {host}:{port}: the name has no address: {error}") from error
     sockets: list[socket.socket] = []
     failure: OSError | None = None
     for family, kind, protocol, _, address in dict.fromkeys(infos):
@@ -245,7 +271,8 @@ async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
             return sockets
     for sock in sockets:
         sock.close()
-    raise Unavailable(f"cannot listen on {host or 'all addresses'}:{port}: {failure}") from failure
+    where = f"{host or 'all addresses'}:{port}"
+    raise CannotListen(f"cannot listen on {where}: {failure}: stop who uses it, or choose another address") from failure
 
 
 def _listening(family: int, kind: int, protocol: int, address: tuple[Any, ...], backlog: int) -> socket.socket:

@@ -2,6 +2,9 @@
 
 What is being served is bounded in number and bytes; beyond that a request is refused with ``ResourceExhausted`` before
 any handler sees it. A call counts until its handler is done with it, also when its caller has given up.
+
+Bytes of a large message are reserved before it is received. Whoever takes the message over takes the reservation along;
+otherwise the connection releases it as soon as the message was dealt with.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from msgspec import Struct
+
 from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
 from cutwater.wire.deadlines import DeadlineWatch
-from cutwater.wire.errors import InternalError, UnknownMethod, to_wire
+from cutwater.wire.errors import InternalError, UnknownMethod, encode_error
 from cutwater.wire.frames import ENCODE, Body, Frame, Kind, OpenHeader, Payload, RequestHeader
 from cutwater.wire.methods import LATER, Methods, Reply
 from cutwater.wire.options import Budget
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from cutwater.wire.connection import Connection
 
 _log = logging.getLogger(__name__)
+
+METHOD_CHARS_SHOWN = 64
 
 A = TypeVar("A")
 
@@ -41,41 +48,25 @@ class Notification(Generic[A]):
         self.body = body
 
 
-class Call(Generic[A]):
+class Call(Struct, Generic[A], eq=False):
     """Something the peer asks. ``deadline`` is in the time of the event loop.
 
     A handler that returned ``LATER`` must ``answer`` or ``fail`` the call once, also after it was cancelled: until
     then it counts as being served.
     """
 
-    __slots__ = (
-        "_on_cancel",
-        "_serving",
-        "argument",
-        "body",
-        "deadline",
-        "is_answered",
-        "is_cancelled",
-        "is_started",
-        "number",
-        "sender",
-        "size",
-        "task",
-    )
-
-    def __init__(self, serving: Serving, number: int, argument: A, body: Body, size: int, deadline: float) -> None:
-        self._serving = serving
-        self._on_cancel: Callable[[], None] | None = None
-        self.number = number
-        self.argument = argument
-        self.body = body
-        self.size = size
-        self.deadline = deadline
-        self.is_answered = False
-        self.is_cancelled = False
-        self.is_started = False
-        self.task: asyncio.Task[None] | None = None
-        self.sender: StreamSender[Any] | None = None
+    _serving: Serving
+    number: int
+    argument: A
+    body: Body
+    size: int
+    deadline: float
+    is_answered: bool = False
+    is_cancelled: bool = False
+    is_started: bool = False
+    task: asyncio.Task[None] | None = None
+    sender: StreamSender[Any] | None = None
+    _on_cancel: Callable[[], None] | None = None
 
     @property
     def connection(self) -> Connection:
@@ -120,16 +111,17 @@ class Serving:
         "_budget",
         "_bytes",
         "_calls",
+        "_is_lost",
         "_loop",
         "_methods",
         "_options",
         "_outbox",
-        "_receiving",
         "_watch",
         "connection",
         "on_idle",
         "refusal",
         "refused",
+        "reserved",
     )
 
     def __init__(
@@ -143,9 +135,10 @@ class Serving:
         self._budget = budget
         self._calls: dict[int, Call[Any]] = {}
         self._bytes = 0
-        self._receiving = 0
-        """Bytes reserved for the large request that is being received."""
+        self._is_lost = False
         self._watch = DeadlineWatch(loop, self._expire)
+        self.reserved = 0
+        """Bytes of the large message that is being received or dealt with."""
         self.refused = 0
         self.on_idle: Callable[[], None] | None = None
         self.refusal: Callable[[], CutwaterError] | None = None
@@ -165,26 +158,29 @@ class Serving:
 
     # What the peer says.
 
-    def admit(self, size: int) -> bool:
-        """Whether there is room for a large request that is about to be received."""
-        if self._bytes + size > self._options.call_bytes_max or not self._budget.take(size):
+    def reserve(self, size: int, *, is_request: bool) -> bool:
+        """Make room for a large message that is about to be received, if there is any."""
+        if (is_request and self._bytes + size > self._options.call_bytes_max) or not self._budget.take(size):
             return False
         self._bytes += size
-        self._receiving = size
+        self.reserved = size
         return True
 
+    def release(self) -> None:
+        size, self.reserved = self.reserved, 0
+        self._give_back(size)
+
     def request(self, frame: Frame) -> None:
-        reserved, self._receiving = self._receiving, 0
-        objection = self._objection(frame, self._methods.requests, reserved)
+        objection = self._objection(frame, self._methods.requests)
         if objection is not None:
-            self._refuse(frame, objection, reserved)
+            self._tell(frame.call, objection)
             return
         header: RequestHeader = frame.header
         method, handler, needs_task = self._methods.requests[header.method]
         deadline = self._loop.time() + header.timeout_ms / 1_000
         call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
         if needs_task:
-            self._keep(call, reserved)
+            self._keep(call)
             call.task = self._loop.create_task(self._run(call, method, handler))
             return
         outcome: Any
@@ -195,19 +191,21 @@ class Serving:
             outcome = error
         except Exception as error:
             outcome = unforeseen(method.name, error)
-        if outcome is LATER and not call.is_answered:
-            self._keep(call, reserved)
+        if call.is_answered:
             return
-        self._give_back(reserved)
-        if outcome is not LATER:
-            call.is_answered = True
-            self._send(call, outcome)
+        if outcome is LATER:
+            self._keep(call)
+            if self._is_lost:
+                # The handler itself ended the connection.
+                call.cancel()
+            return
+        call.is_answered = True
+        self._send(call, outcome)
 
     def stream_open(self, frame: Frame) -> None:
-        reserved, self._receiving = self._receiving, 0
-        objection = self._objection(frame, self._methods.streams, reserved)
+        objection = self._objection(frame, self._methods.streams)
         if objection is not None:
-            self._refuse(frame, objection, reserved)
+            self._tell(frame.call, objection)
             return
         header: OpenHeader = frame.header
         method, handler = self._methods.streams[header.method]
@@ -216,13 +214,13 @@ class Serving:
         sender = call.sender = StreamSender(
             self._outbox, frame.call, header.items, header.bytes, self._options.stall_ms_max
         )
-        self._keep(call, reserved)
+        self._keep(call)
         call.task = self._loop.create_task(self._run(call, method, lambda call: handler(call, sender)))
 
     def notify(self, frame: Frame) -> None:
         entry = self._methods.notices.get(frame.header.method)
         if entry is None:
-            _log.warning("%s told %r, which is not known here", self.connection, frame.header.method)
+            _log.warning("%s told %s, which is not known here", self.connection, _shown(frame.header.method))
             return
         notice, handler = entry
         try:
@@ -242,38 +240,41 @@ class Serving:
 
     # What becomes of it.
 
-    def _objection(self, frame: Frame, methods: dict[str, Any], reserved: int) -> CutwaterError | None:
+    def _objection(self, frame: Frame, methods: dict[str, Any]) -> CutwaterError | None:
         """Why a request is not served, or None. No handler has seen it, so nothing was done."""
-        options, size = self._options, frame.size - reserved
+        options, size = self._options, frame.size - self.reserved
         if self.refusal is not None:
             return self.refusal()
         if len(self._calls) >= options.calls_max:
-            return self._exhausted(f"{options.calls_max} calls of this connection are being served")
+            return self.exhausted(f"{options.calls_max} calls of this connection are being served")
         if (
             frame.skipped
             or self._bytes + size > options.call_bytes_max
             or self._budget.used + size > self._budget.bytes_max
         ):
-            return self._exhausted(f"there is no room now for a request of {frame.size} bytes")
-        if self._outbox.is_busy and self._outbox.size > options.call_bytes_max:
-            return self._exhausted(f"{self._outbox.size} bytes of answers wait to be read")
+            return self.exhausted(f"there is no room now for a request of {frame.size} bytes")
+        if self._outbox.is_busy and self._outbox.is_full:
+            return self.exhausted(f"{self._outbox.size} bytes of answers wait to be read")
         if frame.call in self._calls:
             raise ProtocolViolation(f"call {frame.call} was made twice")
-        if frame.header.method not in methods:
-            return UnknownMethod(f"{frame.header.method!r} is not known here: the versions of both sides may differ")
+        method = frame.header.method
+        if method not in methods:
+            return UnknownMethod(f"{_shown(method)} is not known here: the versions of both sides may differ")
         return None
 
-    def _exhausted(self, message: str) -> ResourceExhausted:
+    def exhausted(self, message: str) -> ResourceExhausted:
+        """Count a refusal, and make the error for it."""
         self.refused += 1
         return ResourceExhausted(message, retry_ms=self._options.retry_ms)
 
-    def _refuse(self, frame: Frame, error: CutwaterError, reserved: int) -> None:
-        self._give_back(reserved)
-        self._outbox.send(Kind.ERROR, frame.call, ENCODE(to_wire(error)))
+    def _tell(self, call: int, error: CutwaterError) -> None:
+        self._outbox.send(Kind.ERROR, call, encode_error(error, self._outbox.header_bytes_max))
 
-    def _keep(self, call: Call[Any], reserved: int) -> None:
+    def _keep(self, call: Call[Any]) -> None:
         """The call goes on after this turn: from now on it counts."""
-        if not reserved:
+        if self.reserved:
+            self.reserved = 0
+        else:
             self._bytes += call.size
             self._budget.used += call.size
         self._calls[call.number] = call
@@ -281,9 +282,8 @@ class Serving:
             self._watch.note(call.deadline)
 
     def _give_back(self, size: int) -> None:
-        if size:
-            self._bytes -= size
-            self._budget.give_back(size)
+        self._bytes -= size
+        self._budget.give_back(size)
 
     async def _run(self, call: Call[Any], method: Any, handler: Callable[[Call[Any]], Any]) -> None:
         call.is_started = True
@@ -314,7 +314,7 @@ class Serving:
     def _send(self, call: Call[Any], outcome: Any) -> None:
         try:
             if isinstance(outcome, CutwaterError):
-                self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(outcome)))
+                self._tell(call.number, outcome)
             elif call.sender is not None:
                 self._outbox.send(Kind.STREAM_END, call.number, b"")
             elif type(outcome) is Reply:
@@ -323,10 +323,10 @@ class Serving:
             else:
                 self._outbox.send(Kind.RESPONSE, call.number, ENCODE(outcome), is_alone=not self._calls)
         except CutwaterError as error:
-            self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(error)))
+            self._tell(call.number, error)
         except Exception as error:
             # The value cannot be encoded, which is a bug of the handler.
-            self._outbox.send(Kind.ERROR, call.number, ENCODE(to_wire(unforeseen("an answer", error))))
+            self._tell(call.number, unforeseen("an answer", error))
 
     # The rest of a connection's life.
 
@@ -344,9 +344,9 @@ class Serving:
 
     def lost(self) -> None:
         """The connection is gone: nobody waits for these answers any more."""
+        self._is_lost = True
         self._watch.stop()
-        self._give_back(self._receiving)
-        self._receiving = 0
+        self.release()
         for call in list(self._calls.values()):
             call.cancel()
 
@@ -354,6 +354,11 @@ class Serving:
         for call in [call for call in self._calls.values() if call.deadline <= now]:
             call.cancel()
         return min((call.deadline for call in self._calls.values() if not call.is_cancelled), default=inf)
+
+
+def _shown(method: str) -> str:
+    """A name that the peer made up, at a length that can be shown."""
+    return repr(method[:METHOD_CHARS_SHOWN])
 
 
 def unforeseen(name: str, error: Exception) -> InternalError:

@@ -1,4 +1,5 @@
-"""What can be asked of a storage node, by clients, by other storage nodes and by the metadata repository.
+"""What can be asked of a storage node, by clients, by other storage nodes and by the metadata repository; and what a
+storage node asks of the metadata repository.
 
 Records never travel in headers: the body of a batch, and frames as they are stored, are the bodies of messages.
 """
@@ -14,9 +15,13 @@ from cutwater.types import (
     LLSN,
     Ack,
     Batch,
+    ClusterId,
     CommitContext,
+    CutTime,
     Epoch,
+    Incarnation,
     LogStreamId,
+    NodeState,
     ProducerId,
     ReplicaState,
     Report,
@@ -43,21 +48,55 @@ class AppendAnswer(Struct, frozen=True):
     last_sequence: Sequence
 
 
+class Columns(Struct, frozen=True):
+    """Which columns of a schema a reader wants, in this order. Storage nodes do not know schemas, so the reader tells
+    it: an Arrow schema in its IPC form."""
+
+    schema: bytes
+    columns: tuple[str, ...]
+
+
 class ReadArguments(Struct, frozen=True):
-    """Committed records of a stream from a GLSN on."""
+    """Committed records of a stream from a GLSN on. ``projection``: of batches with these schemas, only some columns;
+    batches with others come as they are."""
 
     stream: LogStreamId
     from_glsn: GLSN
     bytes_max: int
+    projection: dict[int, Columns] = {}
 
 
 class ReadAnswerHeader(Struct, frozen=True):
-    """The frames are the body. ``complete_through`` and ``revision`` are as in ``core.subscription.ReadAnswer``."""
+    """The frames are the body; those of batches of which columns were picked are made anew, with their own checksums.
+    ``complete_through`` and ``revision`` are as in ``core.subscription.ReadAnswer``."""
 
     stream: LogStreamId
     commits: tuple[CommitContext, ...]
     complete_through: GLSN
     revision: Revision
+
+
+class FollowArguments(Struct, frozen=True):
+    """As ``ReadArguments``, for a reader that stays: each message has about ``bytes_max``, and they go on for ever."""
+
+    stream: LogStreamId
+    from_glsn: GLSN
+    bytes_max: int
+    projection: dict[int, Columns] = {}
+
+
+class FindArguments(Struct, frozen=True):
+    """Where the records begin that were committed at or after this time."""
+
+    stream: LogStreamId
+    time: CutTime
+
+
+class FindAnswer(Struct, frozen=True):
+    """``glsn``: the first such record that is there, None if none is. Later ones lie above ``complete_through``."""
+
+    glsn: GLSN | None
+    complete_through: GLSN
 
 
 class FateArguments(Struct, frozen=True):
@@ -78,8 +117,31 @@ class ReplicaStatus(Struct, frozen=True):
 
 
 class NodeStatus(Struct, frozen=True):
+    """``unreadable``: log streams whose files cannot even be opened; they wait to be learned from a peer."""
+
     node: StorageNodeId
+    state: NodeState
     replicas: tuple[ReplicaStatus, ...]
+    unreadable: tuple[LogStreamId, ...] = ()
+
+
+class VolumeRoom(Struct, frozen=True):
+    path: str
+    total_bytes: int
+    free_bytes: int
+
+
+class NodeDescription(Struct, frozen=True):
+    """Who a storage node is. ``cluster_key`` is None until it has been added to a cluster."""
+
+    cluster: ClusterId
+    node: StorageNodeId
+    node_key: str
+    cluster_key: str | None
+    address: str
+    volumes: tuple[VolumeRoom, ...]
+    version: str
+    incarnation: Incarnation
 
 
 class VerifyFinding(Struct, frozen=True):
@@ -90,8 +152,12 @@ class VerifyFinding(Struct, frozen=True):
 
 APPEND: Method[AppendArguments, AppendAnswer] = Method("append", AppendArguments, AppendAnswer)
 READ: Method[ReadArguments, ReadAnswerHeader] = Method("read", ReadArguments, ReadAnswerHeader)
+FOLLOW: StreamMethod[FollowArguments, ReadAnswerHeader] = StreamMethod("follow", FollowArguments, ReadAnswerHeader)
+"""Also told, without a body, is that a log stream is complete further although nothing was appended to it."""
+FIND: Method[FindArguments, FindAnswer] = Method("find", FindArguments, FindAnswer)
 FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)
 STATUS: Method[None, NodeStatus] = Method("status", None, NodeStatus)
+DESCRIBE: Method[None, NodeDescription] = Method("describe", None, NodeDescription)
 VERIFY: Method[LogStreamId, tuple[VerifyFinding, ...]] = Method("verify", int, tuple[VerifyFinding, ...])
 
 # Storage nodes among each other.
@@ -106,12 +172,35 @@ class EntryRefused(Struct, frozen=True):
     reason: str
 
 
+class SyncContexts(Struct, frozen=True, tag=True):
+    """Some of the commit contexts, which are the body of the message."""
+
+
+class SyncDedup(Struct, frozen=True, tag=True):
+    """The next bytes of the deduplication checkpoint, in the form of its file, which are the body of the message."""
+
+
+class CopyArguments(Struct, frozen=True):
+    """An intact copy of the committed entry that holds this LLSN is wanted, to repair a damaged one."""
+
+    stream: LogStreamId
+    llsn: LLSN
+
+
+class CopyAnswer(Struct, frozen=True):
+    """The frame is the body. ``commits`` are those that give it its GLSNs."""
+
+    commits: tuple[CommitContext, ...]
+
+
 REPLICATE: Notice[Replicate] = Notice("replicate", Replicate)
 """The entry's batch has an empty body; the real one is the body of the message."""
 ENTRY_REFUSED: Notice[EntryRefused] = Notice("entry_refused", EntryRefused)
-SyncItem = SyncBegin | SyncEntries | SyncEnd | SyncFailed
+SyncItem = SyncBegin | SyncEntries | SyncContexts | SyncDedup | SyncEnd | SyncFailed
 SYNC: StreamMethod[SyncRequest, SyncItem] = StreamMethod("sync", SyncRequest, SyncItem)
-"""The entries of a part are frames in the body of the message."""
+"""With ``SyncBegin`` comes, as the body, how far event time had come before the first entry; with ``SyncEntries`` the
+entries, as frames. Commit contexts and deduplication come in parts before ``SyncEnd``, which itself has neither."""
+COPY: Method[CopyArguments, CopyAnswer] = Method("copy", CopyArguments, CopyAnswer)
 
 # The metadata repository.
 
@@ -122,12 +211,33 @@ class Addresses(Struct, frozen=True):
     storage_nodes: dict[StorageNodeId, str]
 
 
+class JoinArguments(Struct, frozen=True):
+    """Who a storage node is, and where it listens. ``cluster_key`` is what it learned when it was added, if it was."""
+
+    node: StorageNodeId
+    node_key: str
+    cluster_key: str | None
+    address: str
+    incarnation: Incarnation
+    volumes: tuple[str, ...]
+
+
+class JoinAnswer(Struct, frozen=True):
+    """``known``: the node has been added to the cluster, and its reports are welcome."""
+
+    cluster_key: str
+    known: bool
+
+
 class Complaint(Struct, frozen=True):
     stream: LogStreamId
     complainer: StorageNodeId
     peer: StorageNodeId
 
 
+JOIN: Method[JoinArguments, JoinAnswer] = Method("join", JoinArguments, JoinAnswer)
+"""Asked by a storage node on every new connection, before anything else. Keys that do not belong together get
+``WrongIdentity``, which the node takes as a reason to stop."""
 REPORT: Notice[Report] = Notice("report", Report)
 COMPLAINT: Notice[Complaint] = Notice("complaint", Complaint)
 LEADER_SAYS: Notice[LeaderMessage] = Notice("leader_says", LeaderMessage)

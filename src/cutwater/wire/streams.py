@@ -122,7 +122,10 @@ class SharedCredit:
     def settle(self) -> None:
         """Tell the senders what they may send now."""
         for member, items, size in self.pool.grants():
-            self._streams[member](items, size)
+            grant = self._streams.get(member)
+            # Telling one may end the connection of another.
+            if grant is not None:
+                grant(items, size)
 
 
 class StreamReceiver(Generic[I]):
@@ -184,16 +187,21 @@ class StreamReceiver(Generic[I]):
         """The next item, or None at the end of the stream. Without a timeout it waits as long as the connection lives,
         which a peer that is gone ends too. One waiter at a time."""
         if not self._queue and not self._is_over:
-            assert self._waiter is None, "two tasks wait for the same stream"
-            self._waiter = asyncio.get_running_loop().create_future()
             try:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000):
-                    await self._waiter
+                    await self._wait()
             except TimeoutError:
                 raise DeadlineExceeded(f"{self._method.name}: no item came within {timeout_ms} ms") from None
-            finally:
-                self._waiter = None
         return self.receive_nowait()
+
+    async def _wait(self) -> None:
+        assert self._waiter is None, "two tasks wait for the same stream"
+        try:
+            while not self._queue and not self._is_over:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        finally:
+            self._waiter = None
 
     def receive_nowait(self) -> Received[I] | None:
         """An item that is there already, or None."""
@@ -236,8 +244,9 @@ class StreamReceiver(Generic[I]):
 
     def item(self, frame: Frame) -> None:
         header: ItemHeader = frame.header
+        received = Received(self._method.result_of(header.value), frame.body)
         self._credit.pool.received(self._member, frame.size, header.backlog_items, header.backlog_bytes)
-        self._queue.append((Received(self._method.result_of(header.value), frame.body), frame.size))
+        self._queue.append((received, frame.size))
         self._wake()
 
     def blocked(self, header: BlockedHeader) -> None:

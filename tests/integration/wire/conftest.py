@@ -36,9 +36,11 @@ CONNECT_MS = 5_000
 class Raw(asyncio.BufferedProtocol):
     """A peer that need not keep to the protocol: sends any bytes, and reads only if told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, stays: bool) -> None:
         self.transport: Any = None
         self.frames: list[Frame] = []
+        self.stays = stays
+        """Whether it keeps its end open when the other has closed."""
         self.made = asyncio.get_running_loop().create_future()
         self.gone = asyncio.get_running_loop().create_future()
         self._decoder = FrameDecoder(1 << 26, 1 << 20)
@@ -56,7 +58,7 @@ class Raw(asyncio.BufferedProtocol):
         self.frames += iter(self._decoder.next_frame, None)
 
     def eof_received(self) -> bool:
-        return False
+        return self.stays
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone.set_result(None)
@@ -109,8 +111,8 @@ class Network:
         self.connections.append(connection)
         return connection
 
-    async def raw(self, listener: Any, *, reading: bool = True) -> Raw:
-        raw = Raw()
+    async def raw(self, listener: Any, *, reading: bool = True, stays: bool = False) -> Raw:
+        raw = Raw(stays=stays)
         await self._raw(listener, raw)
         await raw.made
         if not reading:
@@ -159,7 +161,7 @@ class Memory(Network):
         return await self.net.connect(endpoint, listener.address, timeout_ms=timeout_ms, **more)
 
     async def _raw(self, listener: Any, raw: Raw) -> None:
-        assert self.net.attach_raw(listener.address, raw, self.faults) is not None
+        await self.net.attach_raw(listener.address, raw, self.faults)
 
 
 class Tcp(Network):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,14 +14,15 @@ from msgspec import msgpack
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted
 from cutwater.wire.codec import encode_frame
-from cutwater.wire.connection import Connection, State
-from cutwater.wire.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire
-from cutwater.wire.frames import FIXED, Kind, PeerLimits
+from cutwater.wire.connection import Connection
+from cutwater.wire.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire, to_wire
+from cutwater.wire.frames import FIXED, GoAway, Kind, PeerLimits
 from cutwater.wire.memory import Faults
-from cutwater.wire.methods import LATER, Later, Method, Methods, Reply, StreamMethod
+from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Reply, StreamMethod
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.outbox import FLUSH_BYTES
 from cutwater.wire.serving import Call
+from cutwater.wire.states import State
 from cutwater.wire.streams import SharedCredit, StreamSender
 
 ECHO = Method[None, None]("echo", None, None)
@@ -28,6 +30,7 @@ GIVE = Method[int, None]("give", int, None)
 GIVE_IN_A_TASK = Method[int, None]("give_in_a_task", int, None)
 HOLD = Method[None, None]("hold", None, None)
 FLOOD = StreamMethod[int, None]("flood", int, None)
+TELL = Notice[int]("tell", int)
 KIB = 1024
 GENEROUS = PeerLimits(1 << 24, 1 << 20, 10_000, 1 << 30)
 CURT = WireOptions(linger_ms_max=50)
@@ -81,38 +84,39 @@ def served_by(listener: Any) -> Connection:
 
 
 async def farewell(raw: Any) -> CutwaterError:
+    """The reason that the other side gave before it closed."""
     await raw.until(lambda frames: any(frame.kind == Kind.GOAWAY for frame in frames))
-    await asyncio.wait_for(raw.gone, 5)
+    if not raw.stays:
+        await asyncio.wait_for(raw.gone, 5)
     (error,) = [from_wire(frame.header.error) for frame in raw.frames if frame.kind == Kind.GOAWAY]
     return error
 
 
 @asynccontextmanager
-async def undisturbed(connection: Connection) -> AsyncIterator[list[float]]:
-    """Calls of someone else go on all the time, and each is answered soon."""
-    delays: list[float] = []
-    loop = asyncio.get_running_loop()
+async def undisturbed(connection: Connection) -> AsyncIterator[None]:
+    """Calls of someone else go on all the time, and each is answered before its deadline."""
+    answered = 0
 
     async def work() -> None:
+        nonlocal answered
         while True:
-            started = loop.time()
-            received = await connection.call(ECHO, None, b"x" * 100, timeout_ms=3_000)
+            received = await connection.call(ECHO, None, b"x" * 100, timeout_ms=5_000)
             assert len(received.body) == 100
-            delays.append(loop.time() - started)
+            answered += 1
             await asyncio.sleep(0.002)
 
     task = asyncio.create_task(work())
     try:
-        yield delays
-        async with asyncio.timeout(5):
-            while len(delays) < 5 and not task.done():
+        yield
+        enough = answered + 5
+        async with asyncio.timeout(10):
+            while answered < enough and not task.done():
                 await asyncio.sleep(0.002)
     finally:
         if task.done():
             task.result()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert max(delays) < 2
 
 
 # ----------------------------------------------------------------------------------------------------- slow readers
@@ -157,7 +161,7 @@ async def test_answers_that_pile_up_beyond_all_limits_end_the_connection(network
     served = served_by(listener)
     async with undisturbed(friend):
         raw.send(b"".join(request(i, "give_in_a_task", 200 * KIB) for i in range(1, 201)))
-        await asyncio.wait_for(asyncio.shield(served.closed), 5)
+        await asyncio.wait_for(served.closed, 5)
     assert isinstance(served.error, ResourceExhausted)
     assert "wait to be read" in str(served.error)
 
@@ -186,6 +190,85 @@ async def test_refusals_that_are_not_read_end_the_connection(network: Any) -> No
         await asked
 
 
+async def test_notices_to_a_peer_that_does_not_read_are_refused(network: Any) -> None:
+    """They pile up to half of what may wait; then who tells is told, and the connection stays."""
+    options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, send_bytes_max=2_000 * KIB, retry_ms=44)
+    listener = await network.listen(Server().methods, options=options)
+    friend = await network.connect(listener)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    told = 0
+
+    async def tell_until_refused() -> ResourceExhausted:
+        nonlocal told
+        while True:
+            try:
+                served.notify(TELL, told, bytes(20 * KIB))
+            except ResourceExhausted as error:
+                return error
+            told += 1
+            assert told < 10_000
+            assert served.snapshot().send_bytes <= 1_000 * KIB + 2 * FLUSH_BYTES
+            await asyncio.sleep(0)
+
+    async with undisturbed(friend):
+        refused = await tell_until_refused()
+        assert refused.retry_ms == 44
+        assert "tell: " in str(refused)
+        assert "reads too slowly" in str(refused)
+        with pytest.raises(ResourceExhausted, match="reads too slowly"):
+            await served.call(ECHO, None, timeout_ms=1_000)
+        assert served.state is State.OPEN
+        raw.transport.resume_reading()
+        await raw.until(lambda frames: len(frames) > told)
+        served.notify(TELL, told)
+        await raw.until(lambda frames: len(frames) > told + 1)
+    assert [msgpack.decode(frame.header.argument) for frame in raw.frames[1:]] == list(range(told + 1))
+
+
+async def test_a_loop_that_tells_without_a_pause_is_refused_too(network: Any) -> None:
+    """The transport has no turn in which to say that it cannot keep up."""
+    options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, send_bytes_max=2_000 * KIB)
+    listener = await network.listen(options=options)
+    await greeted(network, listener, reading=False)
+    served = served_by(listener)
+
+    def tell() -> None:
+        for i in range(10_000):
+            served.notify(TELL, i, bytes(20 * KIB))
+
+    with pytest.raises(ResourceExhausted, match="reads too slowly"):
+        tell()
+    assert served.snapshot().send_bytes <= 1_000 * KIB + 2 * FLUSH_BYTES
+    assert served.state is State.OPEN
+
+
+async def test_a_call_that_is_one_too_much_ends_at_once(network: Any) -> None:
+    """What waits exceeds all limits in the middle of a call: it ends with the connection, not at its deadline."""
+    options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, send_bytes_max=8_000 * KIB)
+    listener = await network.listen(options=options)
+    await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    calls = [asyncio.create_task(served.call(ECHO, None, bytes(15_000 * KIB), timeout_ms=60_000)) for _ in range(2)]
+    outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [ConnectionLost, ConnectionLost]
+    assert isinstance(served.error, ResourceExhausted)
+    assert served.snapshot().calls == 0
+
+
+async def test_a_peer_that_says_why_it_goes_and_then_hangs_is_not_waited_for(network: Any) -> None:
+    """It neither reads nor closes, so what was written to it can never be delivered."""
+    options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, linger_ms_max=50)
+    listener = await network.listen(options=options)
+    raw = await greeted(network, listener, reading=False)
+    served = served_by(listener)
+    for i in range(500):
+        served.notify(TELL, i, bytes(20 * KIB))
+    raw.send(encode_frame(Kind.GOAWAY, 0, msgpack.encode(GoAway(to_wire(DeadlineExceeded("enough"))))))
+    await asyncio.wait_for(served.closed, 5)
+    assert isinstance(served.error, DeadlineExceeded)
+
+
 async def test_a_stuck_reader_is_given_up(network: Any) -> None:
     options = WireOptions(send_high_bytes=64 * KIB, send_low_bytes=KIB, ping_ms=60)
     server = Server()
@@ -193,7 +276,7 @@ async def test_a_stuck_reader_is_given_up(network: Any) -> None:
     raw = await greeted(network, listener, reading=False)
     served = served_by(listener)
     raw.send(b"".join(request(i, "give", 100 * KIB) for i in range(1, 200)))
-    await asyncio.wait_for(asyncio.shield(served.closed), 5)
+    await asyncio.wait_for(served.closed, 5)
     assert isinstance(served.error, ConnectionLost)
     assert "has not been heard of" in str(served.error)
 
@@ -247,6 +330,21 @@ async def test_bad_frames_end_the_connection_of_who_sent_them(network: Any, data
         await asyncio.sleep(0.02)
     assert isinstance(reason, error)
     assert listener.gate.snapshot().connections == 1
+
+
+async def test_what_an_oversized_frame_announces_is_not_allocated(tcp: Any) -> None:
+    listener = await tcp.listen(Server().methods, options=CURT)
+    raw = await greeted(tcp, listener)
+    tracemalloc.start()
+    try:
+        raw.send(FIXED.pack(1 << 30, 0, 1, Kind.REQUEST, 0) + bytes(1_000))
+        reason = await farewell(raw)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(reason, FrameTooLarge)
+    assert (reason.size, reason.limit) == (1 << 30, 16 << 20)
+    assert most < 1 << 20
 
 
 async def test_noise_after_the_end_is_not_kept(network: Any) -> None:
@@ -411,13 +509,30 @@ async def test_a_large_request_that_breaks_off_gives_its_room_back(network: Any)
             await asyncio.sleep(0.002)
 
 
+async def test_large_notices_share_the_budget_of_the_listener(network: Any) -> None:
+    """There is no answer in which to refuse a notice, so it ends the connection, before anything is allocated."""
+    listener = await network.listen(Server().methods, limits=ListenerOptions(bytes_max=500 * KIB), options=CURT)
+    friend = await network.connect(listener)
+    raw = await greeted(network, listener)
+    header = msgpack.encode(("tell", 1))
+    async with undisturbed(friend):
+        raw.send(encode_frame(Kind.NOTIFY, 0, header, bytes(300 * KIB)))
+        raw.send(request(1, "echo"))
+        await raw.until(lambda frames: len(frames) > 1)
+        assert listener.gate.snapshot().bytes == 0, "what was dealt with does not count any more"
+        raw.send(encode_frame(Kind.NOTIFY, 0, header, bytes(600 * KIB))[:1_000])
+        reason = await farewell(raw)
+    assert isinstance(reason, ResourceExhausted)
+    assert "no room now for a message of" in str(reason)
+
+
 # -------------------------------------------------------------------------------------------------- many connections
 
 
 @pytest.mark.parametrize("network", ["tcp", "memory"], indirect=True)
 async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
-    limits = ListenerOptions(connections_max=50, handshakes_max=40, refusals_max=20)
-    listener = await network.listen(Server().methods, limits=limits, options=WireOptions(handshake_ms_max=300))
+    limits = ListenerOptions(connections_max=50, handshakes_max=40, refusals_max=20, retry_ms=700)
+    listener = await network.listen(Server().methods, limits=limits)
     friend = await network.connect(listener)
     refused: list[CutwaterError] = []
     most = 0
@@ -425,7 +540,7 @@ async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
     async def intrude() -> None:
         nonlocal most
         try:
-            connection = await network.connect(listener, timeout_ms=10_000)
+            connection = await network.connect(listener, timeout_ms=15_000)
         except CutwaterError as error:
             refused.append(error)
         else:
@@ -438,16 +553,26 @@ async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
             await asyncio.gather(*(intrude() for _ in range(100)))
     assert most <= 50 + 20
     assert len(refused) == 1_000 - 49
-    told = [error for error in refused if isinstance(error, ResourceExhausted)]
-    assert len(told) > 20
-    assert all(isinstance(error, ResourceExhausted | ConnectionLost) for error in refused)
-    assert all(error.retriable for error in refused)
+    assert {type(error) for error in refused} == {ResourceExhausted}, "each is told, and when to come back"
+    assert {error.retry_ms for error in refused if isinstance(error, ResourceExhausted)} == {700}
     for connection in network.connections[1:]:
         connection.abort()
     async with asyncio.timeout(5):
         while listener.gate.snapshot().connections > 1:
             await asyncio.sleep(0.005)
     assert (await network.connect(listener)).state is State.OPEN
+
+
+async def test_those_who_cannot_be_told_at_once_are_told_one_after_another(tcp: Any) -> None:
+    """Three at a time, each of whom stays as long as it may; nobody is closed without a word."""
+    limits = ListenerOptions(connections_max=1, refusals_max=3)
+    listener = await tcp.listen(Server().methods, limits=limits, options=WireOptions(linger_ms_max=50))
+    friend = await tcp.connect(listener)
+    async with undisturbed(friend):
+        strangers = [await tcp.raw(listener, stays=True) for _ in range(10)]
+        reasons = [await farewell(stranger) for stranger in strangers]
+    assert {type(reason) for reason in reasons} == {ResourceExhausted}
+    assert listener.gate.snapshot().refused_total == 10
 
 
 async def test_strangers_that_say_nothing_do_not_keep_others_out_for_long(tcp: Any) -> None:
@@ -466,7 +591,7 @@ async def test_strangers_that_say_nothing_do_not_keep_others_out_for_long(tcp: A
                 except (ResourceExhausted, ConnectionLost):
                     await asyncio.sleep(0.05)
     snapshot = listener.gate.snapshot()
-    assert snapshot.refused_total + snapshot.dropped_total >= 20
+    assert snapshot.refused_total >= 20
 
 
 # ----------------------------------------------------------------------------------------------------------- silence
@@ -480,12 +605,10 @@ async def test_a_half_open_connection_is_found_by_both_sides(memory: Any) -> Non
     await asyncio.sleep(0.01)
     (served,) = listener.gate.connections
     memory.net.links[-1].go_silent()
-    started = asyncio.get_running_loop().time()
     with pytest.raises(ConnectionLost, match="has not been heard of") as caught:
         await held
     assert caught.value.outcome_unknown
-    await asyncio.wait_for(asyncio.shield(served.closed), 2)
-    assert asyncio.get_running_loop().time() - started < 4 * 0.040 + 0.5
+    await asyncio.wait_for(served.closed, 5)
     assert listener.gate.snapshot().connections == 0
 
 
@@ -494,15 +617,15 @@ async def test_a_half_open_connection_is_found_over_tcp(tcp: Any) -> None:
     listener = await tcp.listen(options=WireOptions(ping_ms=40))
     raw = await greeted(tcp, listener)
     served = served_by(listener)
-    await asyncio.wait_for(asyncio.shield(served.closed), 2)
+    await asyncio.wait_for(served.closed, 5)
     assert any(frame.kind == Kind.PING for frame in raw.frames)
 
 
 async def test_an_idle_connection_stays(network: Any) -> None:
-    options = WireOptions(ping_ms=20)
+    options = WireOptions(ping_ms=50)
     listener = await network.listen(Server().methods, options=options)
     connection = await network.connect(listener, options=options)
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.5)
     assert connection.state is State.OPEN
     assert (await connection.call(ECHO, None, b"x", timeout_ms=1_000)).body == b"x"
 

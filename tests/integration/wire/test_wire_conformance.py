@@ -18,11 +18,12 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.types import GLSN
-from cutwater.wire.connection import Connection, State
+from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
 from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Received, Reply, StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call, Notification
+from cutwater.wire.states import State
 from cutwater.wire.streams import SharedCredit, StreamSender
 
 
@@ -43,6 +44,7 @@ LATE = Method[int, int]("late", int, int)
 BACK = Method[str, str]("back", str, str)
 COUNT = StreamMethod[int, int]("count", int, int)
 FOREVER = StreamMethod[None, int]("forever", None, int)
+TWICE = Method[str, int]("twice", str, int)
 TELL = Notice[Question]("tell", Question)
 
 
@@ -230,10 +232,8 @@ async def test_an_argument_of_another_type_is_refused(network: Any) -> None:
 
 async def test_a_call_ends_at_its_deadline_and_so_does_its_handler(network: Any) -> None:
     server, connection, _ = await pair(network)
-    started = asyncio.get_running_loop().time()
     with pytest.raises(DeadlineExceeded):
-        await connection.call(SLOW, 5_000, timeout_ms=50)
-    assert asyncio.get_running_loop().time() - started < 2
+        await connection.call(SLOW, 60_000, timeout_ms=50)
     await server.saw("begun", "cancelled")
     assert connection.snapshot().calls == 0
 
@@ -256,8 +256,11 @@ async def test_deadlines_are_kept_apart(network: Any) -> None:
 async def test_no_call_without_a_deadline(network: Any) -> None:
     _, connection, _ = await pair(network)
     for timeout_ms in (0, -5):
-        with pytest.raises(InvalidArgument, match="timeout"):
+        with pytest.raises(InvalidArgument, match="a timeout is 1 to"):
             await connection.call(ECHO, None, timeout_ms=timeout_ms)
+        with pytest.raises(InvalidArgument, match="a timeout is 1 to"):
+            connection.open_stream(FOREVER, None, timeout_ms=timeout_ms)
+    assert connection.state is State.OPEN
 
 
 async def test_cancelling_the_caller_cancels_the_handler(network: Any) -> None:
@@ -296,6 +299,39 @@ async def test_an_answer_may_come_later(network: Any) -> None:
         await first
 
 
+async def test_a_handler_that_answers_twice_is_heard_once(network: Any) -> None:
+    server, connection, _ = await pair(network)
+
+    @server.methods.answers(TWICE)
+    def twice(call: Call[str]) -> int:
+        call.answer(1)
+        if call.argument == "raise":
+            raise Unavailable("too late to say so")
+        return 2
+
+    for how in ("return", "raise"):
+        assert (await connection.call(TWICE, how, timeout_ms=2_000)).value == 1
+    assert (await connection.call(ASK, Question("a", 1), timeout_ms=2_000)).value == Answer("A")
+
+
+async def test_a_handler_that_ends_the_connection_is_told_that_nobody_waits(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    (served,) = listener.gate.connections
+
+    @server.methods.answers(TWICE)
+    def leave(call: Call[str]) -> Later:
+        call.on_cancel(lambda: server.events.append("nobody waits"))
+        server.late.append(call)  # type: ignore[arg-type]
+        served.fail(Unavailable("enough"))
+        return LATER
+
+    with pytest.raises(ConnectionLost, match="enough") as caught:
+        await connection.call(TWICE, "", timeout_ms=5_000)
+    assert caught.value.outcome_unknown
+    await server.saw("nobody waits")
+    server.late[0].answer()
+
+
 async def test_a_late_answer_to_a_cancelled_call_goes_nowhere(network: Any) -> None:
     server, connection, listener = await pair(network)
     with pytest.raises(DeadlineExceeded):
@@ -331,6 +367,29 @@ async def test_notices_arrive_in_order(network: Any) -> None:
         connection.notify(TELL, Question(str(i)), b"x" * i * 100)
     await connection.call(ECHO, None, timeout_ms=5_000)
     assert server.told == [(str(i), b"x" * i * 100) for i in range(100)]
+
+
+async def test_two_sides_that_tell_much_do_not_wait_for_each_other(network: Any) -> None:
+    """Neither asks anything, and both have more to tell than all buffers between them hold."""
+    heard: dict[str, list[int]] = {"client": [], "server": []}
+    opened: list[Connection] = []
+
+    def hearing(who: str) -> Methods:
+        methods = Methods()
+        methods.hears(TELL)(lambda notification: heard[who].append(notification.argument.number))
+        return methods
+
+    small = WireOptions(send_high_bytes=100_000, send_low_bytes=10_000)
+    listener = await network.listen(hearing("server"), options=small, on_open=opened.append)
+    connection = await network.connect(listener, hearing("client"), options=small)
+    body = bytes(200_000)
+    for i in range(100):
+        connection.notify(TELL, Question("", i), body)
+        opened[0].notify(TELL, Question("", i), body)
+    async with asyncio.timeout(10):
+        while len(heard["client"]) < 100 or len(heard["server"]) < 100:
+            await asyncio.sleep(0.005)
+    assert heard["client"] == heard["server"] == list(range(100))
 
 
 async def test_a_notice_that_fails_harms_nobody(network: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -399,6 +458,35 @@ async def test_streams_share_their_room(network: Any) -> None:
 
     assert await asyncio.gather(*(consume(stream) for stream in streams)) == [list(range(100))] * 4
     assert (room.pool.free_items, room.pool.free_bytes) == (16, 16_000)
+
+
+async def test_an_item_of_another_type_ends_its_stream_and_gives_its_room_back(network: Any) -> None:
+    _, connection, _ = await pair(network)
+    room = SharedCredit(8, 8_000, 2)
+    with pytest.raises(MalformedFrame, match=r"count: the answer is not as expected"):
+        await connection.open_stream(StreamMethod[int, str]("count", int, str), 3, credit=room).receive(
+            timeout_ms=2_000
+        )
+    values: list[int] = []
+    await drain(connection.open_stream(COUNT, 20, credit=room), values)
+    assert values == list(range(20))
+    assert (room.pool.free_items, room.pool.free_bytes) == (8, 8_000)
+
+
+async def test_a_stream_that_nobody_reads_holds_up_no_other_on_its_connection(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    stuck = connection.open_stream(FOREVER, None, credit=SharedCredit(4, 10_000))
+    await server.saw("begun")
+    values: list[int] = []
+    await drain(connection.open_stream(COUNT, 2_000), values)
+    assert values == list(range(2_000))
+    assert (await connection.call(ASK, Question("a", 1), timeout_ms=5_000)).value == Answer("A")
+    assert stuck.queued[0] == 4
+    (served,) = listener.gate.connections
+    assert served.snapshot().send_bytes == 0, "what waits for the stuck one waits in its handler"
+    assert server.events == ["begun"]
+    stuck.cancel()
+    await server.saw("begun", "ended after 1")
 
 
 async def test_waiting_for_an_item_has_a_deadline_if_wanted(network: Any) -> None:
@@ -479,9 +567,7 @@ async def test_a_close_has_a_deadline(network: Any) -> None:
     server, connection, listener = await pair(network)
     task = asyncio.create_task(connection.call(SLOW, 60_000, timeout_ms=60_000))
     await server.saw("begun")
-    started = asyncio.get_running_loop().time()
     await listener.close(timeout_ms=100)
-    assert asyncio.get_running_loop().time() - started < 3
     with pytest.raises(ConnectionLost) as caught:
         await task
     assert caught.value.outcome_unknown
@@ -496,6 +582,36 @@ async def test_a_close_ends_streams(network: Any) -> None:
     with pytest.raises(Unavailable, match="closing"):
         await drain(stream, [])
     assert server.events[-1] == "ended after 1"
+
+
+async def test_streams_of_the_side_that_closes_do_not_end_as_if_they_were_complete(network: Any) -> None:
+    server, connection, _ = await pair(network)
+    stream = connection.open_stream(FOREVER, None)
+    await stream.receive(timeout_ms=2_000)
+    await connection.close()
+    with pytest.raises(ConnectionLost, match="closing"):
+        await drain(stream, [])
+    await server.saw("begun", "ended after 1")
+
+
+async def test_whoever_is_cancelled_while_closing_leaves_nothing_behind(network: Any) -> None:
+    server, connection, listener = await pair(network)
+    task = asyncio.create_task(connection.call(SLOW, 60_000, timeout_ms=60_000))
+    await server.saw("begun")
+    closing = asyncio.create_task(connection.close(timeout_ms=60_000))
+    waiting = asyncio.create_task(asyncio.wait_for(connection.closed, 0.01))
+    with pytest.raises(TimeoutError):
+        await waiting
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await asyncio.wait_for(connection.closed, 5)
+    with pytest.raises(ConnectionLost):
+        await task
+    await server.saw("begun", "cancelled")
+    async with asyncio.timeout(5):
+        while listener.gate.snapshot().connections:
+            await asyncio.sleep(0.005)
 
 
 async def test_what_is_asked_while_closing_is_refused_for_certain(network: Any) -> None:

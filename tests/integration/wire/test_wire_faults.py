@@ -13,9 +13,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.errors import CutwaterError, DeadlineExceeded, Unavailable
+from cutwater.errors import CutwaterError, Unavailable
 from cutwater.types import ClusterId
-from cutwater.wire.connection import Connection, State
+from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import new_event_loop
@@ -23,6 +23,7 @@ from cutwater.wire.memory import Faults, Link, MemoryNetwork
 from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Reply, StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call, Notification
+from cutwater.wire.states import State
 from cutwater.wire.streams import SharedCredit, StreamSender
 
 ECHO = Method[int, int]("echo", int, int)
@@ -111,12 +112,7 @@ class Side:
 
     async def ask_sleep(self, connection: Connection) -> None:
         duration, timeout_ms = self.rng.randrange(20), self.rng.choice([1, 5, 20, 3_000])
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        try:
-            assert (await connection.call(SLEEP, duration, timeout_ms=timeout_ms)).value == duration
-        except DeadlineExceeded:
-            assert loop.time() - started < timeout_ms / 1_000 + 1
+        assert (await connection.call(SLEEP, duration, timeout_ms=timeout_ms)).value == duration
 
     async def ask_late(self, connection: Connection) -> None:
         task = asyncio.create_task(connection.call(LATE, 5, timeout_ms=3_000))

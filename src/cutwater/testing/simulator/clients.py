@@ -16,7 +16,15 @@ from cutwater.core.producer_session import (
     SessionEffect,
     Settled,
 )
-from cutwater.core.requests import Catalog, CatalogRequest, ProducerGrant, Request, StreamInfo
+from cutwater.core.requests import (
+    Catalog,
+    CatalogRequest,
+    MoveProducerRequest,
+    OpenProducerRequest,
+    ProducerGrant,
+    Request,
+    StreamInfo,
+)
 from cutwater.core.subscription import ReadAnswer, Subscription
 from cutwater.errors import (
     AppendUnknown,
@@ -179,16 +187,14 @@ class Producer(Client):
             self.refresh(self._nudge)
 
     def _nudge(self) -> None:
-        session = self.session
-        info = self.stream(session.stream)
-        closed = info is not None and not info.is_open
-        self._seen_closed = self._seen_closed + 1 if closed else 0
-        if session.phase is Phase.SETTLING and info is not None and info.is_open:
-            self._do(session.move_refused())
-        elif closed and info is not None and self._seen_closed >= 2:
-            self._do(session.stream_closed(info.stream, info.epoch) or session.retry())
-        else:
-            self._do(session.retry())
+        session, info = self.session, self.stream(self.session.stream)
+        self._seen_closed = self._seen_closed + 1 if info is not None and not info.is_open else 0
+        effects: list[SessionEffect] = []
+        if info is not None and info.is_open:
+            effects = session.stream_reopened(info.stream)
+        elif info is not None and self._seen_closed >= 2:
+            effects = session.stream_closed(info.stream, info.epoch)
+        self._do(effects or session.retry())
 
     def _do(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
@@ -198,7 +204,7 @@ class Producer(Client):
                 case AskFate():
                     self._ask_fate(effect)
                 case AskMetadata():
-                    self.ask(effect.request, self._answered)
+                    self._ask_metadata(effect.request)
                 case Settled():
                     op = self._ops[effect.sequence]
                     op.outcome, op.ack, op.completed = Outcome.OK, effect.ack, self.world.now
@@ -208,17 +214,17 @@ class Producer(Client):
         info = self.stream(effect.stream)
         if info is None or not info.is_open:
             return
-        batch = effect.batch
+        batch, tag = effect.batch, effect.batch.producer
+        assert tag is not None
 
         def answered(outcome: Any) -> None:
             if isinstance(outcome, AppendAnswer):
                 if batch.kind is BatchKind.FENCE:
-                    self._do(self.session.fence_committed(effect.stream, Sequence(outcome.last_sequence)))
+                    self._do(self.session.fence_committed(tag, Sequence(outcome.last_sequence)))
                 else:
-                    assert batch.producer is not None
-                    self._do(self.session.acked(batch.producer.sequence, outcome.ack))
+                    self._do(self.session.acked(tag.sequence, outcome.ack))
             elif isinstance(outcome, ProducerFenced):
-                self.session.fenced()
+                self.session.fenced(tag)
             elif isinstance(outcome, (SequenceReused, SequenceExpired)):
                 raise Violation("9 exactly once", f"producer {self.session.producer}: {outcome}")
 
@@ -237,13 +243,16 @@ class Producer(Client):
         call = FateCall(effect.stream, effect.stream_epoch, self.session.producer)
         self.call(("sn", target), call, 100 * MILLISECOND, answered)
 
-    def _answered(self, outcome: Any) -> None:
-        if isinstance(outcome, ProducerGrant):
-            self._do(self.session.granted(outcome))
-        elif isinstance(outcome, ProducerFenced):
-            self.session.fenced()
-        elif isinstance(outcome, NotSealed):
-            self._do(self.session.move_refused())
+    def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest) -> None:
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, ProducerGrant):
+                self._do(self.session.granted(outcome))
+            elif isinstance(request, MoveProducerRequest) and isinstance(outcome, ProducerFenced):
+                self.session.fenced(request)
+            elif isinstance(request, MoveProducerRequest) and isinstance(outcome, NotSealed):
+                self._do(self.session.move_refused(request))
+
+        self.ask(request, answered)
 
 
 class Subscriber(Client):

@@ -96,7 +96,7 @@ class ReplicaDisk:
         self.entries_synced = len(self.entries)
         self.marked_end = self.end
 
-    def restart(self, first_llsn: LLSN) -> None:
+    def restart(self, first_llsn: LLSN, running: Running | None) -> None:
         self.first_llsn = first_llsn
         self.entries.clear()
         self.contexts.clear()
@@ -130,6 +130,9 @@ class ReplicaDisk:
         survivors = rng.randint(self.contexts_synced, len(self.contexts))
         # A commit context whose entries did not survive cannot have been written: entries are synced before it.
         del self.contexts[survivors:]
+
+    def lose_process(self) -> None:
+        """What was written, the system still has."""
 
     def cut_back(self, end: LLSN, committed_end: LLSN) -> None:
         """After a failed sync: what was not known to be durable counts as lost."""

@@ -50,6 +50,8 @@ ORDER_OPTIONS = OrderOptions(
     tick_us_min=100 * MILLISECOND,
     tick_us_max=800 * MILLISECOND,
     compact_every_decisions=16,
+    replace_node_after_us=600 * MILLISECOND,
+    replace_stream_after_us=400 * MILLISECOND,
 )
 """As in a real cluster, only much faster, so that much happens in a few simulated seconds."""
 

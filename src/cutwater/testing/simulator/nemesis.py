@@ -146,14 +146,14 @@ class Nemesis:
     def _flip_bit(self) -> None:
         """One disk of the cluster goes bad; a bit is flipped only where another disk has the entry too, committed."""
         node = self.cluster.storage_nodes[self.bad_disk - 1]
-        candidates = [stream for stream, disk in node.disks.items() if disk.entries_synced]
+        candidates = [stream for stream, disk in node.disks.items() if node.alive and disk.entries_synced]
         if not candidates:
             return
         stream = self.rng.choice(candidates)
         disk = node.disks[stream]
         entry = disk.entries[self.rng.randrange(disk.entries_synced)]
         for other in self.cluster.storage_nodes:
-            copy = other.disks.get(stream) if other is not node else None
+            copy = other.disks.get(stream) if other is not node and other.alive else None
             if copy is None:
                 continue
             i = copy.index_of(entry.first_llsn)

@@ -36,6 +36,8 @@ class Options(Struct, frozen=True):
     crash_metadata_every_us: int = 0
     crash_all_storage_every_us: int = 0
     crash_between_effects: float = 0.0
+    process_deaths: float = 0.0
+    """How many of the storage nodes that are killed die as processes only: what they wrote, the system still has."""
     pause_every_us: int = 0
 
     # Disks.
@@ -44,6 +46,8 @@ class Options(Struct, frozen=True):
     torn_writes: bool = False
     fsync_us_max: int = 800
     fsync_failure: float = 0.0
+    deadly_disk_errors: float = 0.0
+    """How many failures of a disk are the end of the process that meets them."""
     bit_flip_every_us: int = 0
     disk_full_every_us: int = 0
 
@@ -127,6 +131,8 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "add_stream_every_us": (500_000,),
     "nodes_come_and_go_every_us": (700_000,),
     "reopen_producer_every_us": (400_000,),
+    "process_deaths": (0.5, 1.0),
+    "deadly_disk_errors": (0.3, 1.0),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from cutwater.core.messages import SyncBegin
 from cutwater.storage.format import Running
 from cutwater.types import (
     GLSN,
@@ -72,6 +73,13 @@ class CopyReturn(Struct, frozen=True):
     stream: LogStreamId
     entry: Entry
     running: Running | None = None
+
+
+class SyncStart(Struct, frozen=True):
+    """The beginning of a sync, and how far event time had come before the first entry that will be sent."""
+
+    begin: SyncBegin
+    running: Running | None
 
 
 # To and between metadata repository nodes.

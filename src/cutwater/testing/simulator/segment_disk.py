@@ -7,6 +7,7 @@ here is what deals with them in production.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -42,8 +43,6 @@ READ_BYTES = 2_000
 
 
 class SegmentDisk:
-    """``storage`` is None between the death of the process and its next start."""
-
     def __init__(self, world: World, node: StorageNode, stream: LogStreamId) -> None:
         self._world, self._node, self._stream = world, node, stream
         self._rng = Random(f"disk/{world.seed}/{node.node}/{stream}")
@@ -51,20 +50,40 @@ class SegmentDisk:
         self._files = FaultFiles()
         self._files.recording = False
         self._files.rng = self._rng
+        self._files.fail_sync = self._fails_sync
         self._storage: SegmentStorage | None = None
 
     @property
     def storage(self) -> SegmentStorage:
         if self._storage is None:
-            self._files.fail_sync = lambda path: False
-            self._storage = SegmentStorage(DIRECTORY, self._identity, OPTIONS, self._files)
-        self._files.fail_sync = self._fails_sync
+            # Checkers look at the disk of a dead process too: at a copy, so that looking changes nothing.
+            files = self._files.copy()
+            files.fail_sync = lambda path: False
+            self._storage = self._open(files)
         return self._storage
 
+    def _open(self, files: FaultFiles) -> SegmentStorage:
+        return SegmentStorage(DIRECTORY, self._identity, OPTIONS, files)
+
     def _fails_sync(self, path: Path) -> bool:
-        """Any sync may fail, also one that a full segment or a saved hard state needs."""
+        """Any sync may fail, also one that a full segment, a saved hard state or the opening of the files needs."""
         chance = self._world.options.fsync_failure
         return chance > 0 and not self._world.healing and self._rng.random() < chance
+
+    @contextmanager
+    def _little_room(self) -> Iterator[None]:
+        """Where the disk is full, some small writes still fit."""
+        if self._node.disk_full:
+            self._files.room_bytes = self._rng.randrange(200)
+        try:
+            yield
+        finally:
+            self._files.room_bytes = None
+
+    def _evict_perhaps(self) -> None:
+        """After a failed sync the system may go on to show what it did not write, or not."""
+        if self._rng.random() < 0.5:
+            self._files.evict()
 
     # What is there.
 
@@ -113,29 +132,28 @@ class SegmentDisk:
 
     def find(self) -> Found:
         """Open the files anew, as a process that starts."""
-        self._files.evict()
-        self._storage = None
-        return self.storage.find()
+        self._evict_perhaps()
+        with self._little_room():
+            self._storage = self._open(self._files)
+        return self._storage.find()
 
     # Writing.
 
     def save(self, hard_state: HardState) -> None:
-        self.storage.save_hard_state(hard_state)
+        with self._little_room():
+            self.storage.save_hard_state(hard_state)
 
     def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
-        self.storage.save_dedup(checkpoint)
+        with self._little_room():
+            self.storage.save_dedup(checkpoint)
 
     def write(self, entry: Entry) -> None:
-        storage = self.storage
-        if self._node.disk_full:
-            self._files.room_bytes = self._rng.randrange(200)
-        try:
-            storage.write([entry])
-        finally:
-            self._files.room_bytes = None
+        with self._little_room():
+            self.storage.write([entry])
 
     def write_context(self, context: CommitContext) -> None:
-        self.storage.write_contexts([context])
+        with self._little_room():
+            self.storage.write_contexts([context])
 
     def written(self) -> tuple[LLSN, CommitContext | None]:
         return self.storage.end, self.storage.last_commit
@@ -145,17 +163,24 @@ class SegmentDisk:
         before = storage.durable_commit
         if fails:
             self._files.fail_sync = lambda path: True
-        synced = storage.sync()
+        try:
+            synced = storage.sync()
+        finally:
+            self._files.fail_sync = self._fails_sync
         return synced.entries_end, synced.context if synced.context != before else None
 
     def truncate(self, end: LLSN) -> None:
-        self.storage.truncate(end)
+        with self._little_room():
+            self.storage.truncate(end)
 
-    def restart(self, first_llsn: LLSN) -> None:
-        self.storage.restart(first_llsn)
+    def restart(self, first_llsn: LLSN, running: Running | None) -> None:
+        assert running is not None, "the source of a sync has files of the same kind"
+        with self._little_room():
+            self.storage.restart(first_llsn, running)
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
-        return self.storage.drop_before(before, upto)
+        with self._little_room():
+            return self.storage.drop_before(before, upto)
 
     # Misfortune.
 
@@ -163,11 +188,14 @@ class SegmentDisk:
         self._files.crash(self._rng, keep=self._rng.choice((0.0, 0.5, 0.9, 1.0)), torn=torn)
         self._storage = None
 
+    def lose_process(self) -> None:
+        self._files.kill()
+        self._storage = None
+
     def cut_back(self, end: LLSN, committed_end: LLSN) -> None:
-        storage = self.storage
-        self._files.evict()
-        self._files.fail_sync = lambda path: False
-        storage.cut_back(end, committed_end)
+        self._evict_perhaps()
+        with self._little_room():
+            self.storage.cut_back(end, committed_end)
 
     def damage(self, llsn: LLSN) -> None:
         """A bit flips somewhere in the entry that holds this LLSN."""
@@ -200,12 +228,12 @@ class SegmentDisk:
         yield from self.storage.heads(max(LLSN(after + 1), self.first_llsn), upto)
 
     def damaged(self) -> list[LLSN]:
-        """Where ``verify`` finds entries damaged; there must be nothing else."""
-        found = []
+        """Where ``verify`` finds entries damaged, from the first to the last; there must be nothing else."""
+        found: list[LLSN] = []
         for finding in self.storage.verify():
-            if finding.first_llsn is None:
+            if finding.first_llsn is None or finding.last_llsn is None:
                 raise Violation("13 damage", f"storage node {self._node.node}: {finding}")
-            found.append(finding.first_llsn)
+            found += (finding.first_llsn, finding.last_llsn)
         return found
 
     def index_of(self, llsn: LLSN) -> int:

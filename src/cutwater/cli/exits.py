@@ -1,0 +1,101 @@
+"""How a command ends: its exit code, and what it says on standard error.
+
+The codes are stable. Each stands for a class of errors; an error has the code of the nearest class above it that has
+one. ``docs/operating.md`` shows the same table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import NoReturn, ParamSpec
+
+import typer
+
+from cutwater.errors import CutwaterError
+
+INTERNAL_ERROR = 1
+
+EXIT_CODES: dict[str, int] = {
+    "invalid_argument": 2,
+    "volume_unusable": 10,
+    "volume_conflict": 11,
+    "node_exists": 12,
+    "wrong_identity": 13,
+    "wrong_cluster": 13,
+    "volume_locked": 14,
+    "newer_format": 15,
+    "cannot_listen": 16,
+    "read_only": 17,
+    "storage_broken": 18,
+    "stop_timed_out": 19,
+    "damaged": 20,
+    "not_found": 30,
+    "already_exists": 31,
+    "refused": 32,
+    "fenced": 33,
+    "unavailable": 34,
+    "cutwater_error": 39,
+}
+"""The code of an error's class → how the process exits."""
+
+P = ParamSpec("P")
+
+
+class Settings:
+    """What holds for the whole process, whichever command it runs."""
+
+    is_debug = False
+    is_json = False
+
+
+def exit_code_of(error: CutwaterError) -> int:
+    for cls in type(error).__mro__:
+        code = EXIT_CODES.get(getattr(cls, "code", ""))
+        if code is not None:
+            return code
+    return INTERNAL_ERROR
+
+
+def show(error: CutwaterError) -> int:
+    """Say what is wrong on standard error; returns the exit code."""
+    exit_code = exit_code_of(error)
+    if Settings.is_debug:
+        traceback.print_exception(error)
+    if Settings.is_json:
+        told = {"code": error.code, "message": error.message, "retriable": error.retriable, "exit_code": exit_code}
+        print(json.dumps({"error": told}), file=sys.stderr)
+    else:
+        print(f"error: {error.message}\n  code {error.code}, exit code {exit_code}", file=sys.stderr)
+    return exit_code
+
+
+def leave_at_once(error: CutwaterError) -> NoReturn:
+    """From any thread, when nothing else helps."""
+    exit_code = show(error)
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def ends_well(command: Callable[P, None]) -> Callable[P, None]:
+    """A command whose errors become messages and exit codes; without a traceback, unless --debug was said."""
+
+    @wraps(command)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except CutwaterError as error:
+            raise typer.Exit(show(error)) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if Settings.is_debug:
+                raise
+            print(f"internal error: {error!r}\n  this is a bug; say --debug to see where", file=sys.stderr)
+            raise typer.Exit(INTERNAL_ERROR) from None
+
+    return guarded

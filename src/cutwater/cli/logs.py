@@ -1,0 +1,42 @@
+"""Logs of servers: on standard error, for people or for programs."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import sys
+
+import structlog
+
+
+class LogFormat(enum.StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def configure(log_format: LogFormat, level: LogLevel) -> None:
+    """The servers log with the standard library; here it becomes structured."""
+    common: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    if log_format is LogFormat.JSON:
+        common.append(structlog.processors.format_exc_info)
+        renderer = structlog.processors.JSONRenderer()
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=common,
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)

@@ -1,0 +1,115 @@
+"""``cutwater mr``: nodes of the metadata repository."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cutwater.cli.exits import ends_well
+from cutwater.cli.logs import LogFormat, LogLevel, configure
+from cutwater.cli.options import DebugOption, LogFormatOption, LogLevelOption, Output, OutputOption
+from cutwater.metadata.start import Serving, StartOptions, run_metadata_node
+from cutwater.types import ClusterId, MetadataNodeId
+
+app = typer.Typer(help="The metadata repository: orders the log and keeps the catalog.", no_args_is_help=True)
+
+_REPAIR = "Repair"
+
+
+@app.callback()
+def nodes() -> None:
+    """The metadata repository: orders the log and keeps the catalog."""
+
+
+@app.command()
+@ends_well
+def start(
+    cluster_id: Annotated[int, typer.Option(min=1, envvar="CUTWATER_CLUSTER_ID", help="Number of the cluster.")],
+    node_id: Annotated[
+        int, typer.Option("--id", min=1, envvar="CUTWATER_MR_ID", help="Number of this node among those on the store.")
+    ],
+    store: Annotated[
+        str,
+        typer.Option(
+            envvar="CUTWATER_STORE",
+            metavar="sqlite:PATH|etcd://HOST:PORT,…/PREFIX",
+            help="Where decisions are kept: SQLite for one node, etcd for several.",
+        ),
+    ],
+    listen: Annotated[
+        str, typer.Option(envvar="CUTWATER_LISTEN", metavar="HOST:PORT", help="Where to listen; port 0 chooses one.")
+    ] = "127.0.0.1:7001",
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            envvar="CUTWATER_ADVERTISE",
+            metavar="HOST:PORT",
+            help="Where others reach this node, if not where it listens.",
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", envvar="CUTWATER_INSECURE", help="Listen beyond this machine without TLS.")
+    ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics."),
+    ] = None,
+    node_dead_after: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds of silence after which a storage node is dead.", rich_help_panel=_REPAIR),
+    ] = 2.0,
+    replace_node_after: Annotated[
+        float,
+        typer.Option(min=0.1, help="Seconds after which others take a dead node's place.", rich_help_panel=_REPAIR),
+    ] = 60.0,
+    replace_stream_after: Annotated[
+        float,
+        typer.Option(
+            min=0.1, help="Seconds after which a log stream that cannot be opened is replaced.", rich_help_panel=_REPAIR
+        ),
+    ] = 10.0,
+    min_replication: Annotated[
+        int,
+        typer.Option(
+            min=1, help="With fewer complete copies than this a stream stays sealed.", rich_help_panel=_REPAIR
+        ),
+    ] = 1,
+    snapshot_every: Annotated[
+        int, typer.Option(min=16, help="Decisions after which the store gets a snapshot and forgets them.")
+    ] = 1_024,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    log_level: LogLevelOption = LogLevel.INFO,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Run a node of the metadata repository until SIGTERM or SIGINT. Prints one line when it serves."""
+    configure(log_format, log_level)
+    options = StartOptions(
+        ClusterId(cluster_id),
+        MetadataNodeId(node_id),
+        listen,
+        store,
+        advertise,
+        insecure,
+        metrics,
+        node_dead_after,
+        replace_node_after,
+        replace_stream_after,
+        min_replication,
+        snapshot_every,
+    )
+    run_metadata_node(options, lambda serving: _announce(serving, output))
+
+
+def _announce(serving: Serving, output: Output) -> None:
+    if output is Output.JSON:
+        print(msgspec.json.encode(serving).decode(), flush=True)
+        return
+    metrics = f", metrics at {serving.metrics}" if serving.metrics is not None else ""
+    print(
+        f"metadata node {serving.node} of cluster {serving.cluster} serves at {serving.address} on {serving.store}"
+        f"{metrics}",
+        flush=True,
+    )

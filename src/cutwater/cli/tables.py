@@ -1,0 +1,51 @@
+"""Results on standard output: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from cutwater.cli.options import Output
+
+NARROW = 80
+
+
+def show(output: Output, value: object, render: Table | str) -> None:
+    """The value itself for programs, what was made of it for people."""
+    if output is Output.JSON:
+        print(msgspec.json.encode(value).decode())
+        return
+    if isinstance(render, str):
+        print(render)
+        return
+    # What goes into a file or a pipe is not folded to the width of a screen that is not there.
+    Console(width=None if sys.stdout.isatty() else 200).print(render)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+    made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    for row in rows:
+        made.add_row(*(text(cell) for cell in row))
+    return made
+
+
+def text(cell: object) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, (tuple, list)):
+        return ", ".join(map(str, cell)) or "-"
+    return str(cell)
+
+
+def time_of(microseconds: int) -> str:
+    """A cut time as people read it."""
+    if microseconds <= 0:
+        return "-"
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")

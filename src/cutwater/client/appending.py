@@ -1,0 +1,158 @@
+"""Appends without a producer: each has a definite outcome, and none is ever sent twice.
+
+An append is *acknowledged*, *failed* (it will never appear), or *unknown* (``AppendUnknown``). As long as a failure is
+certain, because nothing was sent or whoever got it refused it, the same batch may be tried again, on another log stream
+too, until the caller's time is up. Once a batch may have arrived, nothing more is done with it.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import structs
+
+from cutwater.client.catalogs import Catalogs
+from cutwater.client.deadlines import Deadline
+from cutwater.client.nodes import Nodes
+from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.errors import (
+    AppendUnknown,
+    CutwaterError,
+    InvalidArgument,
+    NotFound,
+    ReadOnly,
+    Refused,
+    ResourceExhausted,
+    SequenceError,
+    StreamSealed,
+    Unavailable,
+    WrongEpoch,
+)
+from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
+from cutwater.wire.errors import ConnectionLost
+from cutwater.wire.storage_api import APPEND, AppendArguments
+
+RETRY_SECONDS_MIN = 0.005
+RETRY_SECONDS_MAX = 0.5
+
+
+def is_definite(error: CutwaterError) -> bool:
+    """Whether an append that got this error from a storage node, or on the way to it, will certainly never appear."""
+    if isinstance(error, ConnectionLost):
+        return not error.outcome_unknown
+    refused = (Refused, InvalidArgument, NotFound, ReadOnly, ResourceExhausted, SequenceError)
+    # A node that is closing, or has no such replica open, says plainly that it is unavailable: before it took anything.
+    return isinstance(error, refused) or type(error) is Unavailable
+
+
+def may_go_elsewhere(error: CutwaterError) -> bool:
+    """Whether another log stream, or the same one a little later, may take what was refused with this error."""
+    return isinstance(error, StreamSealed | WrongEpoch | NotFound | Unavailable) or type(error) is Refused
+
+
+class Shipment:
+    """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up."""
+
+    __slots__ = ("may_have_arrived",)
+
+    def __init__(self) -> None:
+        self.may_have_arrived = False
+
+
+class Shipping:
+    """Sends batches to the heads of log streams."""
+
+    def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
+        self._catalogs, self._nodes = catalogs, nodes
+        self._random = Random()
+        self._turns: dict[TopicId, int] = {}
+
+    async def ship(
+        self,
+        shipment: Shipment,
+        topic: TopicInfo,
+        pin: LogStreamId | None,
+        batch: Batch,
+        if_llsn: LLSN | None,
+        deadline: Deadline,
+    ) -> Ack:
+        """To the log stream ``pin``, or to any open one of the topic."""
+        wait = RETRY_SECONDS_MIN
+        failed: set[LogStreamId] = set()
+        while True:
+            info = self._choose(topic, pin, failed)
+            if isinstance(info, CutwaterError):
+                error = info
+            else:
+                try:
+                    return await self._send(shipment, info, batch, if_llsn, deadline)
+                except CutwaterError as caught:
+                    if shipment.may_have_arrived and not is_definite(caught):
+                        raise unknown(caught) from caught
+                    shipment.may_have_arrived = False
+                    if not may_go_elsewhere(caught):
+                        raise
+                    error = caught
+                failed.add(info.stream)
+            if deadline.left <= wait:
+                raise error
+            await self._look_again(error, wait, deadline)
+            wait = min(wait * 2, RETRY_SECONDS_MAX)
+
+    async def _send(
+        self, shipment: Shipment, info: StreamInfo, batch: Batch, if_llsn: LLSN | None, deadline: Deadline
+    ) -> Ack:
+        address = self._catalogs.view.address(info.chain[0])
+        connection = self._nodes.ready(address) or await self._nodes.connection(address, deadline)
+        arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+        shipment.may_have_arrived = True
+        try:
+            received = await connection.call(APPEND, arguments, batch.body, timeout_ms=deadline.left_ms())
+        except ConnectionLost:
+            self._nodes.drop(connection)
+            raise
+        return received.value.ack
+
+    def _choose(
+        self, topic: TopicInfo, pin: LogStreamId | None, failed: set[LogStreamId]
+    ) -> StreamInfo | CutwaterError:
+        """An open log stream, or why there is none now. Raises if there never will be one."""
+        view = self._catalogs.view
+        if topic.topic not in view.names:
+            raise NotFound(f"topic {topic.name!r} was deleted")
+        if pin is not None:
+            info = view.streams.get(pin)
+            if info is None or info.topic != topic.topic:
+                known = ", ".join(str(info.stream) for info in view.streams_of(topic.topic)) or "none"
+                raise NotFound(f"topic {topic.name!r} has no log stream {pin}; it has: {known}")
+            if info.final:
+                raise StreamSealed(f"log stream {pin} is sealed for good: append to another one of {topic.name!r}")
+            if not info.is_open or not info.chain:
+                return StreamSealed(f"log stream {pin} takes no appends now: wait, or append to another one")
+            return info
+        streams = [info for info in view.streams_of(topic.topic) if info.is_open and info.chain]
+        # One that has just failed is tried again when there is no other.
+        streams = [info for info in streams if info.stream not in failed] or streams
+        if not streams:
+            return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: wait for repair")
+        turn = self._turns[topic.topic] = self._turns.get(topic.topic, self._random.randrange(1 << 16)) + 1
+        return streams[turn % len(streams)]
+
+    async def _look_again(self, error: CutwaterError, wait: float, deadline: Deadline) -> None:
+        """Wait a little; the catalog may say something else by then."""
+        if isinstance(error, ResourceExhausted):
+            await deadline.pause(max(wait, error.retry_ms / 1_000))
+            return
+        await deadline.pause(wait)
+        try:
+            await self._catalogs.fresh(deadline)
+        except CutwaterError:
+            # The storage nodes may well take appends while the metadata repository cannot be reached.
+            return
+
+
+def unknown(error: CutwaterError) -> AppendUnknown:
+    return AppendUnknown(
+        f"whether the append is in the log is not known ({error.message}): read the log, or use a producer, which "
+        "finds out"
+    )

@@ -1,0 +1,349 @@
+"""From whatever a caller has to one Arrow record batch of the topic's schema; whatever does not fit is named by column
+and row.
+
+Values keep their meaning: an Arrow or pandas column of another type is converted only if no value is changed by it.
+Text is stored as UTF-8 where bytes are wanted, and a timestamp column without a time zone counts as UTC; a Python
+``datetime`` without one is refused, because it usually means local time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.client.errors import InvalidRecord
+from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
+from cutwater.errors import InvalidArgument
+
+Value = bytes | bytearray | memoryview | str
+Time = datetime | int
+Headers = Mapping[str, Value]
+
+Records = Any
+"""One record or several: bytes, a list of bytes, dicts, an Arrow array, batch or table, a DataFrame of pandas or
+Polars."""
+
+_ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_PLAIN = (bytes, str, bytearray, memoryview)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_batch(
+    schema: TopicSchema,
+    records: Records,
+    *,
+    key: Value | Sequence[Value | None] | pa.Array | None = None,
+    timestamp: Time | Sequence[Time | None] | pa.Array | None = None,
+    headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
+    now_us: int,
+) -> pa.RecordBatch:
+    """``now_us`` is the event time of records that have none."""
+    if schema.is_typed:
+        given = [
+            name for name, value in (("key", key), ("timestamp", timestamp), ("headers", headers)) if value is not None
+        ]
+        if given:
+            raise InvalidArgument(
+                f"topic {schema.topic!r} has a schema, so {given[0]}= has no place: give {describe(schema.newest)}"
+            )
+        return _from_columns(schema, _columns_of(schema, records), {})
+    extra = {"key": key, "timestamp": timestamp, "headers": headers}
+    if isinstance(records, _PLAIN):
+        records = [records]
+    if _is_rows_or_frame(records):
+        return _from_columns(schema, _columns_of(schema, records), extra, now_us)
+    values = _binary("value", records)
+    return _key_value(values, extra, now_us)
+
+
+def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
+    """Microseconds since 1970 of what a caller gave as a time."""
+    if isinstance(time, datetime):
+        if time.tzinfo is None:
+            raise InvalidRecord(
+                f"{time} has no time zone: write datetime(..., tzinfo=UTC), or call astimezone()", column=name, row=row
+            )
+        delta = time - _EPOCH
+        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+    if isinstance(time, int) and not isinstance(time, bool):
+        return time
+    raise InvalidRecord(
+        f"a time is a datetime with a time zone or microseconds since 1970, not {type(time).__name__}",
+        column=name,
+        row=row,
+    )
+
+
+# Key and value.
+
+
+def _key_value(values: pa.Array, extra: Mapping[str, Any], now_us: int) -> pa.RecordBatch:
+    count = len(values)
+    if not count:
+        raise _empty()
+    arrays = [
+        _optional_binary("key", extra["key"], count),
+        values,
+        _timestamps(extra["timestamp"], count, now_us),
+        _header_maps(extra["headers"], count),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE)
+
+
+def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        array = _cast(name, values, pa.binary())
+    else:
+        values = _listed(name, values)
+        try:
+            array = pa.array(values, pa.binary())
+        except _ARROW_ERRORS:
+            row = next((i for i, value in enumerate(values) if value is not None and not isinstance(value, _PLAIN)), 0)
+            raise InvalidRecord(
+                f"bytes are wanted, not {type(values[row]).__name__}; a topic of rows needs a schema",
+                column=name,
+                row=row,
+            ) from None
+    if array.null_count and not nullable:
+        raise InvalidRecord("bytes are wanted, not None; an empty value is b''", column=name, row=_first_null(array))
+    return array
+
+
+def _optional_binary(name: str, given: Any, count: int) -> pa.Array:
+    if given is None:
+        return pa.nulls(count, pa.binary())
+    if isinstance(given, _PLAIN):
+        return pa.repeat(pa.scalar(bytes(given) if not isinstance(given, str) else given.encode(), pa.binary()), count)
+    return _of_length(name, _binary(name, given, nullable=True), count)
+
+
+def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
+    if given is None:
+        return pa.repeat(pa.scalar(now_us, TIMESTAMP), count)
+    if isinstance(given, datetime | int):
+        return pa.repeat(pa.scalar(_in_range(time_us(given)), TIMESTAMP), count)
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        array = _cast("timestamp", given, TIMESTAMP)
+    else:
+        times = [
+            now_us if time is None else _in_range(time_us(time, row=row), row)
+            for row, time in enumerate(_listed("timestamp", given))
+        ]
+        array = pa.array(times, TIMESTAMP)
+    if array.null_count:
+        array = array.fill_null(pa.scalar(now_us, TIMESTAMP))
+    return _of_length("timestamp", array, count)
+
+
+def _in_range(time: int, row: int | None = None) -> int:
+    if not -(2**63) <= time < 2**63:
+        raise InvalidRecord(f"{time} µs is no time that 64 bits can hold", column="timestamp", row=row)
+    return time
+
+
+def _header_maps(given: Any, count: int) -> pa.Array:
+    if given is None:
+        return pa.nulls(count, HEADERS)
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        return _of_length("headers", _cast("headers", given, HEADERS), count)
+    if isinstance(given, Mapping):
+        given = [given] * count
+    rows = _listed("headers", given)
+    for row, one in enumerate(rows):
+        is_good = one is None or (
+            isinstance(one, Mapping)
+            and all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in one.items())
+        )
+        if not is_good:
+            raise InvalidRecord("headers are a dict of str to bytes", column="headers", row=row)
+    array = pa.array([None if one is None else list(one.items()) for one in rows], HEADERS)
+    return _of_length("headers", array, count)
+
+
+def _of_length(name: str, array: pa.Array, count: int) -> pa.Array:
+    if len(array) != count:
+        raise InvalidArgument(
+            f"{count} records, but {len(array)} in {name}=: give one for each, or a single one for all"
+        )
+    return array
+
+
+def _listed(name: str, values: Any) -> list[Any]:
+    if isinstance(values, list):
+        return values
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        return list(values)
+    raise InvalidArgument(
+        f"{name}: a {type(values).__name__} cannot be appended. Give bytes, a list of bytes, dicts, an Arrow array, "
+        "batch or table, or a DataFrame of pandas or Polars"
+    )
+
+
+# Columns.
+
+
+def _is_rows_or_frame(records: Any) -> bool:
+    if isinstance(records, pa.RecordBatch | pa.Table | Mapping) or _is_frame(records):
+        return True
+    return isinstance(records, list | tuple) and bool(records) and isinstance(records[0], Mapping)
+
+
+def _is_frame(records: Any) -> bool:
+    return hasattr(records, "columns") and (hasattr(records, "__arrow_c_stream__") or _is_pandas(records))
+
+
+def _is_pandas(records: Any) -> bool:
+    return type(records).__module__.partition(".")[0] == "pandas"
+
+
+Columns = dict[str, Any]
+"""Name → an Arrow column, a pandas series, or a list of Python values."""
+
+
+def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
+    """How many rows there are, and their columns, not yet of the types that the schema demands."""
+    if isinstance(records, Mapping):
+        records = [records]
+    if isinstance(records, pa.RecordBatch | pa.Table):
+        _check_names(schema, records.schema.names)
+        return records.num_rows, dict(zip(records.schema.names, records.columns, strict=True))
+    if _is_pandas(records) and hasattr(records, "columns"):
+        names = list(records.columns)
+        _check_names(schema, names)
+        return len(records), {name: records[name] for name in names}
+    if _is_frame(records):
+        table = pa.table(records)
+        return _columns_of(schema, table)
+    rows = _listed("records", records)
+    known = frozenset(schema.newest.names)
+    for row, one in enumerate(rows):
+        if not isinstance(one, Mapping):
+            raise InvalidRecord(
+                f"a dict with the columns of topic {schema.topic!r} is wanted, not {type(one).__name__}: "
+                f"{describe(schema.newest)}",
+                row=row,
+            )
+        if not known.issuperset(one):
+            unknown = next(name for name in one if name not in known)
+            raise InvalidRecord(
+                f"topic {schema.topic!r} has no such column: {describe(schema.newest)}", column=str(unknown), row=row
+            )
+    present = {name for one in rows for name in one}
+    return len(rows), {name: [one.get(name) for one in rows] for name in schema.newest.names if name in present}
+
+
+def _check_names(schema: TopicSchema, names: Sequence[Any]) -> None:
+    for name in names:
+        if name not in schema.newest.names:
+            raise InvalidRecord(
+                f"topic {schema.topic!r} has no such column; drop it, or add it to the schema first\n"
+                f"  topic: {describe(schema.newest)}\n  given: {', '.join(map(str, names))}",
+                column=str(name),
+            )
+        if list(names).count(name) > 1:
+            raise InvalidRecord("it is there twice", column=str(name))
+
+
+def _from_columns(
+    schema: TopicSchema, given: tuple[int, Columns], extra: Mapping[str, Any], now_us: int = 0
+) -> pa.RecordBatch:
+    count, columns = given
+    if not count:
+        raise _empty()
+    arrays = []
+    for field in schema.newest:
+        name = field.name
+        if extra.get(name) is not None:
+            if name in columns:
+                raise InvalidArgument(f"{name}= was given, and the records have a column {name!r} too: leave one out")
+            columns[name] = _extra_column(name, extra[name], count, now_us)
+        if name in columns:
+            array = _converted(field, columns[name])
+        elif not schema.is_typed and name == "timestamp":
+            array = _timestamps(None, count, now_us)
+        elif field.nullable:
+            array = pa.nulls(count, field.type)
+        else:
+            raise InvalidRecord(
+                f"it is missing, and topic {schema.topic!r} demands it: {describe(schema.newest)}", column=name
+            )
+        if array.null_count and (not field.nullable or name == schema.event_time):
+            if not schema.is_typed and name == "timestamp":
+                array = array.fill_null(pa.scalar(now_us, TIMESTAMP))
+            else:
+                raise InvalidRecord("there is no value, and one is demanded", column=name, row=_first_null(array))
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema.newest)
+
+
+def _extra_column(name: str, given: Any, count: int, now_us: int) -> pa.Array:
+    if name == "key":
+        return _optional_binary(name, given, count)
+    return _timestamps(given, count, now_us) if name == "timestamp" else _header_maps(given, count)
+
+
+def _converted(field: pa.Field, column: Any) -> pa.Array:
+    if isinstance(column, pa.Array | pa.ChunkedArray):
+        return _cast(field.name, column, field.type)
+    if isinstance(column, list):
+        if pa.types.is_timestamp(field.type):
+            for row, time in enumerate(column):
+                if isinstance(time, datetime) and time.tzinfo is None and field.type.tz is not None:
+                    time_us(time, field.name, row)
+        return _tried(field, len(column), lambda start, end: pa.array(column[start:end], field.type), column)
+    return _tried(
+        field,
+        len(column),
+        lambda start, end: _one_chunk(pa.Array.from_pandas(column.iloc[start:end], type=field.type)),
+        column.iloc,
+    )
+
+
+def _cast(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    column = _one_chunk(column)
+    if column.type.equals(kind):
+        return column
+    return _tried(
+        pa.field(name, kind), len(column), lambda start, end: column.slice(start, end - start).cast(kind), column
+    )
+
+
+def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])
+
+
+def _tried(field: pa.Field, count: int, convert: Callable[[int, int], pa.Array], column: Any) -> pa.Array:
+    """Convert a whole column; if that fails, find the first row that is to blame."""
+    try:
+        return convert(0, count)
+    except _ARROW_ERRORS as error:
+        low, high = 0, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                convert(low, middle)
+                low = middle
+            except _ARROW_ERRORS:
+                high = middle
+        raise InvalidRecord(
+            f"{_shown(column, low)} cannot be {field.type} without being changed: {error}", column=field.name, row=low
+        ) from error
+
+
+def _shown(column: Any, row: int) -> str:
+    value = column[row]
+    text = repr(value.as_py() if isinstance(value, pa.Scalar) else value)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def _first_null(array: pa.Array) -> int:
+    return int(array.is_null().index(True).as_py())
+
+
+def _empty() -> InvalidArgument:
+    return InvalidArgument("there is no record to append: a batch has at least one")

@@ -1,0 +1,35 @@
+"""A cursor: how far a consumer has come, kept in the cluster under a name."""
+
+from __future__ import annotations
+
+from cutwater.client.deadlines import Deadline, check_timeout
+from cutwater.client.repository import Repository
+from cutwater.core.requests import CommitCursorRequest, CursorAt, Done, DropCursorRequest, ReadCursorRequest
+from cutwater.errors import InvalidArgument
+from cutwater.types import GLSN
+
+
+class AsyncCursor:
+    """Holds the last GLSN that its consumer is done with. ``subscribe(..., start=cursor)`` goes on after it."""
+
+    def __init__(self, repository: Repository, name: str, timeout: float) -> None:
+        self._repository, self.name, self._timeout = repository, name, timeout
+
+    async def get(self, *, timeout: float | None = None) -> GLSN | None:
+        """Where the cursor is; None if nothing was ever committed under its name."""
+        at = await self._repository.ask(ReadCursorRequest(self.name), CursorAt, timeout_ms=self._ms(timeout))
+        return at.glsn
+
+    async def commit(self, glsn: int, *, timeout: float | None = None) -> None:
+        """Everything up to this GLSN is done with. Durable when it returns."""
+        if glsn < 0:
+            raise InvalidArgument(f"a cursor cannot be at GLSN {glsn}: positions begin with 1")
+        request = CommitCursorRequest(self.name, GLSN(glsn))
+        await self._repository.ask(request, Done, timeout_ms=self._ms(timeout))
+
+    async def drop(self, *, timeout: float | None = None) -> None:
+        """Forget the cursor."""
+        await self._repository.ask(DropCursorRequest(self.name), Done, timeout_ms=self._ms(timeout))
+
+    def _ms(self, timeout: float | None) -> int:
+        return Deadline(check_timeout(self._timeout if timeout is None else timeout)).left_ms()

@@ -1,0 +1,51 @@
+"""How much time a call has left. Every public call makes one of these and hands it down."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cutwater.errors import DeadlineExceeded, InvalidArgument
+
+TIMEOUT_SECONDS = 30.0
+"""What a call may take, unless its caller or the maker of the client says otherwise."""
+TIMEOUT_SECONDS_MAX = 10_000_000.0
+
+
+def check_timeout(seconds: float) -> float:
+    if not 0 < seconds <= TIMEOUT_SECONDS_MAX:
+        raise InvalidArgument(f"a timeout is more than 0 and at most {TIMEOUT_SECONDS_MAX:.0f} seconds, not {seconds}")
+    return seconds
+
+
+class Deadline:
+    """``at`` is in the time of the event loop."""
+
+    __slots__ = ("_loop", "at", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.seconds = check_timeout(seconds)
+        self.at = self._loop.time() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; not below 0."""
+        return max(0.0, self.at - self._loop.time())
+
+    @property
+    def is_over(self) -> bool:
+        return self._loop.time() >= self.at
+
+    def left_ms(self, at_most: int | None = None) -> int:
+        """For a call over the wire, which wants at least a millisecond."""
+        left = max(1, int(self.left * 1_000))
+        return left if at_most is None else min(left, at_most)
+
+    def check(self, what: str) -> None:
+        """Raise if the time is over; ``what`` says what was not done, and why if that is known."""
+        if self.is_over:
+            raise DeadlineExceeded(f"{what}, after {self.seconds:g} s")
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not beyond the deadline."""
+        await asyncio.sleep(min(seconds, self.left))

@@ -1,0 +1,117 @@
+"""From a record batch to the bytes that are stored, and the limits that are checked before anything is sent.
+
+The body of a batch is one Arrow IPC record batch message, without the schema before it; ``storage.projection`` says
+the same of it. Storage nodes never look into it, so what they need to know (number of records, event times, checksum)
+is computed here, once.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.errors import RecordTooLarge
+from cutwater.client.schemas import TIMESTAMP, TopicSchema
+from cutwater.errors import InvalidArgument
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.projection import serialize
+from cutwater.types import Batch, EventTime
+from cutwater.wire.options import KIB, MIB, WireOptions
+
+Compression = Literal["lz4", "zstd"]
+COMPRESSIONS: tuple[Compression, ...] = ("lz4", "zstd")
+
+ENVELOPE_BYTES = 64 * KIB
+"""What a message may need besides the body, when it is sent and when it is read back with its commits."""
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Sizes that are refused before anything is sent."""
+
+    record_bytes_max: int = MIB
+    batch_bytes_max: int = WireOptions().frame_bytes_max - ENVELOPE_BYTES
+
+
+def check_compression(compression: str | None) -> Compression | None:
+    for known in COMPRESSIONS:
+        if compression == known:
+            return known
+    if compression is not None:
+        raise InvalidArgument(f"compression is 'lz4', 'zstd' or None, not {compression!r}")
+    return None
+
+
+def encode(
+    batch: pa.RecordBatch,
+    schema: TopicSchema,
+    now_us: int,
+    *,
+    limits: Limits,
+    compression: Compression | None = None,
+    declared: EventTime | None = None,
+) -> Batch:
+    """``now_us`` is the event time of a topic that has no column for it."""
+    body = (serialize(batch, compression) if compression else batch.serialize()).to_pybytes()
+    # The size of everything bounds the size of each, so a batch that is small as a whole needs no closer look.
+    if (compression or len(body) > limits.record_bytes_max) and batch.nbytes > limits.record_bytes_max:
+        _check_records(batch, limits.record_bytes_max)
+    if len(body) > limits.batch_bytes_max:
+        raise RecordTooLarge(None, len(body), limits.batch_bytes_max)
+    time_min, time_max = event_times(batch, schema.event_time, now_us)
+    return Batch(batch.num_rows, body, crc32c(body), time_min, time_max, declared=declared, schema=schema.number)
+
+
+def event_times(batch: pa.RecordBatch, event_time: str, now_us: int) -> tuple[EventTime, EventTime]:
+    """The smallest and the largest event time of a batch."""
+    if not event_time:
+        return EventTime(now_us), EventTime(now_us)
+    column = timestamps(batch, event_time)
+    if batch.num_rows == 1:
+        only = EventTime(column.view(pa.int64())[0].as_py())
+        return only, only
+    found = pc.min_max(column.view(pa.int64()))
+    return EventTime(found["min"].as_py()), EventTime(found["max"].as_py())
+
+
+def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
+    """A column of event time in microseconds UTC; what is finer is cut off."""
+    column = batch.column(batch.schema.get_field_index(event_time))
+    return column if column.type.equals(TIMESTAMP) else column.cast(TIMESTAMP, safe=False)
+
+
+def _check_records(batch: pa.RecordBatch, limit: int) -> None:
+    sizes = sum_of([row_bytes(column) for column in batch.columns], batch.num_rows)
+    largest = pc.max(sizes).as_py()
+    if largest > limit:
+        raise RecordTooLarge(int(pc.index(sizes, largest).as_py()), int(largest), limit)
+
+
+def row_bytes(column: pa.Array) -> pa.Array:
+    """How many bytes the value of each row has, without what Arrow needs besides."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum_of([row_bytes(field) for field in column.flatten()], len(column))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        children = column.values
+        ends = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(row_bytes(children)).cast(pa.int64())])
+        offsets = column.offsets
+        at = ends.take(offsets)
+        return pc.subtract(at.slice(1), at.slice(0, len(column)))
+    if pa.types.is_fixed_size_list(kind):
+        each = row_bytes(column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size))
+        total = pc.sum(each).as_py() or 0
+        return pa.repeat(pa.scalar(total // max(len(column), 1), pa.int64()), len(column))
+    try:
+        return pa.repeat(pa.scalar((kind.bit_width + 7) // 8, pa.int64()), len(column))
+    except ValueError:
+        return pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+
+
+def sum_of(sizes: list[pa.Array], count: int) -> pa.Array:
+    total = pa.repeat(pa.scalar(0, pa.int64()), count)
+    for one in sizes:
+        total = pc.add(total, one)
+    return total

@@ -1,0 +1,52 @@
+"""What only the client library finds wrong. In the form of ``cutwater.errors``, whose tree these classes extend.
+
+::
+
+    InvalidArgument
+     ├─ InvalidRecord        invalid_record        a record is not as its topic demands; says which row and column
+     └─ RecordTooLarge       record_too_large      a record or a batch exceeds the limit; nothing was sent
+    Refused
+     ├─ IncompatibleSchema   incompatible_schema   a new schema that readers of the old one could not live with
+     └─ ClientClosed         client_closed         the client, producer or subscription was closed, or left by a fork
+"""
+
+from __future__ import annotations
+
+from cutwater.errors import InvalidArgument, Refused
+
+
+class InvalidRecord(InvalidArgument):
+    """``row`` is None if a column as a whole is wrong, and ``column`` is empty if it is about no single one."""
+
+    code = "invalid_record"
+
+    def __init__(self, message: str, *, column: str = "", row: int | None = None) -> None:
+        where = ", ".join(
+            part for part in (f"column {column!r}" if column else "", "" if row is None else f"row {row}") if part
+        )
+        super().__init__(f"{where}: {message}" if where else message)
+        self.column, self.row = column, row
+
+
+class RecordTooLarge(InvalidArgument):
+    """``row`` is None if it is the batch as a whole that is too large."""
+
+    code = "record_too_large"
+
+    def __init__(self, row: int | None, size: int, limit: int) -> None:
+        if row is None:
+            message = f"the batch has {size} bytes, {limit} is the most: append it in parts"
+        else:
+            message = (
+                f"row {row} has {size} bytes, {limit} is the most: split it, or store it elsewhere and refer to it"
+            )
+        super().__init__(message)
+        self.row, self.size, self.limit = row, size, limit
+
+
+class IncompatibleSchema(Refused):
+    code = "incompatible_schema"
+
+
+class ClientClosed(Refused):
+    code = "client_closed"

@@ -1,0 +1,315 @@
+"""Drives a subscription: follows every log stream of its topics at one of its replicas, and hands on what is ready.
+
+One task per log stream keeps a stream of messages open, at another replica if the first one fails, falls behind or goes
+silent; ``core.subscription`` decides what of it is ready, and drops what came before. So nothing is skipped or
+repeated, whichever replica answers. What has arrived and is not yet taken is bounded per log stream: one that is far
+ahead waits, and never keeps the one that the others wait for from being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from cutwater.client.catalogs import Catalogs, View, no_such_topic
+from cutwater.client.deadlines import Deadline
+from cutwater.client.nodes import Nodes
+from cutwater.client.records import runs_of
+from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.core.subscription import ReadAnswer, Run, Subscription
+from cutwater.errors import (
+    CutwaterError,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ProtocolViolation,
+    Trimmed,
+    Unavailable,
+)
+from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
+from cutwater.wire.methods import Received
+from cutwater.wire.options import MIB, WireOptions
+from cutwater.wire.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
+from cutwater.wire.streams import SharedCredit, StreamReceiver
+
+_log = logging.getLogger(__name__)
+
+BUFFER_BYTES_MAX = 64 * MIB
+"""What may lie here of all log streams together, divided among them."""
+STREAM_BYTES_MIN = MIB
+STREAM_BYTES_MAX = 8 * MIB
+MESSAGE_BYTES = MIB
+WINDOW_ITEMS = 256
+
+CATALOG_SECONDS = 2.0
+"""How often the catalog is looked at when nothing shows that it changed: a replica that was left out says nothing."""
+SILENT_MS = 1_000
+"""A replica that says nothing for this long, while there is more to be had, is left for another one."""
+CONNECT_SECONDS = 5.0
+RETRY_SECONDS_MIN = 0.01
+RETRY_SECONDS_MAX = 1.0
+
+Projections = Callable[[TopicInfo], Mapping[int, Columns]]
+"""Which columns of a topic's schemas are wanted; nothing means all of them."""
+
+
+class Selection:
+    """Topics by name, or all whose names match a pattern, also those that are yet to be created."""
+
+    def __init__(self, topics: str | Sequence[str] | re.Pattern[str]) -> None:
+        self._pattern = topics if isinstance(topics, re.Pattern) else None
+        self._names: tuple[str, ...] = ()
+        if not isinstance(topics, re.Pattern):
+            self._names = (topics,) if isinstance(topics, str) else tuple(topics)
+            if not self._names or not all(isinstance(name, str) for name in self._names):
+                raise InvalidArgument("name at least one topic, or give a pattern: re.compile('orders-.*')")
+        self._chosen: dict[str, TopicId] = {}
+
+    def topics(self, view: View) -> list[TopicInfo]:
+        """Raises if a topic that was named does not exist, or does no more."""
+        if self._pattern is not None:
+            return [topic for name, topic in view.topics.items() if self._pattern.fullmatch(name)]
+        return [self._named(name, view) for name in self._names]
+
+    def _named(self, name: str, view: View) -> TopicInfo:
+        topic = view.topics.get(name)
+        chosen = self._chosen.get(name)
+        if topic is None and chosen is None:
+            raise no_such_topic(name, view)
+        if topic is None or (chosen is not None and topic.topic != chosen):
+            raise NotFound(f"topic {name!r} was deleted")
+        self._chosen[name] = topic.topic
+        return topic
+
+
+class Feed:
+    """The runs of one subscription in GLSN order. ``starts``: topics of which only later records are wanted."""
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        nodes: Nodes,
+        selection: Selection,
+        projections: Projections,
+        start: GLSN,
+        starts: Mapping[TopicId, GLSN],
+    ) -> None:
+        self.catalogs, self.nodes, self._selection, self._projections = catalogs, nodes, selection, projections
+        self._machine = Subscription((), start, starts)
+        self._readers: dict[LogStreamId, _Reader] = {}
+        self._news = asyncio.Event()
+        self._catalog_is_old = asyncio.Event()
+        self._error: CutwaterError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._settled_hwm = GLSN(0)
+        """The log reached this far a while ago, so every replica that is well should be complete up to there."""
+        self._seen_hwm, self._seen_at = GLSN(0), self._loop.time()
+        self._watching = self._loop.create_task(self.guard(self._watch()))
+
+    @property
+    def next_glsn(self) -> GLSN:
+        """Everything below was handed on."""
+        return self._machine.next_glsn
+
+    @property
+    def stream_bytes_max(self) -> int:
+        share = BUFFER_BYTES_MAX // max(1, len(self._readers))
+        return min(max(share, STREAM_BYTES_MIN), STREAM_BYTES_MAX)
+
+    def begin(self, view: View) -> None:
+        self._take_catalog(view)
+        if self._error is not None:
+            raise self._error
+
+    async def take(self) -> list[Run]:
+        """What is ready, in order; waits until there is something, or the position has moved."""
+        before = self.next_glsn
+        while True:
+            self._news.clear()
+            runs = self._machine.take_ready()
+            for run in runs:
+                reader = self._readers.get(run.stream)
+                if reader is not None:
+                    reader.taken(_kept_bytes(run))
+            if runs or self.next_glsn > before:
+                return runs
+            if self._error is not None:
+                raise self._error
+            await self._news.wait()
+
+    async def close(self) -> None:
+        tasks = [self._watching, *(reader.task for reader in self._readers.values())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._readers.clear()
+
+    # What readers tell.
+
+    def take_answer(self, answer: ReadAnswer) -> int:
+        """How many bytes of it are kept until they are ready."""
+        wanted = self._machine.want(answer.stream)
+        self._machine.take_answer(answer)
+        if self._machine.needs_catalog:
+            self._catalog_is_old.set()
+        self._news.set()
+        return 0 if wanted is None else sum(_kept_bytes(run) for run in answer.runs if run.last_glsn >= wanted[1])
+
+    async def guard(self, work: Awaitable[None]) -> None:
+        """A bug in the background must not look like silence."""
+        try:
+            await work
+        except Exception as error:
+            failure = CutwaterError(f"the subscription failed: {error!r}")
+            failure.__cause__ = error
+            self.fail(failure)
+
+    def fail(self, error: CutwaterError) -> None:
+        """The subscription cannot go on; what is ready is still handed on."""
+        if self._error is None:
+            self._error = error
+            self._news.set()
+
+    def look_at_catalog(self) -> None:
+        self._catalog_is_old.set()
+
+    def wanted(self, stream: LogStreamId) -> tuple[StreamInfo, GLSN] | None:
+        """The log stream as the catalog has it, and from where on it is wanted; None if it is not."""
+        return self._machine.want(stream)
+
+    def is_behind(self, stream: LogStreamId) -> bool:
+        """Whether something is known to be missing that a replica which is well would have told."""
+        wanted = self.wanted(stream)
+        return wanted is not None and wanted[1] <= self._settled_hwm
+
+    def projection(self, info: StreamInfo) -> Mapping[int, Columns]:
+        view = self.catalogs.view
+        name = view.names.get(info.topic)
+        if name is None:
+            raise Unavailable(f"log stream {info.stream} belongs to a topic that is being deleted")
+        return self._projections(view.topics[name])
+
+    # The catalog.
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(CATALOG_SECONDS):
+                    await self._catalog_is_old.wait()
+            except TimeoutError:
+                pass
+            self._catalog_is_old.clear()
+            try:
+                view = await self.catalogs.fresh(Deadline(CONNECT_SECONDS))
+            except CutwaterError:
+                # Nothing is lost by it: what is being followed goes on.
+                await asyncio.sleep(RETRY_SECONDS_MIN)
+                self._catalog_is_old.set()
+                continue
+            self._take_catalog(view)
+
+    def _take_catalog(self, view: View) -> None:
+        try:
+            topics = self._selection.topics(view)
+            self._machine.topics = frozenset(topic.topic for topic in topics)
+            self._machine.take_catalog(view.catalog)
+        except CutwaterError as error:
+            self.fail(error)
+            return
+        if self._loop.time() - self._seen_at >= SILENT_MS / 1_000:
+            self._settled_hwm = self._seen_hwm
+            self._seen_hwm, self._seen_at = view.catalog.high_watermark, self._loop.time()
+        wanted = {
+            info.stream
+            for info, position in self._machine.wants()
+            # A log stream that is sealed and has been read to its end has nothing more to say.
+            if info.is_open or position <= info.last_glsn
+        }
+        for stream in self._readers.keys() - wanted:
+            self._readers.pop(stream).task.cancel()
+        for stream in wanted - self._readers.keys():
+            self._readers[stream] = _Reader(self, stream)
+        self._news.set()
+
+
+class _Reader:
+    """Follows one log stream, at one replica after another."""
+
+    def __init__(self, feed: Feed, stream: LogStreamId) -> None:
+        self._feed, self._stream = feed, stream
+        self._buffered = 0
+        self._room = asyncio.Event()
+        self._turn = 0
+        self._was_heard = False
+        self.task = asyncio.get_running_loop().create_task(feed.guard(self._run()))
+
+    def taken(self, size: int) -> None:
+        self._buffered = max(0, self._buffered - size)
+        self._room.set()
+
+    async def _run(self) -> None:
+        wait = RETRY_SECONDS_MIN
+        while (wanted := self._feed.wanted(self._stream)) is not None:
+            self._was_heard = False
+            try:
+                await self._follow(*wanted)
+            except Trimmed as error:
+                self._feed.fail(Trimmed(min(error.asked, self._feed.next_glsn), error.first_left))
+                return
+            except ProtocolViolation as error:
+                self._feed.fail(error)
+                return
+            except CutwaterError as error:
+                _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
+                self._feed.look_at_catalog()
+            self._turn += 1
+            wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)
+            await asyncio.sleep(wait)
+
+    def _replica(self, info: StreamInfo) -> StorageNodeId:
+        # Members of the chain before others, and the head last of them, because it has the most to do.
+        nodes = tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
+        if not nodes:
+            raise Unavailable(f"log stream {info.stream} has no replica")
+        return nodes[self._turn % len(nodes)]
+
+    async def _follow(self, info: StreamInfo, position: GLSN) -> None:
+        feed = self._feed
+        projection = dict(feed.projection(info))
+        address = feed.catalogs.view.address(self._replica(info))
+        connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
+        room = feed.stream_bytes_max
+        credit = SharedCredit(WINDOW_ITEMS, room, item_bytes_max=WireOptions().frame_bytes_max)
+        arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
+        async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
+            while (message := await self._next(messages)) is not None:
+                self._was_heard = True
+                runs = runs_of(message.value, message.body)
+                if projection and not all(_is_known(run, projection) for run in runs):
+                    raise Unavailable(f"log stream {self._stream} has a schema that the catalog here is too old for")
+                value = message.value
+                self._buffered += feed.take_answer(
+                    ReadAnswer(self._stream, runs, value.complete_through, value.revision)
+                )
+                while self._buffered > room:
+                    self._room.clear()
+                    await self._room.wait()
+
+    async def _next(self, messages: StreamReceiver[ReadAnswerHeader]) -> Received[ReadAnswerHeader] | None:
+        while True:
+            try:
+                return await messages.receive(timeout_ms=SILENT_MS)
+            except DeadlineExceeded:
+                if self._feed.is_behind(self._stream):
+                    raise
+
+
+def _kept_bytes(run: Run) -> int:
+    """Fences are never handed on, so they do not count."""
+    return len(run.batch.body) if run.batch.kind is BatchKind.DATA else 0
+
+
+def _is_known(run: Run, projection: Mapping[int, Columns]) -> bool:
+    return run.batch.kind is BatchKind.FENCE or run.batch.schema in projection

@@ -1,0 +1,241 @@
+"""What readers get: records, or Arrow record batches with a column for each thing that is known of a record.
+
+Columns come in this order: ``topic, stream, glsn, llsn, timestamp``, then ``key, value, headers`` or the topic's own
+columns, then ``ingested_at``. Everything is made from whole columns of stored batches; a Python object per record is
+made only for those who ask for records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any, cast
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.encoding import timestamps
+from cutwater.client.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, TopicSchema, encode_schema
+from cutwater.core.subscription import Run
+from cutwater.errors import Damaged, InvalidArgument, ProtocolViolation
+from cutwater.storage.frames import frames_in
+from cutwater.storage.projection import projected_schema
+from cutwater.types import GLSN, LLSN, Batch, LogStreamId
+from cutwater.wire.frames import Body
+from cutwater.wire.storage_api import Columns, ReadAnswerHeader
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+NO_ROW: Mapping[str, Any] = MappingProxyType({})
+
+BEFORE = (
+    pa.field("topic", pa.string(), nullable=False),
+    pa.field("stream", pa.int64(), nullable=False),
+    pa.field("glsn", pa.int64(), nullable=False),
+    pa.field("llsn", pa.int64(), nullable=False),
+    pa.field("timestamp", TIMESTAMP, nullable=False),
+)
+AFTER = (pa.field("ingested_at", TIMESTAMP, nullable=False),)
+OF_THE_LOG = frozenset(field.name for field in (*BEFORE, *AFTER))
+
+
+class Record(Struct, frozen=True):
+    """One record. ``row`` has the columns of a topic with a schema, also as ``record["column"]``; such a record has
+    neither key nor value nor headers."""
+
+    glsn: GLSN
+    llsn: LLSN
+    stream: LogStreamId
+    topic: str
+    key: bytes | None
+    value: bytes
+    timestamp_us: int
+    ingested_us: int
+    headers: Mapping[str, bytes] = NO_HEADERS
+    row: Mapping[str, Any] = NO_ROW
+
+    @property
+    def timestamp(self) -> datetime:
+        """Event time, as the record declares it."""
+        return _EPOCH + timedelta(microseconds=self.timestamp_us)
+
+    @property
+    def ingested_at(self) -> datetime:
+        """When it was committed, by the clock of the cluster."""
+        return _EPOCH + timedelta(microseconds=self.ingested_us)
+
+    def __getitem__(self, column: str) -> Any:
+        return self.row[column]
+
+
+def runs_of(header: ReadAnswerHeader, body: Body) -> tuple[Run, ...]:
+    """The committed batches in an answer, each verified. Their bodies are views of the answer: nothing is copied."""
+    return tuple(_runs(header, body)) if len(body) else ()
+
+
+def _runs(header: ReadAnswerHeader, body: Body) -> Iterator[Run]:
+    commits = iter(header.commits)
+    commit = next(commits, None)
+    for frame in frames_in(body):
+        found = frame.header
+        while commit is not None and commit.last_llsn < found.first_llsn:
+            commit = next(commits, None)
+        if commit is None or not commit.first_llsn <= found.first_llsn <= found.last_llsn <= commit.last_llsn:
+            raise ProtocolViolation(
+                f"log stream {header.stream}: LLSN {found.first_llsn} came without the commit that it belongs to"
+            )
+        batch = Batch(
+            found.count,
+            cast(bytes, frame.body),
+            found.checksum,
+            found.time_min,
+            found.time_max,
+            found.kind,
+            found.producer,
+            found.declared,
+            found.schema,
+        )
+        yield Run(header.stream, found.first_llsn, commit.glsn_of(found.first_llsn), commit.time, batch)
+
+
+class Layout:
+    """How runs of one topic become columns. With ``columns``, only those, in that order."""
+
+    def __init__(self, schema: TopicSchema, columns: Sequence[str] | None = None) -> None:
+        self._topic = schema
+        own = [field for field in schema.newest if field.name != "timestamp"]
+        self.schema = pa.schema([*BEFORE, *own, *AFTER])
+        if columns is not None:
+            self.schema = _chosen(self.schema, columns)
+        self.projection: dict[int, Columns] = {}
+        """What storage nodes are asked for; nothing if all columns are wanted."""
+        self._stored = {number: schema.numbered(number) for number in self._numbers()}
+        if columns is not None:
+            for number, stored in self._stored.items():
+                wanted = self._wanted(stored)
+                self.projection[number] = Columns(encode_schema(stored), wanted)
+                self._stored[number] = projected_schema(stored, wanted)
+
+    @property
+    def topic(self) -> str:
+        return self._topic.topic
+
+    def _numbers(self) -> Sequence[int]:
+        return range(1, self._topic.number + 1) if self._topic.is_typed else (KEY_VALUE_NUMBER,)
+
+    def _wanted(self, stored: pa.Schema) -> tuple[str, ...]:
+        """The stored columns that the output needs; at least one, because a batch without columns has no rows."""
+        names = set(self.schema.names)
+        if "timestamp" in names:
+            names.add(self._topic.event_time)
+        wanted = tuple(name for name in stored.names if name in names)
+        return wanted or (self._topic.event_time or stored.names[0],)
+
+    def knows(self, run: Run) -> bool:
+        """Whether the run's schema was part of the catalog that this layout was made from."""
+        return run.batch.schema in self._stored
+
+    def stored(self, run: Run) -> pa.RecordBatch:
+        """What was appended, as far as it was asked for."""
+        schema = self._stored.get(run.batch.schema)
+        if schema is None:
+            raise Damaged(
+                f"GLSN {run.first_glsn} names schema {run.batch.schema}, which topic {self.topic!r} does not have"
+            )
+        try:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(run.batch.body), schema)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise Damaged(f"the batch at GLSN {run.first_glsn} is no record batch of its schema: {error}") from error
+        if batch.num_rows != run.batch.count:
+            raise Damaged(f"the batch at GLSN {run.first_glsn} has {batch.num_rows} rows, not {run.batch.count}")
+        return batch
+
+    def batch(self, run: Run, start: int, stop: int) -> pa.RecordBatch:
+        """The rows ``start`` to ``stop`` of a run with all columns of ``schema``."""
+        stored = self.stored(run)
+        if (start, stop) != (0, run.batch.count):
+            stored = stored.slice(start, stop - start)
+        count = stop - start
+        arrays = [self._column(field, stored, run, start, count) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, field: pa.Field, stored: pa.RecordBatch, run: Run, start: int, count: int) -> pa.Array:
+        match field.name:
+            case "topic":
+                return pa.repeat(self.topic, count)
+            case "stream":
+                return pa.repeat(pa.scalar(run.stream, pa.int64()), count)
+            case "glsn":
+                return pa.arange(run.first_glsn + start, run.first_glsn + start + count)
+            case "llsn":
+                return pa.arange(run.first_llsn + start, run.first_llsn + start + count)
+            case "ingested_at":
+                return pa.repeat(pa.scalar(run.time, TIMESTAMP), count)
+            case "timestamp":
+                if self._topic.event_time:
+                    return timestamps(stored, self._topic.event_time)
+                return pa.repeat(pa.scalar(run.batch.time_min, TIMESTAMP), count)
+        index = stored.schema.get_field_index(field.name)
+        # A batch of an older schema lacks what was added since.
+        return stored.column(index) if index >= 0 else pa.nulls(count, field.type)
+
+    def records(self, run: Run, start: int, stop: int) -> list[Record]:
+        """The same rows as Python objects."""
+        stored = self.stored(run)
+        if (start, stop) != (0, run.batch.count):
+            stored = stored.slice(start, stop - start)
+        glsns = range(run.first_glsn + start, run.first_glsn + stop)
+        llsns = range(run.first_llsn + start, run.first_llsn + stop)
+        if self._topic.is_typed:
+            return self._rows(run, stored, glsns, llsns)
+        stream, topic, ingested = run.stream, self.topic, int(run.time)
+        keys, values = stored.column(0).to_pylist(), stored.column(1).to_pylist()
+        times = stored.column(2).view(pa.int64()).to_pylist()
+        headers = stored.column(3)
+        if headers.null_count == len(headers):
+            return [
+                Record(GLSN(glsn), LLSN(llsn), stream, topic, key, value, time, ingested)
+                for glsn, llsn, key, value, time in zip(glsns, llsns, keys, values, times, strict=True)
+            ]
+        maps = [NO_HEADERS if pairs is None else dict(pairs) for pairs in headers.to_pylist()]
+        return [
+            Record(GLSN(glsn), LLSN(llsn), stream, topic, key, value, time, ingested, headers)
+            for glsn, llsn, key, value, time, headers in zip(glsns, llsns, keys, values, times, maps, strict=True)
+        ]
+
+    def _rows(self, run: Run, stored: pa.RecordBatch, glsns: range, llsns: range) -> list[Record]:
+        event_time = self._topic.event_time
+        if event_time:
+            times = timestamps(stored, event_time).view(pa.int64()).to_pylist()
+        else:
+            times = [int(run.batch.time_min)] * len(glsns)
+        lacking = {name: None for name in self._topic.newest.names if name not in stored.schema.names}
+        rows = stored.to_pylist()
+        return [
+            Record(
+                GLSN(glsn),
+                LLSN(llsn),
+                run.stream,
+                self.topic,
+                None,
+                b"",
+                time,
+                int(run.time),
+                NO_HEADERS,
+                row | lacking,
+            )
+            for glsn, llsn, time, row in zip(glsns, llsns, times, rows, strict=True)
+        ]
+
+
+def _chosen(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    if isinstance(columns, str) or not columns or len(set(columns)) != len(columns):
+        raise InvalidArgument("columns= is a list of at least one name, and each name once")
+    for name in columns:
+        if name not in schema.names:
+            raise InvalidArgument(f"there is no column {name!r}: choose among {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in columns])
+
+
+assert set(KEY_VALUE.names) & OF_THE_LOG == {"timestamp"}

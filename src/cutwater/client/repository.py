@@ -1,0 +1,116 @@
+"""Asks the metadata repository: whichever of its nodes answers, within the caller's time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.core.requests import Answer, Request
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
+from cutwater.types import ClusterId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.connection import Connection
+from cutwater.wire.errors import ConnectionLost
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.metadata_api import ASK
+from cutwater.wire.states import State
+
+A = TypeVar("A")
+
+CONNECT_MS_MAX = 2_000
+ATTEMPT_MS_MAX = 3_000
+RETRY_SECONDS_MIN = 0.02
+RETRY_SECONDS_MAX = 0.5
+SCHEME = "cutwater://"
+
+
+def parse_servers(url: str) -> tuple[str, ...]:
+    """The addresses in ``cutwater://host:port,host:port``."""
+    if not url.startswith(SCHEME):
+        raise InvalidArgument(f"{url!r} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]")
+    addresses = tuple(part for part in url.removeprefix(SCHEME).rstrip("/").split(",") if part)
+    for address in addresses:
+        parse_address(address)
+    if not addresses:
+        raise InvalidArgument(f"{url!r} names no server: write {SCHEME}HOST:PORT[,HOST:PORT…]")
+    return addresses
+
+
+class Repository:
+    """Keeps one connection, to a node that answers, and looks for another when it is lost."""
+
+    def __init__(self, endpoint: Endpoint, addresses: tuple[str, ...], access: Access = ANYONE) -> None:
+        self._endpoint, self._access = endpoint, access
+        self._addresses = addresses
+        self._turn = 0
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._left: set[Connection] = set()
+
+    def close(self) -> None:
+        self._leave()
+        for connection in list(self._left):
+            connection.abort()
+
+    def _leave(self) -> None:
+        """Use another connection from now on. If this one is only closing or slow, it still answers what was asked
+        before."""
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.state is not State.CLOSED:
+            self._left.add(connection)
+            connection.closed.add_done_callback(lambda _: self._left.discard(connection))
+
+    @property
+    def cluster(self) -> ClusterId:
+        """Which cluster this is; 0 before anyone has answered."""
+        peer = self._connection.peer if self._connection is not None else None
+        return peer.cluster if peer is not None else ANY_CLUSTER
+
+    async def ask(self, request: Request, expected: type[A], *, timeout_ms: int, idempotent: bool = True) -> A:
+        """The answer. A request that may be asked twice is asked again, of another node, until the time is up; another
+        one only as long as it has certainly not arrived."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_ms / 1_000
+        wait = RETRY_SECONDS_MIN
+        while True:
+            sent = False
+            try:
+                connection = await self._connected(deadline)
+                sent = True
+                answer = await self._call(connection, request, deadline, idempotent=idempotent)
+                break
+            except CutwaterError as error:
+                may_ask_again = idempotent or not sent or _was_not_done(error)
+                if not error.retriable or not may_ask_again or now() + wait >= deadline:
+                    raise
+                self._turn += 1
+                if isinstance(error, ConnectionLost | NotLeader | DeadlineExceeded):
+                    self._leave()
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, RETRY_SECONDS_MAX)
+        if not isinstance(answer, expected):
+            raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
+        return answer
+
+    async def _call(self, connection: Connection, request: Request, deadline: float, *, idempotent: bool) -> Answer:
+        left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
+        # A node that does not answer costs only a part of the time, if another one may be asked.
+        timeout_ms = min(left, ATTEMPT_MS_MAX) if idempotent and len(self._addresses) > 1 else left
+        received = await connection.call(ASK, request, timeout_ms=timeout_ms)
+        return received.value
+
+    async def _connected(self, deadline: float) -> Connection:
+        async with self._connecting:
+            if self._connection is not None and self._connection.state is State.OPEN:
+                return self._connection
+            address = self._addresses[self._turn % len(self._addresses)]
+            left = int((deadline - asyncio.get_running_loop().time()) * 1_000)
+            timeout_ms = max(1, min(left, CONNECT_MS_MAX))
+            self._connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
+            return self._connection
+
+
+def _was_not_done(error: CutwaterError) -> bool:
+    """Whether the request certainly had no effect."""
+    return isinstance(error, NotLeader) or (isinstance(error, ConnectionLost) and not error.outcome_unknown)

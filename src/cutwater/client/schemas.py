@@ -1,0 +1,168 @@
+"""What the records of a topic look like: key and value, or rows of an Arrow schema that may grow.
+
+A batch names its schema by number: 0 for key and value, otherwise the place in the topic's list of schemas, from 1. A
+schema is followed only by one that leaves every column as it is and adds columns that may be null; so a batch of an
+older schema is read as one of the newest, with nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.client.errors import IncompatibleSchema
+from cutwater.core.requests import TopicInfo
+from cutwater.errors import Damaged, InvalidArgument
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+HEADERS = pa.map_(pa.string(), pa.binary())
+
+KEY_VALUE = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("timestamp", TIMESTAMP, nullable=False),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""A topic without a schema of its own. All four columns are always there: one that holds only nulls costs four bytes
+per record, and in return every such batch of every log has the same form."""
+
+KEY_VALUE_NUMBER = 0
+EVENT_TIME_OF_KEY_VALUE = "timestamp"
+
+RESERVED = frozenset({"topic", "stream", "glsn", "llsn", "ingested_at", "watermark"})
+"""Columns that readers get besides those of the schema."""
+
+SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType] | pa.Field]
+
+
+class TopicSchema:
+    """The schemas of one topic, and which column is event time; an empty name if none is."""
+
+    __slots__ = ("event_time", "topic", "versions")
+
+    def __init__(self, topic: str, versions: Sequence[pa.Schema] = (), event_time: str = "") -> None:
+        self.topic = topic
+        self.versions = tuple(versions)
+        self.event_time = event_time if self.versions else EVENT_TIME_OF_KEY_VALUE
+
+    @classmethod
+    def of(cls, info: TopicInfo) -> TopicSchema:
+        return cls(info.name, [decode_schema(data) for data in info.schemas], info.event_time)
+
+    @property
+    def is_typed(self) -> bool:
+        return bool(self.versions)
+
+    @property
+    def number(self) -> int:
+        """What a new batch names."""
+        return len(self.versions)
+
+    @property
+    def newest(self) -> pa.Schema:
+        return self.versions[-1] if self.versions else KEY_VALUE
+
+    def numbered(self, number: int) -> pa.Schema | None:
+        """The schema of a batch that names this number, if it is known here."""
+        if number == KEY_VALUE_NUMBER:
+            return KEY_VALUE
+        return self.versions[number - 1] if 0 < number <= len(self.versions) else None
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    data: bytes = schema.serialize().to_pybytes()
+    return data
+
+
+def decode_schema(data: bytes) -> pa.Schema:
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise Damaged(f"the catalog has a schema that cannot be read: {error}") from error
+
+
+def new_schema(given: SchemaLike, event_time: str) -> pa.Schema:
+    """The schema of a topic that is to be created, without what concerns only its maker, such as pandas metadata."""
+    try:
+        schema = given if isinstance(given, pa.Schema) else pa.schema(given)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise InvalidArgument(
+            f"schema= is a pyarrow.Schema, or what pyarrow.schema() takes, not {type(given).__name__}: {error}"
+        ) from error
+    schema = schema.remove_metadata()
+    if not len(schema):
+        raise InvalidArgument("a schema has at least one column; without one, records have a key and a value")
+    for field in schema:
+        if schema.names.count(field.name) > 1:
+            raise InvalidArgument(f"column {field.name!r} is there twice: names of columns are unique")
+        if field.name in RESERVED or not field.name:
+            raise InvalidArgument(
+                f"a column cannot be named {field.name!r}: the log itself gives readers {', '.join(sorted(RESERVED))}"
+            )
+        if field.name == "timestamp" and event_time != "timestamp":
+            raise InvalidArgument(
+                "readers get event time as column 'timestamp': say event_time='timestamp', or rename the column"
+            )
+        _check_storable(field.name, field.type)
+    if event_time:
+        _check_event_time(schema, event_time)
+    return schema
+
+
+def grown_schema(topic: TopicSchema, given: SchemaLike) -> pa.Schema:
+    """The next schema of a topic, if readers of the present one can live with it."""
+    if not topic.is_typed:
+        raise IncompatibleSchema(
+            f"topic {topic.topic!r} has records of key and value and cannot get a schema: create another topic"
+        )
+    old, new = topic.newest, new_schema(given, topic.event_time)
+    for field in old:
+        index = new.get_field_index(field.name)
+        if index < 0:
+            raise _incompatible(topic, new, f"column {field.name!r} is gone")
+        after = new.field(index)
+        if not after.type.equals(field.type):
+            raise _incompatible(topic, new, f"column {field.name!r} was {field.type} and would be {after.type}")
+        if field.nullable != after.nullable:
+            was, would_be = ("null", "not null") if field.nullable else ("not null", "null")
+            raise _incompatible(topic, new, f"column {field.name!r} was {was} and would be {would_be}")
+    for field in new:
+        if old.get_field_index(field.name) < 0 and not field.nullable:
+            raise _incompatible(topic, new, f"the new column {field.name!r} must be nullable, older records lack it")
+    return new
+
+
+def _incompatible(topic: TopicSchema, new: pa.Schema, what: str) -> IncompatibleSchema:
+    return IncompatibleSchema(
+        f"topic {topic.topic!r}: {what}. Only nullable columns may be added; for anything else create another topic\n"
+        f"  present: {describe(topic.newest)}\n  given:   {describe(new)}"
+    )
+
+
+def describe(schema: pa.Schema) -> str:
+    """The columns on one line."""
+    return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)
+
+
+def _check_event_time(schema: pa.Schema, event_time: str) -> None:
+    index = schema.get_field_index(event_time)
+    if index < 0:
+        raise InvalidArgument(f"event_time={event_time!r} is no column of the schema: {describe(schema)}")
+    if not pa.types.is_timestamp(schema.field(index).type):
+        raise InvalidArgument(
+            f"event_time={event_time!r} is {schema.field(index).type}: it must be a timestamp, such as {TIMESTAMP}"
+        )
+
+
+def _check_storable(name: str, kind: pa.DataType) -> None:
+    """A stored batch is a single message, so what needs a second one (a dictionary) cannot be in it."""
+    if pa.types.is_dictionary(kind):
+        raise InvalidArgument(f"column {name!r} is {kind}: use {kind.value_type}, and compression if it repeats itself")
+    if isinstance(kind, pa.BaseExtensionType):
+        raise InvalidArgument(f"column {name!r} is of extension type {kind}: use its storage type, {kind.storage_type}")
+    for i in range(kind.num_fields):
+        _check_storable(name, kind.field(i).type)

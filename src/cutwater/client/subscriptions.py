@@ -1,0 +1,248 @@
+"""What a reader holds in its hands: records or record batches in GLSN order, from where to where it wants them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.catalogs import Catalogs, View
+from cutwater.client.deadlines import Deadline
+from cutwater.client.errors import ClientClosed
+from cutwater.client.feeds import Feed, Selection
+from cutwater.client.nodes import Nodes
+from cutwater.client.records import Layout, Record
+from cutwater.core.requests import TopicInfo
+from cutwater.core.subscription import Run
+from cutwater.errors import DeadlineExceeded, NotFound, Trimmed
+from cutwater.types import GLSN, LogStreamId, TopicId
+from cutwater.wire.storage_api import Columns
+
+CHUNK_RECORDS = 8_192
+"""About how many records are made at a time."""
+BATCH_ROWS = 16_384
+"""Runs with fewer rows are joined until there are so many, as far as they are ready."""
+EARLIEST_TRIES = 5
+
+T = TypeVar("T")
+
+
+class Range(Struct, frozen=True):
+    """``stop`` is not included; None means for ever. ``starts``: topics of which only later records are wanted."""
+
+    start: GLSN
+    stop: GLSN | None
+    starts: dict[TopicId, GLSN]
+    view: View
+
+
+class Resolve(Protocol):
+    """Finds out where to begin and to end, when the subscription begins."""
+
+    async def __call__(self, selection: Selection, deadline: Deadline) -> Range: ...
+
+
+class Piece(Struct, frozen=True):
+    """The rows of a run that are wanted."""
+
+    layout: Layout
+    run: Run
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class AsyncSubscription(Generic[T]):
+    """An asynchronous iterator. It begins when it is first used, or earlier with ``await``; then it is known from where
+    on it delivers, also if that is ``"latest"``::
+
+        subscription = await client.subscribe("orders", start="latest")
+        async for record in subscription: ...
+    """
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        nodes: Nodes,
+        selection: Selection,
+        resolve: Resolve,
+        make: Callable[[Sequence[Piece]], list[T]],
+        columns: Sequence[str] | None,
+        timeout: float,
+        *,
+        from_earliest: bool,
+    ) -> None:
+        self._catalogs, self._nodes, self._selection = catalogs, nodes, selection
+        self._resolve, self._make, self._columns, self._timeout = resolve, make, columns, timeout
+        self._tries = EARLIEST_TRIES if from_earliest else 1
+        self._opening = asyncio.Lock()
+        self._feed: Feed | None = None
+        self._range: Range | None = None
+        self._layouts: dict[LogStreamId, Layout] = {}
+        self._pieces: deque[Piece] = deque()
+        self._made: deque[T] = deque()
+        self._reached = GLSN(0)
+        """Everything below has been taken from the feed, though perhaps not from here."""
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def __await__(self) -> Generator[Any, None, AsyncSubscription[T]]:
+        return self._begin().__await__()
+
+    async def _begin(self) -> AsyncSubscription[T]:
+        async with self._opening:
+            if self._is_closed:
+                raise ClientClosed("this subscription was closed")
+            if self._feed is None:
+                await self._open()
+        return self
+
+    async def _open(self) -> None:
+        self._range = found = await self._resolve(self._selection, Deadline(self._timeout))
+        self._reached = found.start
+        feed = Feed(self._catalogs, self._nodes, self._selection, self._projection, found.start, found.starts)
+        try:
+            feed.begin(found.view)
+        except BaseException:
+            await feed.close()
+            raise
+        self._feed = feed
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if not self._made:
+            await self._fill()
+            if not self._made:
+                raise StopAsyncIteration
+        return self._made.popleft()
+
+    async def take(self, timeout: float | None = None) -> list[T]:
+        """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
+        seconds, or as long as it takes."""
+        try:
+            async with asyncio.timeout(timeout):
+                if not self._made:
+                    await self._fill()
+        except TimeoutError:
+            raise DeadlineExceeded(f"nothing came within {timeout} s") from None
+        made, self._made = list(self._made), deque()
+        return made
+
+    async def close(self) -> None:
+        self._is_closed = True
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
+
+    async def __aenter__(self) -> AsyncSubscription[T]:
+        return await self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What is ready.
+
+    async def _fill(self) -> None:
+        """Make the next few; nothing at the end."""
+        while not self._made:
+            if self._pieces:
+                self._made.extend(self._make(self._take_pieces()))
+                continue
+            await self._begin()
+            assert self._feed is not None
+            assert self._range is not None
+            if self._range.stop is not None and self._reached >= self._range.stop:
+                await self._feed.close()
+                return
+            try:
+                runs = await self._feed.take()
+            except Trimmed:
+                if self._tries <= 1 or self._feed.next_glsn > self._range.start:
+                    raise
+                # The log was trimmed between finding where it begins and reading there.
+                self._tries -= 1
+                await self._feed.close()
+                self._feed = None
+                continue
+            self._reached = self._feed.next_glsn
+            self._pieces.extend(self._clipped(runs))
+
+    def _clipped(self, runs: Iterable[Run]) -> Iterable[Piece]:
+        found = self._range
+        assert found is not None
+        stop = found.stop
+        for run in runs:
+            start = max(found.start, self._start_of(run.stream, found.starts))
+            first = max(0, start - run.first_glsn)
+            last = run.batch.count if stop is None else min(run.batch.count, stop - run.first_glsn)
+            if first < last:
+                yield Piece(self._layout(run), run, first, last)
+
+    def _start_of(self, stream: LogStreamId, starts: Mapping[TopicId, GLSN]) -> GLSN:
+        info = self._catalogs.view.streams.get(stream) if starts else None
+        return GLSN(0) if info is None else starts.get(info.topic, GLSN(0))
+
+    def _take_pieces(self) -> list[Piece]:
+        pieces = [self._pieces.popleft()]
+        rows = pieces[0].rows
+        while self._pieces and rows + self._pieces[0].rows <= BATCH_ROWS:
+            rows += self._pieces[0].rows
+            pieces.append(self._pieces.popleft())
+        return pieces
+
+    def _layout(self, run: Run) -> Layout:
+        layout = self._layouts.get(run.stream)
+        if layout is not None and layout.knows(run):
+            return layout
+        view = self._catalogs.view
+        info = view.streams.get(run.stream)
+        name = None if info is None else view.names.get(info.topic)
+        if name is None:
+            raise NotFound(f"the topic of log stream {run.stream} was deleted")
+        layout = self._layouts[run.stream] = self.layout(view.topics[name])
+        return layout
+
+    def layout(self, topic: TopicInfo) -> Layout:
+        """How records of this topic are delivered."""
+        return Layout(self._catalogs.view.schema(topic), self._columns)
+
+    def _projection(self, topic: TopicInfo) -> Mapping[int, Columns]:
+        return self.layout(topic).projection
+
+
+def make_records(pieces: Sequence[Piece]) -> list[Record]:
+    return [record for piece in pieces for record in piece.layout.records(piece.run, piece.start, piece.stop)]
+
+
+def make_batches(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
+    """Neighbours of one form become one batch."""
+    batches: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
+    for piece in pieces:
+        batch = piece.layout.batch(piece.run, piece.start, piece.stop)
+        if group and not group[0].schema.equals(batch.schema):
+            batches.append(_joined(group))
+            group = []
+        group.append(batch)
+    if group:
+        batches.append(_joined(group))
+    return batches
+
+
+def _joined(group: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return group[0] if len(group) == 1 else pa.concat_batches(group)

@@ -1,0 +1,156 @@
+"""Topics: making, changing and deleting them, and what is known of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.catalogs import Catalogs, View
+from cutwater.client.deadlines import Deadline
+from cutwater.client.repository import Repository
+from cutwater.client.schemas import SchemaLike, TopicSchema, encode_schema, grown_schema, new_schema
+from cutwater.core.requests import (
+    ChangeTopicRequest,
+    Created,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    DescribeRequest,
+    Description,
+    Done,
+    TopicInfo,
+    TrimRequest,
+)
+from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from cutwater.types import GLSN, LogStreamId, Retention
+from cutwater.wire.errors import ConnectionLost
+
+POLL_SECONDS = 0.02
+REPLICATION_DEFAULT = 3
+
+
+class Topic(Struct, frozen=True):
+    """What is known of a topic. ``streams`` are the numbers of its log streams that may take appends; ``schema`` is
+    None for records of key and value. Records below ``trimmed_before`` are gone."""
+
+    name: str
+    streams: tuple[LogStreamId, ...]
+    replication: int
+    schema: pa.Schema | None
+    event_time: str
+    retention: Retention
+    trimmed_before: GLSN
+
+
+def topic_of(info: TopicInfo, view: View) -> Topic:
+    schema = view.schema(info)
+    return Topic(
+        info.name,
+        tuple(stream.stream for stream in view.streams_of(info.topic) if not stream.final),
+        info.replication,
+        schema.newest if schema.is_typed else None,
+        info.event_time,
+        info.retention,
+        info.trimmed_before,
+    )
+
+
+def retention_of(given: timedelta | Retention | None) -> Retention:
+    if isinstance(given, timedelta):
+        if given <= timedelta(0):
+            raise InvalidArgument(f"retention is a time that is longer than nothing, not {given}")
+        return Retention(time_us=int(given / timedelta(microseconds=1)))
+    return given or Retention()
+
+
+class Topics:
+    def __init__(self, repository: Repository, catalogs: Catalogs) -> None:
+        self._repository, self._catalogs = repository, catalogs
+
+    async def create(
+        self,
+        name: str,
+        streams: int,
+        replication: int | None,
+        schema: SchemaLike | None,
+        event_time: str,
+        retention: timedelta | Retention | None,
+        deadline: Deadline,
+    ) -> Topic:
+        if event_time and schema is None:
+            raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
+        encoded = b"" if schema is None else encode_schema(new_schema(schema, event_time))
+        if replication is None:
+            replication = await self._usual_replication(deadline)
+        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention_of(retention))
+        try:
+            await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
+        except ConnectionLost:
+            await self._check_created(request, deadline)
+        return await self._opened(name, deadline)
+
+    async def _usual_replication(self, deadline: Deadline) -> int:
+        """Three copies, or as many as there are storage nodes to hold them."""
+        description = await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms())
+        alive = sum(1 for node in description.nodes if node.is_alive)
+        return max(1, min(REPLICATION_DEFAULT, alive))
+
+    async def _check_created(self, request: CreateTopicRequest, deadline: Deadline) -> None:
+        """The answer was lost: ask again, and if the topic is there as it was wanted, it was made by the first try."""
+        try:
+            await self._repository.ask(request, Created, timeout_ms=deadline.left_ms())
+        except AlreadyExists:
+            found = await self._catalogs.topic(request.name, deadline)
+            schemas = (request.schema,) if request.schema else ()
+            wanted = (request.streams, request.replication, schemas, request.event_time, request.retention)
+            if (found.streams, found.replication, found.schemas, found.event_time, found.retention) != wanted:
+                raise
+
+    async def _opened(self, name: str, deadline: Deadline) -> Topic:
+        """Wait until all log streams take appends."""
+        while True:
+            view = await self._catalogs.fresh(deadline)
+            info = view.topics.get(name)
+            if info is None:
+                raise NotFound(f"topic {name!r} was deleted as soon as it was made")
+            closed = [stream.stream for stream in view.streams_of(info.topic) if not stream.is_open]
+            if not closed:
+                return topic_of(info, view)
+            if deadline.left <= POLL_SECONDS:
+                raise Unavailable(f"topic {name!r} was made, but log streams {closed} do not take appends yet")
+            await deadline.pause(POLL_SECONDS)
+
+    async def change(
+        self,
+        name: str,
+        streams: int | None,
+        schema: SchemaLike | None,
+        retention: timedelta | Retention | None,
+        deadline: Deadline,
+    ) -> Topic:
+        view = await self._catalogs.fresh(deadline)
+        info = view.topics.get(name)
+        known = TopicSchema(name) if info is None else view.schema(info)
+        encoded = b"" if schema is None or info is None else encode_schema(grown_schema(known, schema))
+        kept = None if retention is None else retention_of(retention)
+        request = ChangeTopicRequest(name, streams, kept, encoded, known.number)
+        await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
+        await self._catalogs.fresh(deadline)
+        return topic_of(await self._catalogs.topic(name, deadline), self._catalogs.view)
+
+    async def delete(self, name: str, deadline: Deadline) -> None:
+        request = DeleteTopicRequest(name)
+        try:
+            await self._repository.ask(request, Done, timeout_ms=deadline.left_ms(), idempotent=False)
+        except ConnectionLost:
+            # If it is not there any more, the first try had succeeded, and only its answer was lost.
+            with suppress(NotFound):
+                await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
+        await self._catalogs.fresh(deadline)
+
+    async def trim(self, name: str, before: int, deadline: Deadline) -> None:
+        if before < 1:
+            raise InvalidArgument(f"trim before GLSN {before}: positions begin with 1")
+        await self._repository.ask(TrimRequest(name, GLSN(before)), Done, timeout_ms=deadline.left_ms())

@@ -1,0 +1,70 @@
+"""What was decided lately, in words: every decision but cuts, with its reason, for operators to read."""
+
+from __future__ import annotations
+
+from cutwater.core import decisions as d
+from cutwater.core.requests import Event
+from cutwater.types import CutTime, DecisionIndex
+
+EVENTS_MAX = 1_000
+"""How many events are kept, in memory and in the store. Older ones are in the log files of the servers."""
+
+
+def event_of(index: DecisionIndex, time: CutTime, decision: d.Decision) -> Event | None:
+    """The event that a decision is; None if it concerns no operator: cuts and cursors come by the thousand."""
+    if isinstance(decision, (d.Cut, d.CommitCursor)):
+        return None
+    what, reason = _tell(decision)
+    return Event(index, time, type(decision).__name__, what, reason)
+
+
+def _tell(decision: d.Decision) -> tuple[str, str]:
+    match decision:
+        case d.Seal():
+            kind = "sealed for good" if decision.final else "sealed"
+            survivors = _nodes(decision.survivors)
+            told = f"log stream {decision.stream} {kind} in epoch {decision.epoch} at LLSN {decision.sealed_at}"
+            return f"{told}; {survivors} hold everything", decision.reason
+        case d.Unseal():
+            told = f"log stream {decision.stream} opened in epoch {decision.epoch} after LLSN {decision.start}"
+            return f"{told} on {_nodes(decision.chain)}", decision.reason
+        case d.Release():
+            return f"log stream {decision.stream} may be opened again", "unsealed by an operator"
+        case d.DropSurvivor():
+            told = f"the replica of log stream {decision.stream} on storage node {decision.node} must learn"
+            return told, decision.reason
+        case d.FoundCluster():
+            return f"cluster {decision.cluster} founded", ""
+        case d.AddNode():
+            return f"storage node {decision.node} added, at {decision.address or 'an unknown address'}", ""
+        case d.RemoveNode():
+            return f"storage node {decision.node} removed", ""
+        case d.CreateTopic():
+            told = f"topic {decision.name!r} created as number {decision.topic}"
+            return f"{told}: {decision.streams} log streams, replication {decision.replication}", ""
+        case d.ChangeTopic():
+            told = f"topic number {decision.topic} changed: {decision.streams} log streams"
+            return f"{told}, retention {decision.retention}{', a new schema' if decision.schema else ''}", ""
+        case d.DeleteTopic():
+            return f"topic number {decision.topic} deleted", ""
+        case d.CreateStream():
+            told = f"log stream {decision.stream} of topic number {decision.topic} created"
+            return f"{told} on {_nodes(decision.replicas)}", decision.reason
+        case d.AssignReplicas():
+            return f"log stream {decision.stream} belongs on {_nodes(decision.replicas)}", decision.reason
+        case d.Trim():
+            return f"topic number {decision.topic} trimmed before GLSN {decision.before}", ""
+        case d.OpenProducer():
+            return f"producer {decision.producer!r} opened in log stream {decision.stream}", ""
+        case d.MoveProducer():
+            return f"producer {decision.producer!r} moved to log stream {decision.stream}", ""
+        case d.DropCursor():
+            return f"cursor {decision.cursor!r} dropped", ""
+        case d.Cut() | d.CommitCursor():
+            return "", ""
+
+
+def _nodes(nodes: tuple[int, ...]) -> str:
+    if not nodes:
+        return "no storage node"
+    return f"storage node{'s' if len(nodes) > 1 else ''} " + ", ".join(map(str, nodes))

@@ -1,0 +1,105 @@
+"""The clock of the log: at which positions time had come how far, for those who read topics that are silent.
+
+A reader knows the cut times of the records that it reads. While its topics are silent it needs other positions at which
+time moves: *marks*. Every tick is a mark, and so is the first cut that comes ``MARK_EVERY_US`` or more of cut time
+after the last mark. Marks follow from the decisions alone, so every reader, at any time, finds the same ones.
+
+Full blocks of marks never change and are kept packed: a few bytes each.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.types import GLSN, SECOND, CutTime
+
+MARK_EVERY_US = 10 * SECOND
+BLOCK_MARKS = 1_024
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[int]).decode
+
+
+class Mark(Struct, frozen=True, array_like=True):
+    """At this position the cut time was this."""
+
+    glsn: GLSN
+    time: CutTime
+
+
+class Block(Struct, frozen=True, array_like=True):
+    """So many marks: the first one whole, then what each adds to the one before, position and time in turn."""
+
+    first: Mark
+    last_glsn: GLSN
+    packed: bytes
+
+
+class Clock:
+    """``note`` every cut in order; ``marks`` tells what is known."""
+
+    def __init__(self, blocks: tuple[Block, ...] = (), recent: tuple[Mark, ...] = ()) -> None:
+        self._blocks = list(blocks)
+        self._recent = list(recent)
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(self._blocks)
+
+    @property
+    def recent(self) -> tuple[Mark, ...]:
+        return tuple(self._recent)
+
+    def note(self, glsn: GLSN, time: CutTime, *, is_tick: bool) -> None:
+        """A cut that ends at this position."""
+        last = self._recent[-1].time if self._recent else CutTime(-MARK_EVERY_US)
+        if not is_tick and time - last < MARK_EVERY_US:
+            return
+        self._recent.append(Mark(glsn, time))
+        if len(self._recent) > BLOCK_MARKS:
+            # The last mark stays: the next one is told by its distance to it.
+            self._blocks.append(_pack(self._recent[:-1]))
+            del self._recent[:-1]
+
+    def trim(self, before: GLSN) -> None:
+        """Forget blocks of which nobody can read the positions any more."""
+        keep = 0
+        while keep < len(self._blocks) and self._blocks[keep].last_glsn < before:
+            keep += 1
+        del self._blocks[:keep]
+
+    def marks(self, after: GLSN, limit: int) -> list[Mark]:
+        """The first marks above a position, at most so many."""
+        found: list[Mark] = []
+        for mark in self._from(after):
+            if mark.glsn > after:
+                if len(found) == limit:
+                    break
+                found.append(mark)
+        return found
+
+    def _from(self, after: GLSN) -> Iterator[Mark]:
+        start = bisect_right([block.last_glsn for block in self._blocks], after)
+        for block in self._blocks[start:]:
+            yield from _unpack(block)
+        yield from self._recent
+
+
+def _pack(marks: list[Mark]) -> Block:
+    deltas: list[int] = []
+    for i in range(1, len(marks)):
+        deltas += (marks[i].glsn - marks[i - 1].glsn, marks[i].time - marks[i - 1].time)
+    return Block(marks[0], marks[-1].glsn, _encode(deltas))
+
+
+def _unpack(block: Block) -> Iterator[Mark]:
+    glsn, time = block.first.glsn, block.first.time
+    yield block.first
+    deltas = _decode(block.packed)
+    for i in range(0, len(deltas), 2):
+        glsn, time = GLSN(glsn + deltas[i]), CutTime(time + deltas[i + 1])
+        yield Mark(glsn, time)

@@ -1,0 +1,77 @@
+"""The cluster in words, for operators: what is not as it should be, since when, and what happens next."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cutwater.core.liveness import Liveness
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.reports import ReportBook
+from cutwater.core.requests import Description, NodeDescription, StreamDescription
+from cutwater.errors import OrderLayerLostMemory
+from cutwater.types import Instant, LeaderEpoch, LogStreamId, StorageNodeId
+
+
+class Leader(Protocol):
+    """What is described: one term of one leader."""
+
+    leader_epoch: LeaderEpoch
+    state: OrderState
+    explanations: dict[LogStreamId, str]
+    halted: OrderLayerLostMemory | None
+
+
+def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant) -> Description:
+    state = leader.state
+    return Description(
+        state.cluster,
+        state.cluster_key,
+        leader.leader_epoch,
+        state.high_watermark,
+        state.cut_time,
+        "" if leader.halted is None else leader.halted.message,
+        tuple(_node(state, node, book, liveness, now) for node in sorted(state.nodes)),
+        tuple(
+            _stream(leader, stream)
+            for stream in sorted(state.streams.values(), key=lambda s: s.stream)
+            if not state.topics[stream.topic].deleted
+        ),
+    )
+
+
+def _node(
+    state: OrderState, node: StorageNodeId, book: ReportBook, liveness: Liveness, now: Instant
+) -> NodeDescription:
+    known, report = state.nodes[node], book.newest(node)
+    return NodeDescription(
+        node,
+        known.address,
+        known.volumes,
+        report is not None and liveness.is_alive(node, now),
+        None if report is None else report.node_state,
+        None if report is None else liveness.silence(node, now),
+        len(state.streams_on(node)),
+    )
+
+
+def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
+    state = leader.state
+    missing = tuple(node for node in stream.replicas if node not in stream.members)
+    is_well = stream.is_open and not missing
+    return StreamDescription(
+        stream.stream,
+        state.topics[stream.topic].name,
+        stream.epoch,
+        stream.is_open,
+        stream.final,
+        stream.held,
+        stream.members,
+        stream.replicas,
+        missing,
+        stream.committed_end,
+        stream.last_glsn,
+        len(state.histories[stream.stream]),
+        "" if is_well else stream.reason,
+        stream.since,
+        "" if is_well else leader.explanations.get(stream.stream, ""),
+    )

@@ -1,0 +1,141 @@
+"""What a leader remembers for itself of nodes and replicas: who was heard when, who holds others up, which links fail.
+
+Nothing here is decided or stored. A new leader starts with a fresh memory and gives everybody the benefit of the doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from cutwater.types import LLSN, Epoch, Instant, LogStreamId, StorageNodeId
+
+ACCUSED_PEERS_MAX = 1
+"""Who accuses more peers of one stream than this is more likely to be cut off itself."""
+
+
+class Backoff:
+    """Doubles the wait with every failure."""
+
+    def __init__(self, us_min: int, us_max: int) -> None:
+        self._us_min, self._us_max = us_min, us_max
+        self._waits: dict[object, tuple[int, int]] = {}
+
+    def fail(self, what: object, now: Instant) -> None:
+        if self.waits(what, now):
+            return
+        until, wait = self._waits.get(what, (0, 0))
+        if now.monotonic - until > self._us_max:
+            # The last failure is long ago.
+            wait = 0
+        wait = max(self._us_min, min(wait * 2, self._us_max))
+        self._waits[what] = (now.monotonic + wait, wait)
+
+    def waits(self, what: object, now: Instant) -> bool:
+        until, _ = self._waits.get(what, (0, 0))
+        return now.monotonic < until
+
+    def clear(self, what: object) -> None:
+        self._waits.pop(what, None)
+
+
+class _Place(Struct, frozen=True):
+    """Where a replica that is behind the others was last seen to move to."""
+
+    epoch: Epoch
+    durable_end: LLSN
+    committed_end: LLSN
+
+
+class Liveness:
+    """All times are of the monotonic clock of the leader."""
+
+    def __init__(self, nodes: Iterable[StorageNodeId], now: Instant, *, dead_after_us: int, links: Backoff) -> None:
+        self._dead_after_us = dead_after_us
+        self._heard = dict.fromkeys(nodes, now.monotonic)
+        self._behind: dict[tuple[LogStreamId, StorageNodeId], tuple[_Place, int]] = {}
+        self._accusations: dict[tuple[LogStreamId, StorageNodeId], dict[StorageNodeId, int]] = {}
+        self._links = links
+        self._woke = now.monotonic
+
+    # Nodes.
+
+    def hear(self, node: StorageNodeId, now: Instant) -> None:
+        self._heard[node] = now.monotonic
+
+    def forget(self, node: StorageNodeId) -> None:
+        self._heard.pop(node, None)
+
+    def silence(self, node: StorageNodeId, now: Instant) -> int | None:
+        """For how long nothing was heard of the node, counted from the leader's beginning at most."""
+        heard = self._heard.get(node)
+        return None if heard is None else now.monotonic - heard
+
+    def is_alive(self, node: StorageNodeId, now: Instant) -> bool:
+        silence = self.silence(node, now)
+        return silence is not None and silence < self._dead_after_us
+
+    def wake(self, now: Instant) -> None:
+        self._woke = now.monotonic
+
+    def notice_sleep(self, now: Instant) -> int:
+        """When the leader itself was stopped for a while, that time does not count for the silence of nodes, whose
+        reports still wait to be read. How long it was, if it was long."""
+        slept = now.monotonic - self._woke
+        if slept <= self._dead_after_us // 2:
+            return 0
+        self._heard = {node: heard + slept for node, heard in self._heard.items()}
+        self._behind.clear()
+        self._woke = now.monotonic
+        return slept
+
+    # Replicas.
+
+    def is_stuck(
+        self,
+        stream: LogStreamId,
+        node: StorageNodeId,
+        place: tuple[Epoch, LLSN, LLSN],
+        now: Instant,
+        *,
+        is_behind: bool,
+    ) -> bool:
+        """Whether a replica has been behind the others for so long, without moving, that it holds the stream up."""
+        key = (stream, node)
+        if not is_behind:
+            self._behind.pop(key, None)
+            return False
+        here = _Place(*place)
+        seen = self._behind.get(key)
+        if seen is None or seen[0] != here:
+            self._behind[key] = (here, now.monotonic)
+            return False
+        return now.monotonic - seen[1] >= self._dead_after_us
+
+    # Links.
+
+    def accuse(self, stream: LogStreamId, complainer: StorageNodeId, peer: StorageNodeId, now: Instant) -> None:
+        """A replica could not pass entries on to a peer. It is believed once; if it then accuses another peer too, it
+        is itself the one to be left out."""
+        accused = self._accusations.setdefault((stream, complainer), {})
+        recent = {node: at for node, at in accused.items() if now.monotonic - at < 4 * self._dead_after_us}
+        recent[peer] = now.monotonic
+        self._accusations[stream, complainer] = recent
+        if len(recent) > ACCUSED_PEERS_MAX:
+            for node in recent:
+                self._links.clear((stream, node))
+            self.avoid(stream, complainer, now)
+        else:
+            self.avoid(stream, peer, now)
+
+    def avoid(self, stream: LogStreamId, node: StorageNodeId, now: Instant) -> None:
+        self._links.fail((stream, node), now)
+
+    def is_avoided(self, stream: LogStreamId, node: StorageNodeId, now: Instant) -> bool:
+        return self._links.waits((stream, node), now)
+
+    def pardon(self, stream: LogStreamId, node: StorageNodeId) -> None:
+        """The node was started anew: what was wrong with it may be over."""
+        self._links.clear((stream, node))
+        self._accusations.pop((stream, node), None)

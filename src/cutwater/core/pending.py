@@ -1,0 +1,83 @@
+"""The uncommitted entries of one replica, in order, and who waits for each."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from cutwater.core.replica_events import Acked, Waiter
+from cutwater.errors import ResourceExhausted
+from cutwater.types import LLSN, Ack, CommitContext, Entry, LogStreamId, Sequence
+
+UNCOMMITTED_BATCHES_MAX = 4096
+"""More than this many batches between the head and the next cut, and appends are told to wait."""
+WAITERS_PER_BATCH_MAX = 64
+"""A producer may repeat a batch that is not committed yet; each time somebody waits for it."""
+
+
+class _Pending(Struct):
+    first_llsn: LLSN
+    count: int
+    checksum: int
+    last_sequence: Sequence
+    waiters: list[Waiter]
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.first_llsn + self.count - 1)
+
+
+class PendingEntries:
+    """Entries come at the end; commits take them from the front, seals from the end."""
+
+    def __init__(self, stream: LogStreamId) -> None:
+        self._stream = stream
+        self._entries: deque[_Pending] = deque()
+
+    def require_room(self) -> None:
+        if len(self._entries) >= UNCOMMITTED_BATCHES_MAX:
+            raise ResourceExhausted(
+                f"log stream {self._stream} has {len(self._entries)} uncommitted batches", retry_ms=50
+            )
+
+    def add(self, entry: Entry, last_sequence: Sequence, waiters: Iterable[Waiter] = ()) -> None:
+        """``last_sequence`` is the producer's last one at the place of the entry, 0 if it has no producer."""
+        batch = entry.batch
+        self._entries.append(_Pending(entry.first_llsn, batch.count, batch.checksum, last_sequence, list(waiters)))
+
+    def wait(self, first_llsn: LLSN, waiter: Waiter) -> None:
+        """One more waits for the entry that begins here."""
+        waiters = next(pending for pending in self._entries if pending.first_llsn == first_llsn).waiters
+        if len(waiters) >= WAITERS_PER_BATCH_MAX:
+            raise ResourceExhausted(f"{len(waiters)} calls wait for this batch already", retry_ms=50)
+        waiters.append(waiter)
+
+    def holds(self, entry: Entry) -> bool:
+        same = (entry.first_llsn, entry.batch.count, entry.batch.checksum)
+        return any((p.first_llsn, p.count, p.checksum) == same for p in self._entries)
+
+    def waiters(self) -> list[Waiter]:
+        return [waiter for pending in self._entries for waiter in pending.waiters]
+
+    def commit(self, context: CommitContext) -> list[Acked]:
+        """The entries up to the end of this commit have their GLSNs."""
+        acks: list[Acked] = []
+        while self._entries and self._entries[0].first_llsn <= context.last_llsn:
+            pending = self._entries.popleft()
+            # Records of one batch are committed by one cut.
+            assert pending.last_llsn <= context.last_llsn
+            ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self._stream, pending.count)
+            acks += [Acked(waiter, ack, pending.last_sequence) for waiter in pending.waiters]
+        return acks
+
+    def cut(self, end: LLSN) -> list[Waiter]:
+        """The entries above ``end`` are removed; who waited for them."""
+        waiters: list[Waiter] = []
+        while self._entries and self._entries[-1].last_llsn > end:
+            pending = self._entries.pop()
+            # The sealed position is a minimum of durable ends, and those fall on batch boundaries.
+            assert pending.first_llsn > end
+            waiters += pending.waiters
+        return waiters

@@ -1,0 +1,1 @@
+"""The metadata repository: the server around the order layer, and the stores of its decisions."""

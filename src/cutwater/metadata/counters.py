@@ -1,0 +1,33 @@
+"""What a node of the metadata repository counts, for operators. Plain numbers; how they are shown is not known here."""
+
+from __future__ import annotations
+
+from cutwater.core.decisions import Cut, Decision
+
+
+class Counters:
+    """Since the process was started."""
+
+    def __init__(self) -> None:
+        self.cuts = 0
+        self.ticks = 0
+        self.decisions = 0
+        self.records = 0
+        self.store_writes = 0
+        self.store_seconds = 0.0
+        self.reports = 0
+        self.relayed = 0
+        self.requests = 0
+        self.refused = 0
+        self.alarms = 0
+        self.terms = 0
+
+    def stored(self, seconds: float, decisions: tuple[Decision, ...]) -> None:
+        self.store_writes += 1
+        self.store_seconds += seconds
+        self.decisions += len(decisions)
+        for decision in decisions:
+            if isinstance(decision, Cut):
+                self.cuts += not decision.is_tick
+                self.ticks += decision.is_tick
+                self.records += sum(commit.context.count for commit in decision.commits)

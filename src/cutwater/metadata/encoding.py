@@ -1,0 +1,199 @@
+"""How decisions, snapshots and the leader are stored: a fixed header with a checksum over everything, then MessagePack.
+
+A record says itself what it is, by whom it was written and where it belongs, so that damage and mix-ups are found when
+it is read, whatever keeps it. Large content is compressed: the names of fields repeat, so it shrinks to a fraction.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.core.decisions import Decision
+from cutwater.core.order_state import Snapshot
+from cutwater.metadata.store_errors import DamagedStore, UnknownContent
+from cutwater.metadata.store_interface import LeaderInfo
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.errors import NewerFormat
+from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
+
+FORMAT_VERSION = 1
+COMPRESS_BYTES_MIN = 16 * 1024
+COMPRESSION_LEVEL = 1
+
+MAGIC = b"CWMD"
+_CHECKSUM = struct.Struct("<I")
+_HEADER = struct.Struct("<4sBBHQQII")
+"""Magic, version, kind, flags, leader epoch, index, count, bytes of the content before compression."""
+_COMPRESSED = 1
+_START = _CHECKSUM.size + _HEADER.size
+
+T = TypeVar("T")
+
+
+class Kind(enum.IntEnum):
+    IDENTITY = 1
+    LEADER = 2
+    DECISIONS = 3
+    SNAPSHOT = 4
+    POINTER = 5
+
+
+class Header(Struct, frozen=True):
+    """``index`` is that of the first decision, or of the last one that a snapshot contains."""
+
+    kind: Kind
+    epoch: LeaderEpoch = LeaderEpoch(0)
+    index: DecisionIndex = DecisionIndex(0)
+    count: int = 0
+
+    @property
+    def end(self) -> DecisionIndex:
+        return DecisionIndex(self.index + self.count - 1)
+
+
+class Identity(Struct, frozen=True):
+    """Whose decisions these are."""
+
+    cluster: ClusterId
+
+
+class LeaderRecord(Struct, frozen=True):
+    """``nonce`` tells one attempt to lead from another, also of the same node at the same address."""
+
+    node: MetadataNodeId
+    address: str
+    nonce: bytes = b""
+
+
+class SnapshotPointer(Struct, frozen=True):
+    """Where the pieces of the snapshot are that counts."""
+
+    index: DecisionIndex
+    directory: str
+    pieces: int
+    size: int
+
+
+class StoredBatch(Struct, frozen=True):
+    """Decisions that were appended together."""
+
+    epoch: LeaderEpoch
+    first: DecisionIndex
+    decisions: tuple[Decision, ...]
+
+    @property
+    def end(self) -> DecisionIndex:
+        return DecisionIndex(self.first + len(self.decisions) - 1)
+
+
+_ENCODE = msgspec.msgpack.Encoder().encode
+_DECISIONS = msgspec.msgpack.Decoder(tuple[Decision, ...])
+_SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
+_IDENTITY = msgspec.msgpack.Decoder(Identity)
+_LEADER = msgspec.msgpack.Decoder(LeaderRecord)
+_POINTER = msgspec.msgpack.Decoder(SnapshotPointer)
+
+
+def encode_batch(epoch: LeaderEpoch, first: DecisionIndex, decisions: tuple[Decision, ...]) -> bytes:
+    return _seal(Header(Kind.DECISIONS, epoch, first, len(decisions)), decisions)
+
+
+def decode_batch(data: bytes, where: str) -> StoredBatch:
+    header, content = _open(data, where, Kind.DECISIONS)
+    decisions = _decode(_DECISIONS, content, where)
+    if len(decisions) != header.count:
+        raise DamagedStore(where, f"{len(decisions)} decisions instead of {header.count}")
+    return StoredBatch(header.epoch, header.index, decisions)
+
+
+def encode_snapshot(epoch: LeaderEpoch, snapshot: Snapshot) -> bytes:
+    return _seal(Header(Kind.SNAPSHOT, epoch, snapshot.index), snapshot)
+
+
+def decode_snapshot(data: bytes, where: str) -> Snapshot:
+    header, content = _open(data, where, Kind.SNAPSHOT)
+    snapshot = _decode(_SNAPSHOT, content, where)
+    if snapshot.index != header.index:
+        raise DamagedStore(where, f"a snapshot of decision {snapshot.index} instead of {header.index}")
+    return snapshot
+
+
+def encode_leader(epoch: LeaderEpoch, record: LeaderRecord) -> bytes:
+    return _seal(Header(Kind.LEADER, epoch), record)
+
+
+def decode_leader(data: bytes, where: str) -> LeaderInfo:
+    header, content = _open(data, where, Kind.LEADER)
+    record = _decode(_LEADER, content, where)
+    return LeaderInfo(header.epoch, record.node, record.address)
+
+
+def encode_identity(identity: Identity) -> bytes:
+    return _seal(Header(Kind.IDENTITY), identity)
+
+
+def decode_identity(data: bytes, where: str) -> Identity:
+    return _decode(_IDENTITY, _open(data, where, Kind.IDENTITY)[1], where)
+
+
+def encode_pointer(epoch: LeaderEpoch, pointer: SnapshotPointer) -> bytes:
+    return _seal(Header(Kind.POINTER, epoch, pointer.index), pointer)
+
+
+def decode_pointer(data: bytes, where: str) -> SnapshotPointer:
+    return _decode(_POINTER, _open(data, where, Kind.POINTER)[1], where)
+
+
+def header_of(data: bytes, where: str, kind: Kind) -> Header:
+    """What the record says of itself, after its checksum has been looked at; its content is not decoded."""
+    if len(data) < _START or data[_CHECKSUM.size : _CHECKSUM.size + len(MAGIC)] != MAGIC:
+        raise DamagedStore(where, "it is no record of Cutwater")
+    _, version, found, _, epoch, index, count, _ = _HEADER.unpack_from(data, _CHECKSUM.size)
+    (checksum,) = _CHECKSUM.unpack_from(data)
+    if crc32c(memoryview(data)[_CHECKSUM.size :]) != checksum:
+        raise DamagedStore(where, "the checksum is wrong")
+    if version > FORMAT_VERSION:
+        raise NewerFormat(where, version, FORMAT_VERSION)
+    if found != kind:
+        raise DamagedStore(where, f"it holds a record of kind {found} instead of {kind}")
+    return Header(kind, LeaderEpoch(epoch), DecisionIndex(index), count)
+
+
+def _seal(header: Header, content: object) -> bytes:
+    payload = _ENCODE(content)
+    size, flags = len(payload), 0
+    if size >= COMPRESS_BYTES_MIN:
+        payload, flags = zlib.compress(payload, COMPRESSION_LEVEL), _COMPRESSED
+    fixed = _HEADER.pack(MAGIC, FORMAT_VERSION, header.kind, flags, header.epoch, header.index, header.count, size)
+    body = fixed + payload
+    return _CHECKSUM.pack(crc32c(body)) + body
+
+
+def _open(data: bytes, where: str, kind: Kind) -> tuple[Header, bytes | memoryview]:
+    header = header_of(data, where, kind)
+    *_, flags, _, _, _, size = _HEADER.unpack_from(data, _CHECKSUM.size)
+    content: bytes | memoryview = memoryview(data)[_START:]
+    if flags & ~_COMPRESSED:
+        raise UnknownContent(where, f"flags {flags:#x}")
+    if flags & _COMPRESSED:
+        try:
+            content = zlib.decompressobj().decompress(content, size + 1)
+        except zlib.error as error:
+            raise DamagedStore(where, str(error)) from error
+    if len(content) != size:
+        raise DamagedStore(where, f"{len(content)} bytes of content instead of {size}")
+    return header, content
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], content: bytes | memoryview, where: str) -> T:
+    """The checksum is right, so what cannot be decoded was written by a program that knew more."""
+    try:
+        return decoder.decode(content)
+    except msgspec.MsgspecError as error:
+        raise UnknownContent(where, str(error)) from error

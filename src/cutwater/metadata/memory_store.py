@@ -1,0 +1,111 @@
+"""The store in memory: the contract in its plainest form. For tests, and for trying things out; it keeps nothing.
+
+Several stores on one ``MemoryData`` are what several metadata nodes on one etcd are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from cutwater.core.decisions import Decision
+from cutwater.core.order_state import Snapshot
+from cutwater.metadata.encoding import StoredBatch
+from cutwater.metadata.store_calls import Calls, Changes
+from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, LeaderInfo, Loaded
+from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
+
+
+class MemoryData:
+    """What is stored. ``running`` may be cleared to let all calls hang, as when a disk or the network does."""
+
+    WHERE = "the store in memory"
+
+    def __init__(self) -> None:
+        self.leader = NOBODY
+        self.snapshot = Snapshot()
+        self.batches: list[StoredBatch] = []
+        self.changes = Changes()
+        self.running = asyncio.Event()
+        self.running.set()
+
+    @property
+    def last(self) -> DecisionIndex:
+        return self.batches[-1].end if self.batches else DecisionIndex(0)
+
+    def acquire(self, node: MetadataNodeId, address: str, seen: LeaderEpoch) -> LeaderEpoch:
+        if self.leader.epoch != seen:
+            raise too_late(self.leader, seen)
+        self.leader = LeaderInfo(LeaderEpoch(seen + 1), node, address)
+        self.changes.tell()
+        return self.leader.epoch
+
+    def load(self) -> Loaded:
+        return loaded(self.leader, self.snapshot, self.batches, self.WHERE)
+
+    def append(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
+        require_leader(self.leader, epoch)
+        batch = StoredBatch(epoch, DecisionIndex(after + 1), decisions)
+        if self.last == after:
+            if decisions:
+                self.batches.append(batch)
+        elif not (decisions and self.batches and self.batches[-1] == batch):
+            raise elsewhere(self.last, after)
+
+    def trim(self, epoch: LeaderEpoch, snapshot: Snapshot) -> None:
+        require_leader(self.leader, epoch)
+        if snapshot.index > self.last:
+            raise not_stored(snapshot, self.last)
+        if snapshot.index > self.snapshot.index:
+            self.snapshot = snapshot
+            self.batches = [batch for batch in self.batches if batch.end >= snapshot.index]
+
+
+class MemoryStore:
+    """See ``MetadataStore``."""
+
+    def __init__(self, data: MemoryData | None = None) -> None:
+        self.data = data or MemoryData()
+        self._calls = Calls(MemoryData.WHERE)
+
+    async def leader(self, *, timeout_ms: int = TIMEOUT_MS) -> LeaderInfo:
+        async with self._calls.call("leader", timeout_ms):
+            await self.data.running.wait()
+            return self.data.leader
+
+    async def acquire(
+        self, node: MetadataNodeId, address: str, seen: LeaderEpoch, *, timeout_ms: int = TIMEOUT_MS
+    ) -> LeaderEpoch:
+        async with self._calls.call("acquire", timeout_ms):
+            await self.data.running.wait()
+            return self.data.acquire(node, address, seen)
+
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded:
+        async with self._calls.call("load", timeout_ms):
+            await self.data.running.wait()
+            return self.data.load()
+
+    async def append(
+        self,
+        epoch: LeaderEpoch,
+        after: DecisionIndex,
+        decisions: tuple[Decision, ...],
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        async with self._calls.call("append", timeout_ms):
+            await self.data.running.wait()
+            self.data.append(epoch, after, decisions)
+
+    async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
+        async with self._calls.call("trim", timeout_ms):
+            await self.data.running.wait()
+            self.data.trim(epoch, snapshot)
+
+    def watch_leader(self) -> AsyncIterator[LeaderInfo]:
+        return self.data.changes.watch_leader(self._calls, self.leader)
+
+    async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        await self._calls.close()
+        self.data.changes.tell()

@@ -1,0 +1,39 @@
+"""From an address to the store that it names: ``sqlite:PATH``, ``etcd://HOST:PORT,HOST:PORT/PREFIX``, ``memory:``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cutwater.errors import InvalidArgument
+from cutwater.metadata.etcd.address import parse_address
+from cutwater.metadata.memory_store import MemoryStore
+from cutwater.metadata.sqlite_store import SqliteStore
+from cutwater.metadata.store_interface import TIMEOUT_MS, MetadataStore
+from cutwater.types import ClusterId
+
+FORMS = "sqlite:PATH, etcd://HOST:PORT,HOST:PORT/PREFIX or memory:"
+
+
+async def open_store(url: str, *, cluster: ClusterId, timeout_ms: int = TIMEOUT_MS) -> MetadataStore:
+    """The store of the cluster. A database is opened, and made if there is none; etcd is asked only when it is used."""
+    scheme, colon, rest = url.partition(":")
+    match scheme:
+        case "memory" if colon and not rest:
+            return MemoryStore()
+        case "sqlite" if rest:
+            return await SqliteStore.open(Path(rest), cluster, timeout_ms=timeout_ms)
+        case "etcd" if colon:
+            return _open_etcd(url, cluster)
+    raise InvalidArgument(f"{url!r} names no metadata store: write {FORMS}")
+
+
+def _open_etcd(url: str, cluster: ClusterId) -> MetadataStore:
+    address = parse_address(url)
+    try:
+        # Only who uses etcd has to have what it takes.
+        from cutwater.metadata.etcd_store import EtcdStore  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise InvalidArgument(
+            f"{url!r} needs the package {error.name}, which is not installed: pip install 'cutwater[etcd]'"
+        ) from error
+    return EtcdStore(address, cluster)

@@ -1,0 +1,421 @@
+"""A node of the metadata repository on the network: leads, or follows the one that leads.
+
+A follower passes on what storage nodes report and what the leader answers, and requests of clients too, so everyone
+may talk to any node. When the leader's connection breaks or its heartbeats stay away, a follower takes over by
+compare-and-swap in the store, which lets only one succeed and refuses the writes of the others from then on. Nothing
+here keeps two nodes from believing that they lead; the store alone decides, and clocks decide nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Coroutine
+from typing import Any
+
+from msgspec import Struct
+
+from cutwater.core.messages import LeaderHello
+from cutwater.core.order import OrderOptions
+from cutwater.core.order_events import PeerComplaint, ReportArrived
+from cutwater.core.order_state import OrderState
+from cutwater.core.requests import AddNodeRequest, Answer, Done, FoundClusterRequest, Request
+from cutwater.errors import CutwaterError, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity
+from cutwater.metadata.counters import Counters
+from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
+from cutwater.metadata.term import Term
+from cutwater.metadata.ways import Ways
+from cutwater.types import ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
+from cutwater.wire import metadata_api as api
+from cutwater.wire import storage_api
+from cutwater.wire.addresses import format_address, parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.connection import Connection
+from cutwater.wire.handshake import Endpoint
+from cutwater.wire.methods import Methods
+from cutwater.wire.server import Listener, listen
+from cutwater.wire.serving import Call, Notification
+
+_log = logging.getLogger(__name__)
+
+CONNECT_MS_MAX = 500
+JOIN_MS_MAX = 5_000
+
+
+class MetadataOptions(Struct, frozen=True):
+    """How a node of the metadata repository is started. ``advertise`` is where others reach it, if not ``host``."""
+
+    cluster: ClusterId
+    node: MetadataNodeId
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertise: str | None = None
+    insecure: bool = False
+    order: OrderOptions = OrderOptions()
+    heartbeat_seconds: float = 0.05
+    takeover_seconds: float = 0.4
+    """How long heartbeats may stay away before a follower takes over; a connection that breaks is noticed at once."""
+    takeover_jitter_seconds: float = 0.03
+    store_patience_seconds: float = 1.0
+    """A leader whose store has not answered for this long is silent, so that one with a better way to it takes over."""
+    retry_seconds: float = 0.2
+
+
+class MetadataServer:
+    """``start`` returns when it listens; ``leads`` tells whether it leads now."""
+
+    def __init__(self, options: MetadataOptions, store: MetadataStore) -> None:
+        self.options = options
+        self.counters = Counters()
+        self.term: Term | None = None
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[CutwaterError] = self._loop.create_future()
+        """Done when this node cannot go on: whoever started it should stop it and say why."""
+        self._ways = Ways(self._loop.time)
+        self._cluster_key = ""
+        self._leader = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
+        self._upstream: Connection | None = None
+        """The connection to the leader, while this node follows."""
+        self._heartbeat_at = 0.0
+        self._leader_changed = asyncio.Event()
+        self._reachable = asyncio.Event()
+        """Set while requests can be dealt with: by the term here, or by the leader upstream."""
+        self._followers: dict[Connection, dict[StorageNodeId, str] | None] = {}
+        self._listener: Listener | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._endpoint = Endpoint(options.cluster, "metadata repository", str(options.node), self._methods())
+
+    @property
+    def address(self) -> str:
+        assert self._listener is not None
+        return self.options.advertise or format_address(self.options.host, self._listener.port)
+
+    @property
+    def leads(self) -> bool:
+        return self.term is not None
+
+    async def start(self) -> None:
+        options = self.options
+        self._listener = await listen(
+            self._endpoint, options.host, options.port, insecure=options.insecure, on_open=self._connected
+        )
+        self._spawn(self._live())
+        self._spawn(self._watch_store())
+        self._spawn(self._beat())
+
+    async def stop(self, *, timeout_ms: int = 5_000) -> None:
+        """Others notice by the closed connections, and one of them takes over."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.term is not None:
+            await self.term.end("this node stops")
+            self.term = None
+        if self._upstream is not None:
+            self._upstream.abort()
+        if self._listener is not None:
+            await self._listener.close(timeout_ms=timeout_ms)
+        await self._store.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _methods(self) -> Methods:
+        methods = Methods()
+        methods.answers(api.ASK)(self._ask)
+        methods.answers(api.ASK_LEADER)(self._ask_leader)
+        methods.answers(api.WHO_LEADS)(self._who_leads)
+        methods.answers(storage_api.JOIN)(self._join)
+        methods.answers(api.JOIN_LEADER)(self._join_leader)
+        methods.hears(storage_api.REPORT)(self._report)
+        methods.hears(storage_api.COMPLAINT)(self._complaint)
+        methods.hears(api.REPORT_UP)(self._report_up)
+        methods.hears(api.COMPLAINT_UP)(self._complaint_up)
+        methods.hears(api.FOLLOW)(self._follow)
+        methods.hears(api.HEARTBEAT)(self._heartbeat)
+        methods.hears(api.RELAY_DOWN)(self._relay_down)
+        return methods
+
+    def _connected(self, connection: Connection) -> None:
+        connection.closed.add_done_callback(lambda _: self._disconnected(connection))
+
+    def _disconnected(self, connection: Connection) -> None:
+        self._ways.lose(connection)
+        self._followers.pop(connection, None)
+
+    # Leading and following.
+
+    async def _live(self) -> None:
+        is_checked = False
+        while True:
+            try:
+                if not is_checked:
+                    self._check_cluster(await self._store.load())
+                    is_checked = True
+                leader = await self._store.leader()
+                self._leader = leader
+                self._leader_changed.clear()
+                if leader.epoch > 0 and leader.node != self.options.node:
+                    await self._stay_with(leader)
+                    # Several followers notice at the same time; whoever comes second finds a new leader.
+                    await asyncio.sleep(random.random() * self.options.takeover_jitter_seconds)
+                    if (await self._store.leader()).epoch != leader.epoch:
+                        continue
+                await self._lead(leader.epoch)
+            except Fenced:
+                # Someone else was faster.
+                continue
+            except WrongIdentity as error:
+                self.failed.set_result(error)
+                return
+            except CutwaterError as error:
+                _log.warning("metadata node %s: %s", self.options.node, error)
+                await asyncio.sleep(self.options.retry_seconds)
+
+    def _check_cluster(self, loaded: Loaded) -> None:
+        """Before this node deposes anyone."""
+        state = OrderState(loaded.snapshot, loaded.decisions)
+        if state.cluster_key and state.cluster != self.options.cluster:
+            raise WrongIdentity(
+                f"the store belongs to cluster {state.cluster}, not {self.options.cluster}: "
+                "check --store and --cluster-id"
+            )
+
+    async def _stay_with(self, leader: LeaderInfo) -> None:
+        """Follow as long as the leader lives and leads."""
+        host, port = parse_address(leader.address)
+        try:
+            upstream = await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS_MAX)
+        except CutwaterError as error:
+            _log.info("metadata node %s cannot reach the leader: %s", self.options.node, error)
+            return
+        try:
+            upstream.notify(api.FOLLOW, api.Follow(self.options.node))
+            self._heartbeat_at = self._loop.time()
+            self._upstream = upstream
+            self._reachable.set()
+            while not upstream.closed.done() and not self._leader_changed.is_set():
+                quiet = self._loop.time() - self._heartbeat_at
+                if quiet >= self.options.takeover_seconds:
+                    _log.info("metadata node %s has heard nothing of the leader for %.2f s", self.options.node, quiet)
+                    return
+                await self._either(upstream.closed, self.options.takeover_seconds - quiet)
+        finally:
+            self._upstream = None
+            self._reachable.clear()
+            upstream.abort()
+
+    async def _either(self, closed: asyncio.Future[Any], seconds: float) -> None:
+        """Wait until the connection closes, the leader changes, or the time is over."""
+        changed = self._loop.create_task(self._leader_changed.wait())
+        try:
+            await asyncio.wait({closed, changed}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+
+    async def _watch_store(self) -> None:
+        """Learn of a new leader from the store too: two nodes may be cut off from each other, and both live."""
+        while True:
+            try:
+                async for leader in self._store.watch_leader():
+                    if leader.epoch != self._leader.epoch:
+                        self._leader_changed.set()
+            except CutwaterError as error:
+                _log.info("metadata node %s cannot watch the store: %s", self.options.node, error)
+            await asyncio.sleep(self.options.retry_seconds)
+
+    async def _lead(self, seen: LeaderEpoch) -> None:
+        epoch = await self._store.acquire(self.options.node, self.address, seen)
+        loaded = await self._store.load()
+        if loaded.leader.epoch != epoch:
+            return
+        self._leader = loaded.leader
+        state = OrderState(loaded.snapshot, loaded.decisions)
+        self.counters.terms += 1
+        term = Term(epoch, state, self._store, self._ways, self.options.order, self.counters)
+        self.term = term
+        try:
+            _log.info("metadata node %s leads in epoch %s from %s on", self.options.node, epoch, state.index)
+            term.publish_addresses()
+            self._introduce(term)
+            await self._found(term)
+            self._reachable.set()
+            reason = await term.over
+            _log.info("metadata node %s leads no more: %s", self.options.node, reason)
+        finally:
+            self._reachable.clear()
+            self.term = None
+            await term.end("another node leads")
+
+    def _introduce(self, term: Term) -> None:
+        """Storage nodes that talk to this node need not wait for their next report to hear who leads now."""
+        for node in term.layer.state.nodes:
+            self._ways.send(node, LeaderHello(term.epoch))
+
+    async def _found(self, term: Term) -> None:
+        """The cluster's key is made by its first leader, and known to nobody before it is stored."""
+        key = term.layer.state.cluster_key or secrets.token_hex(16)
+        await self._decide(term, FoundClusterRequest(self.options.cluster, key))
+        self._cluster_key = term.layer.state.cluster_key
+
+    async def _decide(self, term: Term, request: Request) -> Answer:
+        """Ask this node's own term. If the term ends first, that is an error."""
+        self.counters.requests += 1
+        future: asyncio.Future[Answer] = self._loop.create_future()
+
+        def settle(outcome: Answer | CutwaterError) -> None:
+            if future.done():
+                return
+            if isinstance(outcome, CutwaterError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        term.ask(request, settle)
+        either: set[asyncio.Future[Any]] = {future, term.over}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            future.cancel()
+            raise Unavailable("the leader changed: it may or may not have been done")
+        return future.result()
+
+    # Heartbeats.
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self.options.heartbeat_seconds)
+            term = self.term
+            if term is None or term.store_delay > self.options.store_patience_seconds:
+                continue
+            for connection, told in list(self._followers.items()):
+                addresses = dict(self._ways.addresses)
+                news = addresses if told != addresses else None
+                try:
+                    connection.notify(api.HEARTBEAT, api.Heartbeat(term.epoch, self.options.node, news))
+                except CutwaterError:
+                    continue
+                self._followers[connection] = addresses
+
+    def _follow(self, notification: Notification[api.Follow]) -> None:
+        self._followers[notification.connection] = None
+
+    def _heartbeat(self, notification: Notification[api.Heartbeat]) -> None:
+        if notification.connection is not self._upstream:
+            return
+        self._heartbeat_at = self._loop.time()
+        addresses = notification.argument.addresses
+        if addresses is not None:
+            self._ways.learn_addresses(addresses)
+
+    # Storage nodes.
+
+    def _report(self, notification: Notification[Report]) -> None:
+        report = notification.argument
+        self._ways.hear(report.storage_node_id, notification.connection, is_relay=False)
+        self._take(ReportArrived(report))
+        if self.term is None:
+            self._pass_up(api.REPORT_UP, report)
+
+    def _report_up(self, notification: Notification[Report]) -> None:
+        report = notification.argument
+        self._ways.hear(report.storage_node_id, notification.connection, is_relay=True)
+        self._take(ReportArrived(report))
+
+    def _complaint(self, notification: Notification[storage_api.Complaint]) -> None:
+        self._complaint_up(notification)
+        if self.term is None:
+            self._pass_up(api.COMPLAINT_UP, notification.argument)
+
+    def _complaint_up(self, notification: Notification[storage_api.Complaint]) -> None:
+        complaint = notification.argument
+        self._take(PeerComplaint(complaint.stream, complaint.complainer, complaint.peer))
+
+    def _take(self, event: ReportArrived | PeerComplaint) -> None:
+        if self.term is not None:
+            self.counters.reports += 1
+            self.term.feed(event)
+
+    def _pass_up(self, notice: Any, argument: Any) -> None:
+        """What cannot be passed on now is reported again."""
+        if self._upstream is not None:
+            try:
+                self._upstream.notify(notice, argument)
+                self.counters.relayed += 1
+            except CutwaterError:
+                return
+
+    def _relay_down(self, notification: Notification[api.RelayDown]) -> None:
+        if notification.connection is self._upstream:
+            self._ways.pass_on(notification.argument.node, notification.argument.message)
+
+    # Joining.
+
+    async def _join(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:
+        term = await self._leader_within(call.deadline)
+        if term is not None:
+            return await self._admit(term, call.argument)
+        upstream, timeout_ms = self._require_upstream(call.deadline)
+        answer = await upstream.call(api.JOIN_LEADER, call.argument, timeout_ms=min(timeout_ms, JOIN_MS_MAX))
+        return answer.value
+
+    async def _join_leader(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:
+        return await self._admit(self._require_term(), call.argument)
+
+    async def _admit(self, term: Term, joining: storage_api.JoinArguments) -> storage_api.JoinAnswer:
+        if not self._cluster_key:
+            raise Unavailable("the leader has just begun: ask again")
+        if joining.cluster_key not in (None, self._cluster_key):
+            raise WrongIdentity(
+                f"storage node {joining.node} belongs to another cluster that also has the id {self.options.cluster}: "
+                "check --metadata, or start it with other volumes"
+            )
+        known = term.layer.state.nodes.get(joining.node)
+        if known is None:
+            return storage_api.JoinAnswer(self._cluster_key, known=False)
+        request = AddNodeRequest(joining.node, joining.address, joining.node_key, joining.volumes)
+        if (known.key, known.address, known.volumes) != (request.key, request.address, request.volumes):
+            answer = await self._decide(term, request)
+            assert isinstance(answer, Done)
+        return storage_api.JoinAnswer(self._cluster_key, known=True)
+
+    # Requests.
+
+    async def _ask(self, call: Call[Request]) -> Answer:
+        term = await self._leader_within(call.deadline)
+        if term is not None:
+            return await self._decide(term, call.argument)
+        upstream, timeout_ms = self._require_upstream(call.deadline)
+        answer = await upstream.call(api.ASK_LEADER, call.argument, timeout_ms=timeout_ms)
+        return answer.value
+
+    async def _ask_leader(self, call: Call[Request]) -> Answer:
+        return await self._decide(self._require_term(), call.argument)
+
+    def _who_leads(self, call: Call[None]) -> api.MetadataNode:
+        leader = self._leader
+        return api.MetadataNode(self.options.node, leader.node, leader.epoch, leader.address)
+
+    async def _leader_within(self, deadline: float) -> Term | None:
+        """Wait until there is a leader, here or upstream."""
+        if not self._reachable.is_set():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._reachable.wait()
+            except TimeoutError:
+                raise DeadlineExceeded("the metadata repository has no leader now: try again") from None
+        return self.term
+
+    def _require_term(self) -> Term:
+        if self.term is None:
+            raise NotLeader(f"metadata node {self.options.node} does not lead: ask {self._leader.address or 'another'}")
+        return self.term
+
+    def _require_upstream(self, deadline: float) -> tuple[Connection, int]:
+        if self._upstream is None:
+            raise Unavailable("the leader of the metadata repository has just been lost: try again")
+        return self._upstream, max(1, int((deadline - self._loop.time()) * 1_000))

@@ -1,0 +1,308 @@
+"""The SQLite database of the metadata store: all of its statements, blocking, for one thread.
+
+::
+
+    records (name, data)      identity, leader, snapshot
+    batches (first, data)     decisions as they were appended, by the index of the first of them
+
+What is stored is decided by what is stored: every write reads, in its own transaction, who leads and which decision is
+the last. Nothing is remembered between calls, so the epoch would fence a second process even if its lock did not.
+
+``synchronous=FULL`` puts the write-ahead log on disk with every commit. Opening copies all of it into the database and
+syncs that, because a process that was killed may leave behind what can be read but was never synced.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cutwater.core.decisions import Decision
+from cutwater.core.order_state import Snapshot
+from cutwater.errors import CutwaterError, InvalidArgument, Unavailable, WrongIdentity
+from cutwater.metadata.encoding import (
+    Header,
+    Identity,
+    Kind,
+    LeaderRecord,
+    decode_batch,
+    decode_identity,
+    decode_leader,
+    decode_snapshot,
+    encode_batch,
+    encode_identity,
+    encode_leader,
+    encode_snapshot,
+    header_of,
+)
+from cutwater.metadata.lock_file import LockFile
+from cutwater.metadata.store_errors import DamagedStore
+from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded
+from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.storage.errors import DiskFull, NewerFormat, StorageBroken
+from cutwater.storage.files import OsFiles
+from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
+
+APPLICATION_ID = 0x4357_4D44
+SCHEMA_VERSION = 1
+BUSY_SECONDS = 2.0
+"""How long to wait for another program that holds a lock on the database, such as one that makes a backup."""
+JOURNAL_BYTES_MAX = 16 * 1024 * 1024
+"""What is left of the write-ahead log after a large snapshot went through it."""
+
+_SCHEMA = (
+    "CREATE TABLE records (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE batches (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+_SETTINGS = (
+    "PRAGMA synchronous = FULL",
+    # Only macOS knows these; its plain fsync does not reach the disk.
+    "PRAGMA fullfsync = ON",
+    "PRAGMA checkpoint_fullfsync = ON",
+    "PRAGMA cell_size_check = ON",
+    "PRAGMA trusted_schema = OFF",
+    f"PRAGMA journal_size_limit = {JOURNAL_BYTES_MAX}",
+)
+
+
+class SqliteDatabase:
+    """Open until ``close``. After an error of the disk it stays broken: only opening it again tells what is stored."""
+
+    def __init__(self, path: Path, cluster: ClusterId) -> None:
+        self.path = path
+        self._broken: str | None = None
+        self._is_open = False
+        self._check_place()
+        self._lock = LockFile(path.with_name(path.name + ".lock"))
+        try:
+            with self._errors_mapped():
+                self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+            try:
+                with self._errors_mapped():
+                    self._set_up(cluster)
+            except BaseException:
+                self._connection.close()
+                raise
+            self._is_open = True
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def close(self) -> None:
+        try:
+            with self._errors_mapped():
+                self._connection.close()
+        finally:
+            self._lock.release()
+
+    # What is asked of the store.
+
+    def leader(self) -> LeaderInfo:
+        with self._errors_mapped():
+            return self._leader()
+
+    def acquire(self, node: MetadataNodeId, address: str, seen: LeaderEpoch) -> LeaderInfo:
+        with self._transaction():
+            leader = self._leader()
+            if leader.epoch != seen:
+                raise too_late(leader, seen)
+            info = LeaderInfo(LeaderEpoch(seen + 1), node, address)
+            self._put("leader", encode_leader(info.epoch, LeaderRecord(node, address)))
+        return info
+
+    def load(self) -> Loaded:
+        with self._transaction("DEFERRED"):
+            stored = self._record("snapshot")
+            snapshot = decode_snapshot(stored, self._where("snapshot")) if stored else Snapshot()
+            rows = self._connection.execute("SELECT first, data FROM batches ORDER BY first").fetchall()
+            leader = self._leader()
+        batches = []
+        for first, data in rows:
+            batch = decode_batch(data, self._where(f"decision {first}"))
+            if batch.first != first:
+                raise DamagedStore(self._where(f"decision {first}"), f"it is decision {batch.first}")
+            batches.append(batch)
+        return loaded(leader, snapshot, batches, str(self.path))
+
+    def append(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
+        with self._transaction("IMMEDIATE" if decisions else "DEFERRED"):
+            require_leader(self._leader(), epoch)
+            last = self._newest()
+            end = last.end if last else DecisionIndex(0)
+            if not decisions:
+                if end != after:
+                    raise elsewhere(end, after)
+                return
+            data = encode_batch(epoch, DecisionIndex(after + 1), decisions)
+            if end == after:
+                self._connection.execute("INSERT INTO batches VALUES (?, ?)", (after + 1, data))
+            elif self._batch(DecisionIndex(after + 1)) != data or end != after + len(decisions):
+                raise elsewhere(end, after)
+
+    def trim(self, epoch: LeaderEpoch, snapshot: Snapshot) -> None:
+        data = encode_snapshot(epoch, snapshot)
+        with self._transaction():
+            require_leader(self._leader(), epoch)
+            last = self._newest()
+            end = last.end if last else DecisionIndex(0)
+            if snapshot.index > end:
+                raise not_stored(snapshot, end)
+            stored = self._record("snapshot")
+            if stored and header_of(stored, self._where("snapshot"), Kind.SNAPSHOT).index >= snapshot.index:
+                return
+            if snapshot.index > 0:
+                self._put("snapshot", data)
+                self._connection.execute(
+                    "DELETE FROM batches WHERE first < (SELECT max(first) FROM batches WHERE first <= ?)",
+                    (snapshot.index,),
+                )
+
+    # Rows.
+
+    def _leader(self) -> LeaderInfo:
+        stored = self._record("leader")
+        if stored is not None:
+            return decode_leader(stored, self._where("leader"))
+        if self._newest() is not None:
+            raise DamagedStore(str(self.path), "it holds decisions, but not who leads")
+        return NOBODY
+
+    def _newest(self) -> Header | None:
+        row = self._connection.execute("SELECT first, data FROM batches ORDER BY first DESC LIMIT 1").fetchone()
+        return header_of(row[1], self._where(f"decision {row[0]}"), Kind.DECISIONS) if row else None
+
+    def _batch(self, first: DecisionIndex) -> bytes | None:
+        row = self._connection.execute("SELECT data FROM batches WHERE first = ?", (first,)).fetchone()
+        return row[0] if row else None
+
+    def _record(self, name: str) -> bytes | None:
+        row = self._connection.execute("SELECT data FROM records WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def _put(self, name: str, data: bytes) -> None:
+        self._connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?)", (name, data))
+
+    def _where(self, what: str) -> str:
+        return f"{self.path}: {what}"
+
+    # Opening.
+
+    def _check_place(self) -> None:
+        if self.path.is_dir():
+            raise InvalidArgument(f"{self.path} is a directory: name a file in it, such as {self.path / 'metadata.db'}")
+        if not self.path.parent.is_dir():
+            raise InvalidArgument(f"{self.path.parent} is no directory: make it, or name another place")
+
+    def _set_up(self, cluster: ClusterId) -> None:
+        mode = self._pragma("journal_mode = WAL")
+        if mode != "wal":
+            raise InvalidArgument(
+                f"{self.path} cannot have a write-ahead log (it says {mode}): put it on a local file system"
+            )
+        for setting in _SETTINGS:
+            self._connection.execute(setting)
+        with self._transaction():
+            self._check_kind()
+            if self._pragma("user_version") == 0:
+                for statement in _SCHEMA:
+                    self._connection.execute(statement)
+                self._put("identity", encode_identity(Identity(cluster)))
+        # Makes durable whatever a killed process left in the write-ahead log, before anyone believes it.
+        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise Unavailable(f"{self.path} is being read by another program: stop it, and try again")
+        OsFiles().sync_dir(self.path.parent)
+        found = self._pragma("quick_check(1)")
+        if found != "ok":
+            raise DamagedStore(str(self.path), str(found))
+        stored = self._record("identity")
+        if stored is None:
+            raise DamagedStore(str(self.path), "it does not say whose it is")
+        identity = decode_identity(stored, self._where("identity"))
+        if identity.cluster != cluster:
+            raise WrongIdentity(
+                f"{self.path} holds the decisions of cluster {identity.cluster}, not of cluster {cluster}: "
+                "name the database of this cluster"
+            )
+
+    def _check_kind(self) -> None:
+        version = self._pragma("user_version")
+        application = self._pragma("application_id")
+        tables = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if application != APPLICATION_ID and (application or version or tables):
+            raise InvalidArgument(f"{self.path} is a database of another program: name another file")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise NewerFormat(str(self.path), version, SCHEMA_VERSION)
+
+    def _pragma(self, text: str) -> object:
+        return self._connection.execute(f"PRAGMA {text}").fetchone()[0]
+
+    # Transactions and errors.
+
+    @contextmanager
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+        with self._errors_mapped():
+            self._connection.execute(f"BEGIN {kind}")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def _errors_mapped(self) -> Iterator[None]:
+        if self._broken is not None:
+            raise StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._mapped(error) from error
+        except OSError as error:
+            raise self._breaks(error.strerror or str(error)) from error
+
+    def _mapped(self, error: sqlite3.Error) -> CutwaterError:
+        name = getattr(error, "sqlite_errorname", "")
+        what = f"{error} ({name or type(error).__name__})"
+        for prefix, meaning in (_MEANINGS if self._is_open else _MEANINGS | _MEANINGS_AT_OPENING).items():
+            if name.startswith(prefix):
+                return meaning(str(self.path), what)
+        return self._breaks(what)
+
+    def _breaks(self, what: str) -> StorageBroken:
+        """After a failed write or sync nobody knows what is on disk, so nothing is written on top of it."""
+        self._broken = f"{self.path} failed: {what}"
+        return StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
+
+
+def _full(path: str, what: str) -> CutwaterError:
+    return DiskFull(f"{path}: no room ({what}): nothing was written; make room, and try again")
+
+
+def _busy(path: str, what: str) -> CutwaterError:
+    return Unavailable(f"{path}: another program holds a lock on it ({what}): let it finish, or stop it")
+
+
+def _unusable(path: str, what: str) -> CutwaterError:
+    return InvalidArgument(f"{path} cannot be opened or written ({what}): check its permissions and its file system")
+
+
+_Meanings = dict[str, Callable[[str, str], CutwaterError]]
+
+_MEANINGS: _Meanings = {
+    "SQLITE_FULL": _full,
+    "SQLITE_BUSY": _busy,
+    "SQLITE_LOCKED": _busy,
+    "SQLITE_CORRUPT": DamagedStore,
+    "SQLITE_NOTADB": DamagedStore,
+}
+_MEANINGS_AT_OPENING: _Meanings = {
+    "SQLITE_CANTOPEN": _unusable,
+    "SQLITE_READONLY": _unusable,
+    "SQLITE_PERM": _unusable,
+    "SQLITE_AUTH": _unusable,
+}

@@ -1,0 +1,152 @@
+"""The store in an SQLite database: for a metadata repository of one node.
+
+A thread of its own does all the work, one call after the other, so that the event loop never waits for a disk. Who has
+waited long enough leaves; a call that has not begun by then never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from cutwater.core.decisions import Decision
+from cutwater.core.order_state import Snapshot
+from cutwater.errors import CutwaterError, ResourceExhausted
+from cutwater.metadata.sqlite_database import SqliteDatabase
+from cutwater.metadata.store_calls import Calls, Changes
+from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, LeaderInfo, Loaded
+from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
+
+CALLS_MAX = 64
+"""How many calls may wait for the thread."""
+RETRY_MS = 100
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = logging.getLogger(__name__)
+
+
+class _Worker:
+    """A thread that does what it is given, in that order. It is a daemon, because a disk may hang for ever."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, job: Callable[[], R]) -> Future[R]:
+        if self._jobs.qsize() >= CALLS_MAX:
+            raise ResourceExhausted(f"{CALLS_MAX} calls wait for the disk of the metadata store", retry_ms=RETRY_MS)
+        return self._put(job)
+
+    def end(self, job: Callable[[], R]) -> Future[R]:
+        """End after all that was given before, with this job."""
+        future = self._put(job)
+        self._jobs.put(None)
+        return future
+
+    def _put(self, job: Callable[[], R]) -> Future[R]:
+        future: Future[R] = Future()
+        self._jobs.put((future, job))
+        return future
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            future, job = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except BaseException as error:
+                    future.set_exception(error)
+            # Otherwise the last result would stay in memory until the next call.
+            del item, future, job
+
+
+class SqliteStore:
+    """See ``MetadataStore``. Made by ``open``."""
+
+    def __init__(self, path: Path) -> None:
+        self._calls = Calls(str(path))
+        self._changes = Changes()
+        self._worker = _Worker(f"metadata store {path}")
+        self._opened: SqliteDatabase | None = None
+
+    @classmethod
+    async def open(cls, path: Path, cluster: ClusterId, *, timeout_ms: int = TIMEOUT_MS) -> SqliteStore:
+        store = cls(path)
+        try:
+            await store._do("open", timeout_ms, store._open, path, cluster)
+        except BaseException:
+            # It may still come to be opened, when nobody waits for it any more.
+            store._worker.end(store._let_go)
+            raise
+        return store
+
+    async def leader(self, *, timeout_ms: int = TIMEOUT_MS) -> LeaderInfo:
+        return await self._do("leader", timeout_ms, self._database.leader)
+
+    async def acquire(
+        self, node: MetadataNodeId, address: str, seen: LeaderEpoch, *, timeout_ms: int = TIMEOUT_MS
+    ) -> LeaderEpoch:
+        try:
+            return (await self._do("acquire", timeout_ms, self._database.acquire, node, address, seen)).epoch
+        finally:
+            # Those who watch look for themselves, so they may be told also if nobody knows how this went.
+            self._changes.tell()
+
+    async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded:
+        return await self._do("load", timeout_ms, self._database.load)
+
+    async def append(
+        self,
+        epoch: LeaderEpoch,
+        after: DecisionIndex,
+        decisions: tuple[Decision, ...],
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        await self._do("append", timeout_ms, self._database.append, epoch, after, decisions)
+
+    async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
+        await self._do("trim", timeout_ms, self._database.trim, epoch, snapshot)
+
+    def watch_leader(self) -> AsyncIterator[LeaderInfo]:
+        return self._changes.watch_leader(self._calls, self.leader)
+
+    async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        if not await self._calls.close():
+            return
+        self._changes.tell()
+        ended = asyncio.wrap_future(self._worker.end(self._let_go))
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await asyncio.shield(ended)
+        except TimeoutError:
+            _log.warning("%s is still busy after %d ms and is left to itself", self._calls.store, timeout_ms)
+        except CutwaterError as error:
+            # What was confirmed is on disk; closing adds nothing to that.
+            _log.warning("%s was not closed cleanly: %s", self._calls.store, error)
+
+    async def _do(self, name: str, timeout_ms: int, job: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        async with self._calls.call(name, timeout_ms):
+            return await asyncio.wrap_future(self._worker.submit(lambda: job(*args, **kwargs)))
+
+    @property
+    def _database(self) -> SqliteDatabase:
+        assert self._opened is not None
+        return self._opened
+
+    # In the thread.
+
+    def _open(self, path: Path, cluster: ClusterId) -> None:
+        self._opened = SqliteDatabase(path, cluster)
+
+    def _let_go(self) -> None:
+        if self._opened is not None:
+            self._opened.close()

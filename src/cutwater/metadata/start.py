@@ -1,0 +1,96 @@
+"""A node of the metadata repository as a process: from its options to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from cutwater.core.order import OrderOptions
+from cutwater.metadata.open_store import open_store
+from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.types import SECOND, ClusterId, MetadataNodeId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.loops import run
+
+_log = logging.getLogger(__name__)
+
+
+class StartOptions(Struct, frozen=True):
+    cluster: ClusterId
+    node: MetadataNodeId
+    listen: str
+    store: str
+    advertise: str | None = None
+    insecure: bool = False
+    metrics: str | None = None
+    node_dead_after_seconds: float = 2.0
+    replace_node_after_seconds: float = 60.0
+    replace_stream_after_seconds: float = 10.0
+    min_replication: int = 1
+    snapshot_every_decisions: int = 1_024
+
+    @property
+    def order(self) -> OrderOptions:
+        return OrderOptions(
+            node_dead_after_us=round(self.node_dead_after_seconds * SECOND),
+            replace_node_after_us=round(self.replace_node_after_seconds * SECOND),
+            replace_stream_after_us=round(self.replace_stream_after_seconds * SECOND),
+            min_replication=self.min_replication,
+            compact_every_decisions=self.snapshot_every_decisions,
+        )
+
+
+class Serving(Struct, frozen=True):
+    """What there is to say when the node serves."""
+
+    cluster: ClusterId
+    node: MetadataNodeId
+    address: str
+    store: str
+    metrics: str | None
+
+
+def run_metadata_node(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
+    """Serve until SIGTERM or SIGINT. Raises what keeps the node from serving."""
+    run(_serve(options, on_serving))
+
+
+async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
+    host, port = parse_address(options.listen)
+    asked = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    store = await open_store(options.store, cluster=options.cluster)
+    server_options = MetadataOptions(
+        options.cluster,
+        options.node,
+        host,
+        port,
+        options.advertise,
+        options.insecure,
+        options.order,
+    )
+    server = MetadataServer(server_options, store)
+    exporter = None
+    try:
+        await server.start()
+        if options.metrics is not None:
+            # Only nodes with metrics need the library.
+            from cutwater.metadata.metrics import MetricsExporter  # noqa: PLC0415
+
+            exporter = MetricsExporter(server, *parse_address(options.metrics))
+        where = None if exporter is None else exporter.address
+        on_serving(Serving(options.cluster, options.node, server.address, options.store, where))
+        server.failed.add_done_callback(lambda failed: asked.set())
+        await asked.wait()
+        _log.info("stopping: %s", server.failed.result().message if server.failed.done() else "asked to")
+    finally:
+        if exporter is not None:
+            await asyncio.to_thread(exporter.close)
+        await server.stop()
+    if server.failed.done():
+        raise server.failed.result()

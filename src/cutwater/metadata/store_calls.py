@@ -1,0 +1,116 @@
+"""The calls of a store that are under way: each has a deadline, and closing the store ends them all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import TypeVar
+
+from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from cutwater.metadata.store_interface import LeaderInfo
+
+RETRY_SECONDS = 0.2
+"""How long a watch waits before it asks a store again that could not be reached."""
+
+T = TypeVar("T")
+
+
+class Calls:
+    """``trouble`` says what is known of why a call takes so long, for the message of its error."""
+
+    def __init__(self, store: str, trouble: Callable[[], str] = str) -> None:
+        self.store = store
+        self.trouble = trouble
+        self.closed = False
+        self._under_way: dict[asyncio.Timeout, asyncio.Future[None]] = {}
+
+    def call(self, name: str, timeout_ms: int) -> Call:
+        """An asynchronous context in which the call runs."""
+        return Call(self, name, timeout_ms)
+
+    def check_open(self, name: str) -> None:
+        if self.closed:
+            raise Unavailable(f"{name}: {self.store} was closed: open it again")
+
+    async def close(self) -> bool:
+        """End all calls and wait until they have ended; whether it is the first time."""
+        if self.closed:
+            return False
+        self.closed = True
+        for scope in self._under_way:
+            if not scope.expired():
+                scope.reschedule(asyncio.get_running_loop().time())
+        while self._under_way:
+            await asyncio.wait(self._under_way.values())
+        return True
+
+
+class Call:
+    def __init__(self, calls: Calls, name: str, timeout_ms: int) -> None:
+        if timeout_ms < 1:
+            raise InvalidArgument(f"{name}: a call needs a timeout of at least 1 ms, not {timeout_ms}")
+        calls.check_open(name)
+        self._calls, self._name, self._timeout_ms = calls, name, timeout_ms
+        self._scope = asyncio.timeout(timeout_ms / 1_000)
+
+    async def __aenter__(self) -> None:
+        self._calls.check_open(self._name)
+        await self._scope.__aenter__()
+        self._calls._under_way[self._scope] = asyncio.get_running_loop().create_future()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._calls._under_way.pop(self._scope).set_result(None)
+        try:
+            await self._scope.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            self._calls.check_open(self._name)
+            trouble = self._calls.trouble()
+            raise DeadlineExceeded(
+                f"{self._name}: {self._calls.store} did not answer within {self._timeout_ms} ms"
+                + (f", the last it said was: {trouble}" if trouble else "")
+                + "; see whether it runs, and try again"
+            ) from None
+
+
+async def watch_leader(
+    calls: Calls, read: Callable[[], Awaitable[tuple[LeaderInfo, T]]], changed: Callable[[T], Awaitable[None]]
+) -> AsyncIterator[LeaderInfo]:
+    """Tell who leads whenever it changes. ``read`` also returns a place to wait from; ``changed`` may return for
+    nothing, because only what is read counts."""
+    told: LeaderInfo | None = None
+    while True:
+        try:
+            info, place = await read()
+        except Unavailable:
+            calls.check_open("watch_leader")
+            await asyncio.sleep(RETRY_SECONDS)
+            continue
+        if info != told:
+            told = info
+            yield info
+        await changed(place)
+
+
+class Changes:
+    """For stores whose leader changes in this process: wakes up those who watch."""
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def tell(self) -> None:
+        self._next.set()
+        self._next = asyncio.Event()
+
+    def watch_leader(self, calls: Calls, leader: Callable[[], Awaitable[LeaderInfo]]) -> AsyncIterator[LeaderInfo]:
+        async def read() -> tuple[LeaderInfo, asyncio.Event]:
+            # First the place to wait, then the look: a change in between is seen or woken by.
+            place = self._next
+            return await leader(), place
+
+        async def changed(place: asyncio.Event) -> None:
+            await place.wait()
+
+        return watch_leader(calls, read, changed)

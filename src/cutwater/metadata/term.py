@@ -1,0 +1,178 @@
+"""One term of one leader: drives the pure order layer with the store, the clock and the ways to storage nodes.
+
+One store write is in flight at a time. If its outcome is not known, the same write is submitted again until it is:
+the store recognises it. If the store says that someone else leads, the term is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from cutwater.core.decisions import Cut
+from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order_events import (
+    Alarm,
+    Asked,
+    Compact,
+    OrderEffect,
+    OrderEvent,
+    Reply,
+    Send,
+    StepDown,
+    Store,
+    Stored,
+    StoreRefused,
+    Wake,
+)
+from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.requests import Answer, Request
+from cutwater.errors import CutwaterError, Fenced, ProtocolViolation, Unavailable
+from cutwater.metadata.counters import Counters
+from cutwater.metadata.store_interface import MetadataStore
+from cutwater.metadata.ways import Ways
+from cutwater.types import DecisionIndex, Instant, LeaderEpoch
+
+_log = logging.getLogger(__name__)
+
+WAKE_SECONDS = 0.02
+STORE_RETRY_SECONDS_MIN = 0.01
+STORE_RETRY_SECONDS_MAX = 0.5
+
+Outcome = Callable[[Answer | CutwaterError], None]
+
+
+def instant() -> Instant:
+    return Instant(time.monotonic_ns() // 1_000, time.time_ns() // 1_000)
+
+
+class Term:
+    """``over`` is done when the term is, with the reason."""
+
+    def __init__(
+        self,
+        epoch: LeaderEpoch,
+        state: OrderState,
+        store: MetadataStore,
+        ways: Ways,
+        options: OrderOptions,
+        counters: Counters,
+    ) -> None:
+        self.epoch = epoch
+        self.layer = OrderLayer(epoch, state, instant(), options)
+        self._store, self._ways, self._counters = store, ways, counters
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[str] = self._loop.create_future()
+        self._waiting: dict[int, Outcome] = {}
+        self._next_request = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._writing_since: float | None = None
+        self._trimming: asyncio.Task[None] | None = None
+        self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
+
+    @property
+    def store_delay(self) -> float:
+        """How long the write in flight has been waiting for the store."""
+        return 0.0 if self._writing_since is None else self._loop.time() - self._writing_since
+
+    async def end(self, reason: str) -> None:
+        """Nothing more is decided; whoever waits for an answer is told that the outcome is not known."""
+        if not self.over.done():
+            self.over.set_result(reason)
+        self._alarm.cancel()
+        tasks = [task for task in (self._writing, self._trimming) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        waiting, self._waiting = self._waiting, {}
+        for outcome in waiting.values():
+            outcome(Unavailable(f"the leader's term ended ({reason}): it may or may not have been done"))
+
+    # Events.
+
+    def ask(self, request: Request, outcome: Outcome) -> None:
+        self._next_request += 1
+        self._waiting[self._next_request] = outcome
+        self.feed(Asked(self._next_request, request))
+
+    def feed(self, event: OrderEvent) -> None:
+        if self.over.done():
+            return
+        try:
+            effects = self.layer.handle(event, instant())
+        except ProtocolViolation as error:
+            # The state of this leader cannot be trusted: the next one begins with what is stored.
+            _log.exception("leader epoch %s gives up", self.epoch)
+            self._finish(error.message)
+            return
+        except CutwaterError as error:
+            _log.debug("leader epoch %s refuses: %s", self.epoch, error)
+            self._counters.refused += 1
+            return
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _wake(self) -> None:
+        self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
+        self.feed(Wake())
+
+    def _finish(self, reason: str) -> None:
+        if not self.over.done():
+            self.over.set_result(reason)
+
+    # Effects.
+
+    def _carry_out(self, effect: OrderEffect) -> None:
+        match effect:
+            case Send():
+                self._ways.send(effect.node, effect.message)
+            case Store():
+                self._writing_since = self._loop.time()
+                self._writing = self._loop.create_task(self._write(effect))
+            case Reply():
+                outcome = self._waiting.pop(effect.request_id, None)
+                if outcome is not None:
+                    outcome(effect.outcome)
+            case Compact():
+                if self._trimming is None or self._trimming.done():
+                    self._trimming = self._loop.create_task(self._trim(effect.snapshot))
+            case Alarm():
+                self._counters.alarms += 1
+                _log.error("leader epoch %s: %s", self.epoch, effect.error)
+            case StepDown():
+                self._finish(effect.reason)
+
+    async def _write(self, write: Store) -> None:
+        retry = STORE_RETRY_SECONDS_MIN
+        while True:
+            begun = self._loop.time()
+            try:
+                await self._store.append(write.leader_epoch, write.after, write.decisions)
+            except Fenced as error:
+                self.feed(StoreRefused(error.message))
+                return
+            except CutwaterError as error:
+                _log.warning("the store did not take decision %s, trying again: %s", write.after + 1, error)
+                await asyncio.sleep(retry)
+                retry = min(retry * 2, STORE_RETRY_SECONDS_MAX)
+                continue
+            break
+        self._counters.stored(self._loop.time() - begun, write.decisions)
+        self._writing_since = None
+        if any(not isinstance(decision, Cut) for decision in write.decisions):
+            self.publish_addresses()
+        self.feed(Stored(DecisionIndex(write.after + len(write.decisions))))
+
+    def publish_addresses(self) -> None:
+        """Everything in the state is stored: storage nodes may hear where their peers listen."""
+        nodes = self.layer.state.nodes.values()
+        self._ways.learn_addresses({node.node: node.address for node in nodes if node.address})
+
+    async def _trim(self, snapshot: Snapshot) -> None:
+        try:
+            await self._store.trim(self.epoch, snapshot)
+        except CutwaterError as error:
+            # What was not trimmed now is trimmed the next time.
+            _log.warning("the store could not be trimmed to decision %s: %s", snapshot.index, error)

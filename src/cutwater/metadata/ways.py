@@ -1,0 +1,92 @@
+"""The ways from a node of the metadata repository to storage nodes: connections on which their reports come in, and
+followers that pass reports on.
+
+What is said may get lost with a connection; the next report shows what is missing. So nothing is queued here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from cutwater.core.messages import LeaderMessage
+from cutwater.errors import CutwaterError
+from cutwater.types import StorageNodeId
+from cutwater.wire import storage_api
+from cutwater.wire.connection import Connection
+from cutwater.wire.metadata_api import RELAY_DOWN, RelayDown
+
+FRESH_SECONDS = 1.0
+"""A way on which nothing came for this long is not used any more, if there is another."""
+
+
+class Ways:
+    """``now`` is the time of the event loop."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._heard: dict[StorageNodeId, dict[Connection, float]] = {}
+        """Over which connections a storage node was heard, and when."""
+        self._relays: set[Connection] = set()
+        """Which of them lead to followers, not to the storage node itself."""
+        self._addresses: dict[StorageNodeId, str] = {}
+        self._told: dict[Connection, dict[StorageNodeId, str]] = {}
+
+    def hear(self, node: StorageNodeId, connection: Connection, *, is_relay: bool) -> None:
+        """A report of the storage node came in on this connection."""
+        if is_relay:
+            self._relays.add(connection)
+        elif self._told.get(connection) is not self._addresses:
+            self._tell_addresses(connection)
+        self._heard.setdefault(node, {})[connection] = self._now()
+
+    def lose(self, connection: Connection) -> None:
+        self._relays.discard(connection)
+        self._told.pop(connection, None)
+        for ways in self._heard.values():
+            ways.pop(connection, None)
+
+    def send(self, node: StorageNodeId, message: LeaderMessage) -> None:
+        """On every way that is in use: what arrives twice does no harm, and what is lost on one arrives on another."""
+        ways = self._heard.get(node)
+        if not ways:
+            return
+        newest = self._now() - FRESH_SECONDS
+        fresh = [connection for connection, at in ways.items() if at >= newest] or list(ways)
+        for connection in fresh:
+            try:
+                if connection in self._relays:
+                    connection.notify(RELAY_DOWN, RelayDown(node, message))
+                else:
+                    connection.notify(storage_api.LEADER_SAYS, message)
+            except CutwaterError:
+                # Lost, or it does not read: it will be told again when it reports again.
+                ways.pop(connection, None)
+
+    def pass_on(self, node: StorageNodeId, message: LeaderMessage) -> None:
+        """As ``send``, for a follower: only over connections of its own."""
+        for connection in [way for way in self._heard.get(node, ()) if way not in self._relays]:
+            try:
+                connection.notify(storage_api.LEADER_SAYS, message)
+            except CutwaterError:
+                self._heard[node].pop(connection, None)
+
+    # Where storage nodes listen.
+
+    @property
+    def addresses(self) -> Mapping[StorageNodeId, str]:
+        return self._addresses
+
+    def learn_addresses(self, addresses: dict[StorageNodeId, str]) -> None:
+        """Tell everyone who is connected, if they are new."""
+        if addresses == self._addresses:
+            return
+        self._addresses = addresses
+        for connection in list(self._told):
+            self._tell_addresses(connection)
+
+    def _tell_addresses(self, connection: Connection) -> None:
+        self._told[connection] = self._addresses
+        try:
+            connection.notify(storage_api.ADDRESSES, storage_api.Addresses(self._addresses))
+        except CutwaterError:
+            self._told.pop(connection, None)

@@ -1,0 +1,315 @@
+"""Aggregates of windows: the built-in ones, as in ``"sum(amount)"``, and those that users write.
+
+An aggregate folds rows into an *accumulator*, in the order of their positions, and never changes an accumulator that it
+has given out, so that a failed call can be undone by keeping the old one. Adding rows one by one and many at a time gives
+the same accumulator, bit for bit: sums of floating-point numbers are taken one by one, from the left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import Any, Final, Protocol
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import InvalidArgument
+from cutwater.pipeline.ddl import parse_type, shown
+from cutwater.pipeline.rows import Row, RowType, reader
+from cutwater.pipeline.values import converter, copier
+
+_CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
+
+
+class Aggregator:
+    """An aggregate of one's own. ``state`` and ``result_type`` are types such as ``"double"`` or ``"struct<n: bigint>"``."""
+
+    state = ""
+    result_type = ""
+
+    def create(self) -> Any:
+        """The accumulator of an empty window."""
+        raise NotImplementedError
+
+    def add(self, accumulator: Any, row: Row) -> Any:
+        """The accumulator with one more row."""
+        raise NotImplementedError
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        """One accumulator of two, where session windows grow together."""
+        raise NotImplementedError
+
+    def result(self, accumulator: Any) -> Any:
+        return accumulator
+
+
+class Aggregate(Protocol):
+    """An aggregate that knows the rows it is for. ``stored_type`` and ``result_type`` are None if rows are untyped."""
+
+    stored_type: pa.DataType | None
+    result_type: pa.DataType | None
+
+    def create(self) -> Any: ...
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any: ...
+    def merge(self, accumulator: Any, other: Any) -> Any: ...
+    def result(self, accumulator: Any) -> Any: ...
+    def pack(self, accumulator: Any) -> Any: ...
+    def unpack(self, value: Any) -> Any: ...
+
+
+class _Builtin:
+    """A built-in aggregate of a column. Nulls do not count, except for ``count(*)``, ``first`` and ``last``."""
+
+    def __init__(self, column: str, kind: pa.DataType | None) -> None:
+        self._all = column == "*"
+        self._read = reader(column)
+        self.stored_type = None if kind is None else self.stored(kind)
+        self.result_type = None if kind is None else self.resulting(kind)
+
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return kind
+
+    def resulting(self, kind: pa.DataType) -> pa.DataType:
+        return kind
+
+    def create(self) -> Any:
+        return None
+
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
+        values = [value for value in map(self._read, rows) if value is not None]
+        return self.fold(accumulator, values) if values else accumulator
+
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        if other is None:
+            return accumulator
+        return other if accumulator is None else self.fold(accumulator, [other])
+
+    def result(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def pack(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def unpack(self, value: Any) -> Any:
+        return value
+
+
+class _Count(_Builtin):
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return pa.int64()
+
+    resulting = stored
+
+    def create(self) -> Any:
+        return 0
+
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
+        if self._all:
+            return accumulator + len(rows)
+        return accumulator + len(rows) - list(map(self._read, rows)).count(None)
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        return accumulator + other
+
+
+def _summed(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_integer(kind):
+        return pa.int64()
+    if pa.types.is_floating(kind):
+        return pa.float64()
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(min(kind.precision + 10, 38), kind.scale)
+    raise InvalidArgument(f"a column of type {shown(kind)} cannot be added up: use a numeric one")
+
+
+class _Sum(_Builtin):
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return _summed(kind)
+
+    resulting = stored
+
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        return reduce(add, values) if accumulator is None else reduce(add, values, accumulator)
+
+
+class _Avg(_Builtin):
+    """The accumulator is (sum, count); the mean is a double, as Spark's."""
+
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return pa.struct([pa.field("sum", _summed(kind)), pa.field("count", pa.int64())])
+
+    def resulting(self, kind: pa.DataType) -> pa.DataType:
+        return pa.float64()
+
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        if accumulator is None:
+            return reduce(add, values), len(values)
+        return reduce(add, values, accumulator[0]), accumulator[1] + len(values)
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        if accumulator is None or other is None:
+            return other if accumulator is None else accumulator
+        return accumulator[0] + other[0], accumulator[1] + other[1]
+
+    def result(self, accumulator: Any) -> Any:
+        return None if accumulator is None else float(accumulator[0] / accumulator[1])
+
+    def pack(self, accumulator: Any) -> Any:
+        return None if accumulator is None else {"sum": accumulator[0], "count": accumulator[1]}
+
+    def unpack(self, value: Any) -> Any:
+        return None if value is None else (value["sum"], value["count"])
+
+
+class _Min(_Builtin):
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        least = min(values)
+        return least if accumulator is None or least < accumulator else accumulator
+
+
+class _Max(_Builtin):
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        most = max(values)
+        return most if accumulator is None or most > accumulator else accumulator
+
+
+class _First(_Builtin):
+    """The accumulator is a tuple of one value, because the first value may be null."""
+
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return pa.struct([pa.field("value", kind)])
+
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
+        return accumulator if accumulator is not None or not rows else (self._read(rows[0]),)
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        return other if accumulator is None else accumulator
+
+    def result(self, accumulator: Any) -> Any:
+        return None if accumulator is None else accumulator[0]
+
+    def pack(self, accumulator: Any) -> Any:
+        return None if accumulator is None else {"value": accumulator[0]}
+
+    def unpack(self, value: Any) -> Any:
+        return None if value is None else (value["value"],)
+
+
+class _Last(_First):
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
+        return (self._read(rows[-1]),) if rows else accumulator
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        return accumulator if other is None else other
+
+
+class _CollectList(_Builtin):
+    """The accumulator is (list, length). The list is shared and grows in place as long as nobody else has grown it, so
+    that an older accumulator stays valid and adding an element does not copy the others.
+    """
+
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        return pa.list_(kind)
+
+    resulting = stored
+
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        if accumulator is None:
+            return values, len(values)
+        items, length = accumulator
+        if len(items) != length:
+            items = items[:length]
+        items.extend(values)
+        return items, len(items)
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        if accumulator is None or other is None:
+            return other if accumulator is None else accumulator
+        return self.fold(accumulator, other[0][: other[1]])
+
+    def result(self, accumulator: Any) -> Any:
+        return [] if accumulator is None else accumulator[0][: accumulator[1]]
+
+    def pack(self, accumulator: Any) -> Any:
+        return None if accumulator is None else self.result(accumulator)
+
+    def unpack(self, value: Any) -> Any:
+        return None if value is None else (value, len(value))
+
+
+class _Own:
+    """A user's aggregator, its accumulator kept in the form of its declared type."""
+
+    def __init__(self, aggregator: Aggregator, name: str) -> None:
+        for attribute in ("state", "result_type"):
+            if not getattr(aggregator, attribute):
+                raise InvalidArgument(
+                    f"the aggregator of {name!r} has no {attribute}: give it the type as a text, such as 'double'"
+                )
+        self._aggregator = aggregator
+        self.stored_type = parse_type(aggregator.state)
+        self.result_type = parse_type(aggregator.result_type)
+        self._convert = converter(self.stored_type)
+        self._copy = copier(self.stored_type) or (lambda value: value)
+
+    def create(self) -> Any:
+        return self._convert(self._aggregator.create())
+
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
+        for row in rows:
+            accumulator = self._convert(self._aggregator.add(self._copy(accumulator), row))
+        return accumulator
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        return self._convert(self._aggregator.merge(self._copy(accumulator), self._copy(other)))
+
+    def result(self, accumulator: Any) -> Any:
+        return self._aggregator.result(self._copy(accumulator))
+
+    def pack(self, accumulator: Any) -> Any:
+        return accumulator
+
+    def unpack(self, value: Any) -> Any:
+        return value
+
+
+_BUILTIN: Final[Mapping[str, type[_Builtin]]] = {
+    "count": _Count, "sum": _Sum, "min": _Min, "max": _Max, "avg": _Avg, "first": _First, "last": _Last,
+    "collect_list": _CollectList,
+}  # fmt: skip
+
+
+def check(name: str, given: str | Aggregator) -> None:
+    """Refuse, while the pipeline is built, what cannot be an aggregate of any rows."""
+    if isinstance(given, Aggregator):
+        _Own(given, name)
+    else:
+        _parsed(name, given)
+
+
+def bind(name: str, given: str | Aggregator, rows: RowType | None) -> Aggregate:
+    """An aggregate for rows of a type."""
+    if isinstance(given, Aggregator):
+        return _Own(given, name)
+    function, column = _parsed(name, given)
+    if column == "*":
+        return _Count("*", pa.int64())
+    if rows is None:
+        return function(column, None)
+    return function(column, rows.type_of(column, repr(given)))
+
+
+def _parsed(name: str, given: str) -> tuple[type[_Builtin], str]:
+    match = _CALL.fullmatch(given) if isinstance(given, str) else None
+    function = _BUILTIN.get(match[1].lower()) if match else None
+    if match is None or function is None or (match[2] == "*" and function is not _Count):
+        raise InvalidArgument(
+            f"the aggregate {name!r} is {given!r}: write count(*) or one of "
+            f"{', '.join(f'{known}(column)' for known in _BUILTIN)}, or give an Aggregator"
+        )
+    return function, match[2].strip("`")

@@ -1,0 +1,88 @@
+"""Operators whose function takes whole Arrow batches, one per key group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import InvalidArgument, PipelineFailed
+from cutwater.pipeline.context import MAIN
+from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
+from cutwater.pipeline.keys import key_bytes, key_group
+from cutwater.pipeline.position import glsn_of
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
+from cutwater.pipeline.steps import Ticks
+from cutwater.pipeline.store import KeyedStore
+
+
+class BatchOperator(KeyedOperator):
+    """Calls the function once per key group that has records. State belongs to the key group, whose number is the key."""
+
+    def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
+        super().__init__(spec, store, first)
+        self._context._timerless = "a function of batches has no timers: use a ProcessFunction"
+
+    def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
+        self._begin(inputs, ticks)
+        (records,) = inputs
+        groups = self._grouped(records)
+        made = [self._call(group, records.pick(groups[group])) for group in sorted(groups)]
+        self._out[MAIN] = Records.merged(made)
+        return self._out
+
+    def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
+        return self._grouped(inputs[0]) if self.store.chunks else ()
+
+    def _grouped(self, records: Records) -> dict[int, list[int]]:
+        (read_key,) = self.spec.keys
+        assert read_key is not None, "a function of batches has a key"
+        groups: dict[int, list[int]] = {}
+        known: dict[Any, int] = {}
+        for index, row in enumerate(records.rows):
+            key = read_key(row)
+            group = known.get(key)
+            if group is None:
+                group = known[key] = key_group(key_bytes(key), self.spec.max_parallelism)
+            groups.setdefault(group, []).append(index)
+        return groups
+
+    def _call(self, group: int, records: Records) -> Records:
+        context = self._context
+        entry = self.store.live.get(group) or self.store.entry(group)
+        context._moment, context.timestamp, context.key = records.moments[-1], records.times[-1], group
+        context._entry, context._values = entry, entry.values
+        rows, made_rows = self.spec.input_rows[0], self.spec.output_rows
+        call: Callable[..., Any] = self._function.process_batch
+        try:
+            if rows is None or made_rows is None:
+                raise InvalidArgument("a function of batches needs the schemas of its input and output: declare both")
+            made = call(records.to_arrow(rows), context)
+            emitted = Records() if made is None else _records(made, made_rows)
+        except Exception as error:
+            context._roll_back()
+            raise PipelineFailed(
+                f"{type(error).__name__}: {error}, on a batch of {len(records)} records of key group {group}. Nothing of "
+                "this call is kept. Repair the function and run on from the last checkpoint",
+                pipeline=self.spec.pipeline,
+                uid=self.spec.uid,
+                glsn=glsn_of(records.moments[0]),
+            ) from error
+        if context._undo:
+            self.store.dirty.add(entry)
+            context._undo.clear()
+        return emitted
+
+
+def _records(made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
+    missing = {*rows.names, RESERVED_COLUMN} - set(made.schema.names)
+    if missing:
+        raise InvalidArgument(
+            f"the returned batch lacks {', '.join(sorted(missing))}: keep the reserved column {RESERVED_COLUMN} and give "
+            "every column of the schema"
+        )
+    arrays = [made.column(name).cast(rows.schema.field(name).type) for name in rows.names]
+    table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])
+    return Records.from_arrow(table, rows).numbered()

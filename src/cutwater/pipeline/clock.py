@@ -1,0 +1,116 @@
+"""The clocks of a pipeline: walks the log in the order of its positions and tells where watermark and time step.
+
+There is one watermark per set of sources that feeds some operator: the minimum over the streams of all of them that are
+not idle. The rule is that of ``cutwater.core.watermark``, which counts in microseconds; pipelines count in milliseconds,
+rounded down, so a watermark never promises more than the log does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, WatermarkClock
+from cutwater.pipeline.rows import Row
+from cutwater.pipeline.steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
+from cutwater.pipeline.watermarks import Watermark
+from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
+
+_LONG_AGO: Final = CutTime(-(2**63))
+
+
+class LogClock:
+    """All clocks of one pipeline. Report every position once, in order, then take the ``ticks`` of the range."""
+
+    def __init__(self, sources: Mapping[str, Watermark], sets: Iterable[frozenset[str]]) -> None:
+        self._sources = dict(sources)
+        self._clocks = {topics: WatermarkClock() for topics in (*sets, frozenset(sources))}
+        self._streams: dict[tuple[str, int], LogStreamId] = {}
+        self._time = NO_TIME
+        self._ticks = self._fresh()
+
+    def add_stream(self, topic: str, stream: int, created_ms: int) -> None:
+        """A stream of a topic counts from the next position on."""
+        lsid = LogStreamId(len(self._streams))
+        self._streams[topic, stream] = lsid
+        for topics, clock in self._clocks.items():
+            if topic in topics:
+                clock.add_stream(lsid, self._sources[topic].strategy, CutTime(created_ms * MILLISECOND))
+
+    def record(
+        self, topic: str, stream: int, glsn: int, cut_ms: int, row: Row, time_ms: int, declared_ms: int | None = None
+    ) -> None:
+        """A record of one of the sources."""
+        said = self._sources[topic].said_us(row, time_ms)
+        self._report(topic, stream, glsn, cut_ms, said, declared_ms)
+
+    def heartbeat(self, topic: str, stream: int, glsn: int, cut_ms: int, declared_ms: int | None = None) -> None:
+        """A stream speaks without a record, and may declare a watermark."""
+        self._report(topic, stream, glsn, cut_ms, None, declared_ms)
+
+    def idle(self, topic: str, stream: int, glsn: int, cut_ms: int) -> None:
+        """A stream is idle from this position on, until it speaks again."""
+        lsid = self._streams[topic, stream]
+        for topics, clock in self._clocks.items():
+            if topic in topics:
+                snapshot = clock.snapshot()
+                streams = tuple(
+                    replace(known, last_commit=_LONG_AGO) if known.log_stream_id == lsid else known
+                    for known in snapshot.streams
+                )
+                self._clocks[topics] = WatermarkClock.restore(replace(snapshot, streams=streams))
+        self.tick(glsn, cut_ms)
+
+    def tick(self, glsn: int, cut_ms: int) -> None:
+        """A position without a record of any source: only time moves."""
+        for topics, clock in self._clocks.items():
+            clock.tick(GLSN(glsn), CutTime(cut_ms * MILLISECOND))
+            self._step(topics, glsn)
+        self._pass_time(glsn, cut_ms)
+
+    def ticks(self) -> Ticks:
+        """The steps since the last call; the next range begins where this one ends."""
+        taken, self._ticks = self._ticks, self._fresh()
+        return taken
+
+    @property
+    def watermark(self) -> int:
+        """The minimum over all sources, in milliseconds."""
+        return _milliseconds(self._clocks[frozenset(self._sources)].watermark)
+
+    def _report(
+        self, topic: str, stream: int, glsn: int, cut_ms: int, said_us: int | None, declared_ms: int | None
+    ) -> None:
+        lsid, time = self._streams[topic, stream], CutTime(cut_ms * MILLISECOND)
+        said = None if said_us is None else EventTime(said_us)
+        declared = None if declared_ms is None else EventTime(declared_ms * MILLISECOND)
+        for topics, clock in self._clocks.items():
+            if topic in topics:
+                clock.header(lsid, GLSN(glsn), 1, time, said, declared)
+            else:
+                clock.tick(GLSN(glsn), time)
+            self._step(topics, glsn)
+        self._pass_time(glsn, cut_ms)
+
+    def _step(self, topics: frozenset[str], glsn: int) -> None:
+        steps = self._ticks.watermarks[topics]
+        value = _milliseconds(self._clocks[topics].watermark)
+        if value > steps.last:
+            steps.add(watermark_step(glsn), value)
+
+    def _pass_time(self, glsn: int, cut_ms: int) -> None:
+        if cut_ms > self._ticks.times.last:
+            self._ticks.times.add(time_step(glsn), cut_ms)
+        self._time = cut_ms
+
+    def _fresh(self) -> Ticks:
+        watermarks = {topics: Steps(_milliseconds(clock.watermark)) for topics, clock in self._clocks.items()}
+        return Ticks(watermarks, Steps(self._time))
+
+
+def _milliseconds(watermark_us: int) -> int:
+    if watermark_us in (NO_WATERMARK, MAX_WATERMARK):
+        return NO_TIME if watermark_us == NO_WATERMARK else MAX_TIME
+    return watermark_us // MILLISECOND

@@ -1,0 +1,194 @@
+"""What a user's function is given besides the record: the current key, the clocks, timers and outputs.
+
+One ``Context`` serves one operator in one slice for its whole life. The operator sets it up before each call. Everything
+that the call changes is noted in ``_undo``, so that a call that fails leaves nothing behind, or gathered in ``_emitted``,
+which is handed on only when the call has succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappush
+from typing import Any, Final
+
+from cutwater.errors import InvalidArgument
+from cutwater.pipeline.position import glsn_of
+from cutwater.pipeline.rows import Row
+from cutwater.pipeline.steps import MAX_TIME, NEVER, NO_TIME, Steps
+from cutwater.types import GLSN
+
+MAIN: Final = ""
+"""The tag of the main output. Tags that users choose are not empty, and none begins with a dot."""
+LATE: Final = ".late"
+DEAD_LETTERS: Final = ".dead"
+
+
+class KeyEntry:
+    """All that an operator keeps for one key: the raw values of its states, and its timers."""
+
+    __slots__ = ("data", "event_timers", "group", "key", "processing_timers", "values")
+
+    def __init__(self, key: Any, data: bytes, group: int, slots: int) -> None:
+        self.key = key
+        self.data = data
+        self.group = group
+        self.values: list[Any] = [None] * slots
+        self.event_timers: set[int] = set()
+        self.processing_timers: set[int] = set()
+
+    def __lt__(self, other: KeyEntry) -> bool:
+        """A queue may hold a timer twice, the older one of an entry that was forgotten since: their order is all one."""
+        return False
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is kept for the key, so that it may be forgotten. A state that was cleared holds None."""
+        return not (self.event_timers or self.processing_timers) and self.values.count(None) == len(self.values)
+
+
+class TimerQueue:
+    """The timers of one operator in one slice on one clock, smallest (time, key bytes) first.
+
+    The heap may hold timers that were deleted: a key's own set says which are real. ``due`` is the next moment at which
+    a timer of the queue fires.
+    """
+
+    def __init__(self) -> None:
+        self.steps = Steps()
+        self.heap: list[tuple[int, bytes, KeyEntry]] = []
+        self.due = NEVER
+        self.fresh: set[tuple[int, bytes]] | None = None
+        """While the end of the input fires timers: those that were registered meanwhile, and do not fire."""
+
+    def register(self, time: int, entry: KeyEntry, when: int) -> None:
+        heappush(self.heap, (time, entry.data, entry))
+        if self.fresh is not None:
+            self.fresh.add((time, entry.data))
+        if time <= self.steps.last:
+            self.due = min(self.due, self.steps.next_reaching(time, when))
+
+    def look_ahead(self, when: int) -> None:
+        """Find the next moment anew, from ``when`` on."""
+        self.due = self.steps.next_reaching(self.heap[0][0], when) if self.heap else NEVER
+
+
+class _NoKey:
+    """Stands where the values of the current key would be while there is none."""
+
+    def __getitem__(self, slot: int) -> Any:
+        raise InvalidArgument(
+            "state is read outside a key: keyed state exists only while a record or a timer of a key is processed; "
+            "read it in process or on_timer, and keep what belongs to no key in broadcast state"
+        )
+
+    __setitem__: Callable[..., Any] = __getitem__
+
+
+NO_KEY: Final = _NoKey()
+
+
+class Timers:
+    """The timers of the current key."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def at(self, time: int) -> None:
+        """Call ``on_timer`` once the watermark has reached ``time`` (ms); twice the same time is one timer."""
+        entry = self._entry(time)
+        self._add(entry, entry.event_timers, self._context._event_queue, time)
+
+    def delete(self, time: int) -> None:
+        """Take a timer back; it need not exist."""
+        self._remove(self._entry(time).event_timers, time)
+
+    def at_processing_time(self, time: int) -> None:
+        """Call ``on_processing_timer`` once processing time has reached ``time`` (ms)."""
+        entry = self._entry(time)
+        self._add(entry, entry.processing_timers, self._context._processing_queue, time)
+
+    def delete_processing_time(self, time: int) -> None:
+        self._remove(self._entry(time).processing_timers, time)
+
+    def _entry(self, time: int) -> KeyEntry:
+        entry = self._context._entry
+        if entry is None:
+            raise InvalidArgument("a timer belongs to a key, and this call has none: use it in process or on_timer")
+        if self._context._timerless:
+            raise InvalidArgument(f"a timer was used, but {self._context._timerless}")
+        if type(time) is not int or not NO_TIME < time < MAX_TIME:
+            raise InvalidArgument(f"a timer's time is {time!r}: give milliseconds since 1970 as an integer")
+        return entry
+
+    def _add(self, entry: KeyEntry, own: set[int], queue: TimerQueue, time: int) -> None:
+        if time not in own:
+            own.add(time)
+            self._context._undo.append((own.discard, (time,)))
+            queue.register(time, entry, self._context._moment)
+
+    def _remove(self, own: set[int], time: int) -> None:
+        if time in own:
+            own.discard(time)
+            self._context._undo.append((own.add, (time,)))
+
+
+class Context:
+    """The record or timer that is being processed. Times are integer milliseconds."""
+
+    __slots__ = (
+        "__weakref__", "_emitted", "_entry", "_event_queue", "_make", "_moment", "_outputs", "_processing_queue",
+        "_reached", "_timerless", "_undo", "_values", "key", "partition", "partitions", "timers", "timestamp",
+    )  # fmt: skip
+
+    def __init__(self, outputs: dict[str, Callable[[Any], Row]]) -> None:
+        self.key: Any = None
+        """The key of the record or timer."""
+        self.timestamp = 0
+        """The event time of the record, or the time of the timer."""
+        self.partition = 0
+        self.partitions = 1
+        self.timers = Timers(self)
+        self._outputs = outputs
+        self._make = outputs[MAIN]
+        self._event_queue = TimerQueue()
+        self._processing_queue = TimerQueue()
+        self._entry: KeyEntry | None = None
+        self._values: Any = NO_KEY
+        self._moment = 0
+        self._reached: int | None = None
+        self._timerless = ""
+        self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._emitted: list[tuple[str, int, Row]] = []
+
+    @property
+    def glsn(self) -> GLSN:
+        """The position in the log of the record, or of what made the timer fire."""
+        return glsn_of(self._moment)
+
+    @property
+    def watermark(self) -> int:
+        """The watermark under which the record is processed, or the one that fired the timer."""
+        return self._event_queue.steps.seen_at(self._moment) if self._reached is None else self._reached
+
+    @property
+    def processing_time(self) -> int:
+        """The cut time of the position."""
+        return self._processing_queue.steps.reached_at(glsn_of(self._moment))
+
+    def output(self, tag: str, row: Any) -> None:
+        """Emit a row to a side output, which ``stream.side(tag)`` reads. Without a reader it goes nowhere."""
+        make = self._outputs.get(tag)
+        if make is not None:
+            self._emitted.append((tag, self.timestamp, make(row)))
+        elif not isinstance(tag, str) or not tag or tag.startswith("."):
+            raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
+
+    def _emit(self, row: Any) -> None:
+        self._emitted.append((MAIN, self.timestamp, self._make(row)))
+
+    def _roll_back(self) -> None:
+        """Undo what the call did, last first."""
+        for action, arguments in reversed(self._undo):
+            action(*arguments)
+        self._undo.clear()
+        self._emitted.clear()

@@ -1,0 +1,53 @@
+"""Durations as users write them, and as the rest of the package has them: whole milliseconds."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from cutwater.errors import InvalidArgument
+
+Duration: TypeAlias = int | str | timedelta
+
+_UNITS_MS: Final = {
+    **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1_000),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+}
+_FORM: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def milliseconds(given: Duration, what: str, *, least: int | None = 0) -> int:
+    """``"5s"``, ``"10 minutes"``, a ``timedelta`` or a number of milliseconds, at least ``least`` of them."""
+    value = _parsed(given)
+    if value is None:
+        raise InvalidArgument(
+            f"{what} is {given!r}: give whole milliseconds, a timedelta, or a text such as '500ms', '5s', '10m', '1h', '1d'"
+        )
+    if least is not None and value < least:
+        raise InvalidArgument(f"{what} is {given!r}, which is {value} ms: it must be at least {least} ms")
+    return value
+
+
+def _parsed(given: Duration) -> int | None:
+    if isinstance(given, bool):
+        return None
+    if isinstance(given, int):
+        return given
+    if isinstance(given, timedelta):
+        exact, rest = divmod(given, timedelta(milliseconds=1))
+        return None if rest else exact
+    match = _FORM.fullmatch(given) if isinstance(given, str) else None
+    unit = _UNITS_MS.get(match[2].lower()) if match else None
+    return None if match is None or unit is None else int(match[1]) * unit
+
+
+def shown(value_ms: int) -> str:
+    """A duration for the eye: the largest unit that divides it."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if value_ms and value_ms % size == 0:
+            return f"{value_ms // size}{unit}"
+    return f"{value_ms}ms"

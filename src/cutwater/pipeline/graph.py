@@ -1,0 +1,184 @@
+"""The graph that a pipeline describes: nodes as data, in the order in which the program names them.
+
+A node's inputs exist before it does, so this order is topological, and it is the order in which operators fire timers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cutwater.errors import AlreadyExists, InvalidArgument
+from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline.context import MAIN
+from cutwater.pipeline.keys import MAX_PARALLELISM, KeyReader
+from cutwater.pipeline.rows import Row, RowType
+from cutwater.pipeline.state import State
+from cutwater.pipeline.watermarks import Watermark
+from cutwater.pipeline.windows import Trigger, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One of the outputs of a node: the main one, or the side output with a tag."""
+
+    node: int
+    tag: str = MAIN
+
+
+@dataclass(slots=True)
+class Node:
+    """What all nodes have. ``order`` is the place in the program."""
+
+    order: int
+    inputs: tuple[Port, ...]
+
+    @property
+    def label(self) -> str:
+        """How errors and ``explain`` name the node."""
+        return f"{type(self).__name__.removesuffix('Node').lower()}-{self.order}"
+
+
+@dataclass(slots=True)
+class SourceNode(Node):
+    topic: str
+    rows: RowType | None
+    event_time: str | Callable[[Row], Any] | None
+    watermark: Watermark
+
+    @property
+    def label(self) -> str:
+        return f"source {self.topic}"
+
+
+@dataclass(slots=True)
+class RowNode(Node):
+    """A row function: ``map``, ``filter`` or ``flat_map``."""
+
+    kind: str
+    function: Callable[[Row], Any]
+    rows: RowType | None
+    dead_letters: bool
+    chained: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}-{self.order}"
+
+
+@dataclass(slots=True)
+class TransformNode(Node):
+    """Stateless code on whole tables: ``function`` on Spark's data frames, ``arrow`` on Arrow tables."""
+
+    function: Callable[[Any], Any]
+    arrow: Callable[[Any], Any] | None
+    rows: RowType | None
+
+
+@dataclass(slots=True)
+class UnionNode(Node):
+    pass
+
+
+@dataclass(slots=True)
+class OperatorNode(Node):
+    """An operator with state. ``methods`` and ``keys`` have one element per input; a key of None is a broadcast."""
+
+    uid: str
+    kind: str
+    function: Any
+    methods: tuple[str, ...]
+    keys: tuple[KeyReader | None, ...]
+    states: Sequence[State]
+    rows: RowType | None
+    dead_letters: bool
+    max_parallelism: int = MAX_PARALLELISM
+    partitions: int = 0
+    sides: dict[str, RowType | None] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.uid}"
+
+
+@dataclass(slots=True)
+class WindowNode(OperatorNode):
+    window: Window = field(kw_only=True)
+    trigger: Trigger = field(kw_only=True)
+    lateness_ms: int = field(kw_only=True)
+    aggregates: Mapping[str, str | Aggregator] = field(kw_only=True)
+
+
+@dataclass(slots=True)
+class SinkNode(Node):
+    topic: str
+    uid: str
+
+    @property
+    def label(self) -> str:
+        return f"sink {self.uid}"
+
+
+AnyNode = TypeVar("AnyNode", bound=Node)
+
+
+class Graph:
+    """All nodes of a pipeline, and who reads from whom."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._uids: dict[str, Node] = {}
+
+    def add(self, node: AnyNode) -> AnyNode:
+        assert node.order == len(self.nodes), "a node's place is where it is added"
+        if isinstance(node, OperatorNode | SinkNode):
+            self._take_uid(node)
+        self.nodes.append(node)
+        return node
+
+    def _take_uid(self, node: OperatorNode | SinkNode) -> None:
+        uid = node.uid
+        if not isinstance(uid, str) or not uid:
+            what = "a sink" if isinstance(node, SinkNode) else f"{node.kind}"
+            raise InvalidArgument(
+                f"{what} has no uid: give it uid='…', a name that stays when the program changes; state and output "
+                "belong to it, and none is made up"
+            )
+        if uid in self._uids:
+            raise AlreadyExists(f"the uid {uid!r} is used twice, by {self._uids[uid].label} and {node.label}: choose another")
+        self._uids[uid] = node
+
+    def operator(self, uid: str) -> OperatorNode:
+        node = self._uids.get(uid)
+        if not isinstance(node, OperatorNode):
+            known = [uid for uid, node in self._uids.items() if isinstance(node, OperatorNode)]
+            raise InvalidArgument(f"no operator has the uid {uid!r}: there are {', '.join(known) or 'none'}")
+        return node
+
+    def of_type(self, kind: type[AnyNode]) -> Iterator[AnyNode]:
+        return (node for node in self.nodes if isinstance(node, kind))
+
+    def consumers(self) -> dict[Port, list[tuple[Node, int]]]:
+        """Who reads each output, with the number of the input, in the order of the program."""
+        found: dict[Port, list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            for index, port in enumerate(node.inputs):
+                found.setdefault(port, []).append((node, index))
+        return found
+
+    def sources(self) -> list[frozenset[str]]:
+        """The topics that each node is fed from; its watermark is the minimum over them."""
+        found: list[frozenset[str]] = []
+        for node in self.nodes:
+            own = {node.topic} if isinstance(node, SourceNode) else ()
+            found.append(frozenset(own).union(*(found[port.node] for port in node.inputs)))
+        return found
+
+    def levels(self) -> list[int]:
+        """How many operators with state lie on the longest way to a node, itself included."""
+        found: list[int] = []
+        for node in self.nodes:
+            above = max((found[port.node] for port in node.inputs), default=0)
+            found.append(above + isinstance(node, OperatorNode))
+        return found

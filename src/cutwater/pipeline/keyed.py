@@ -1,0 +1,281 @@
+"""One keyed operator in one slice: takes its records of a micro-batch and the ticks, and gives what it emits.
+
+Records and due timers are processed in the order of their positions. The hot path is the loop in ``KeyedOperator.run``:
+one comparison says whether a timer is due before the record, one look-up finds the key, then the user's function runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from heapq import heapify, heappop
+from typing import Any, Final
+
+from msgspec import json
+
+from cutwater.errors import PipelineFailed
+from cutwater.pipeline.context import DEAD_LETTERS, MAIN, NO_KEY, Context, KeyEntry, TimerQueue
+from cutwater.pipeline.keys import MAX_PARALLELISM, key_group, key_of_bytes
+from cutwater.pipeline.position import firing, glsn_of, number
+from cutwater.pipeline.records import Records, arrivals
+from cutwater.pipeline.rows import Row, RowType
+from cutwater.pipeline.state import BroadcastHolder, BroadcastState, State
+from cutwater.pipeline.steps import NEVER, Ticks, is_end
+from cutwater.pipeline.store import KeyedStore
+
+DEAD_LETTER_ROWS: Final = RowType.of(
+    "uid string, glsn bigint, key string, time bigint, timer boolean, record string, error string"
+)
+
+
+@dataclass(slots=True)
+class OperatorSpec:
+    """What an operator is, apart from where it runs. ``keys`` has one reader per input; None is a broadcast input."""
+
+    pipeline: str
+    uid: str
+    order: int
+    function: Any
+    methods: Sequence[str]
+    keys: Sequence[Callable[[Row], Any] | None]
+    states: Sequence[State]
+    outputs: dict[str, Callable[[Any], Row]]
+    sources: frozenset[str]
+    dead_letters: bool = False
+    max_parallelism: int = MAX_PARALLELISM
+    partitions: int = 0
+    """How many partitions a ``process_partition`` has; 0 for keyed operators."""
+    input_rows: Sequence[RowType | None] = field(default_factory=tuple)
+    output_rows: RowType | None = None
+
+    @property
+    def groups(self) -> int:
+        """How many groups the operator's keys fall into; a partition is a group of its own."""
+        return self.partitions or self.max_parallelism
+
+    def group_of(self, data: bytes) -> int:
+        return int(key_of_bytes(data)) if self.partitions else key_group(data, self.max_parallelism)
+
+
+class KeyedOperator:
+    """Runs a spec on one slice. ``first`` says that this slice is the one whose broadcast output counts."""
+
+    def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
+        self.spec = spec
+        self.store = store
+        self.dropped_late = 0
+        self._first = first
+        self._context = Context(spec.outputs)
+        self._events = self._context._event_queue
+        self._processing = self._context._processing_queue
+        self._broadcast = BroadcastHolder(self._context, store.broadcast.values)
+        self._function = copy(spec.function)
+        for slot, state in enumerate(spec.states):
+            holder: Any = self._broadcast if isinstance(state, BroadcastState) else self._context
+            self._function.__dict__[state.name] = state.bind(holder, slot)
+        self._calls: list[Callable[[Row, Context], Any]] = [getattr(self._function, name) for name in spec.methods]
+        self._read_keys: Sequence[Callable[[Row], Any] | None] = spec.keys
+        self._out: dict[str, Records] = {}
+
+    def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
+        """Process a micro-batch. What is emitted comes by tag, each in the order of positions."""
+        self._begin(inputs, ticks)
+        context, events, processing = self._context, self._events, self._processing
+        live, dirty, undo, emitted = self.store.live, self.store.dirty, context._undo, context._emitted
+        keys, calls = self._read_keys, self._calls
+        for source, when, path, time, row in arrivals(inputs):
+            if when > events.due or when > processing.due:
+                self._fire_until(when)
+            read_key = keys[source]
+            if read_key is None:
+                self._process_broadcast(source, when, path, time, row)
+                continue
+            context._moment = when
+            context.timestamp = time
+            entry: KeyEntry | None = None
+            try:
+                key = read_key(row)
+                entry = live.get(key)
+                if entry is None:
+                    entry = self.store.entry(key)
+                context.key = key
+                context._entry = entry
+                context._values = entry.values
+                result = calls[source](row, context)
+                if result is not None:
+                    self._take(result)
+            except Exception as error:
+                if entry is None:
+                    context.key = None
+                self._failed(error, when, path, row=row)
+                continue
+            if undo:
+                dirty.add(entry)
+                undo.clear()
+            if emitted:
+                self._hand_on(when, path)
+        self._fire_until(NEVER)
+        return self._out
+
+    def _begin(self, inputs: Sequence[Records], ticks: Ticks) -> None:
+        self._out = {tag: Records() for tag in self.spec.outputs}
+        self._events.steps = ticks.watermarks[self.spec.sources]
+        self._processing.steps = ticks.times
+        self.store.load(self._keys(inputs), self._events.steps.last, ticks.times.last, (self._events, self._processing))
+        self._events.look_ahead(0)
+        self._processing.look_ahead(0)
+
+    def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
+        """The keys of a micro-batch, for the store to load; one that cannot be read fails later, with its record."""
+        for read_key, records in zip(self._read_keys, inputs, strict=True):
+            if read_key is not None and self.store.chunks:
+                for row in records.rows:
+                    try:
+                        key = read_key(row)
+                        hash(key)
+                    except Exception:
+                        continue
+                    yield key
+
+    def _process_broadcast(self, source: int, when: int, path: bytes, time: int, row: Row) -> None:
+        context = self._context
+        context._moment, context.timestamp, context.key, context._entry, context._values = when, time, None, None, NO_KEY
+        self._broadcast.open_for_writing(True)
+        try:
+            result = self._calls[source](row, context)
+            if result is not None:
+                self._take(result)
+        except Exception as error:
+            self._failed(error, when, path, row=row, heard=self._first)
+            return
+        finally:
+            self._broadcast.open_for_writing(False)
+        if context._undo:
+            self.store.dirty.add(self.store.broadcast)
+            context._undo.clear()
+        if self._first:
+            self._hand_on(when, path)
+        context._emitted.clear()
+
+    def _take(self, result: Any) -> None:
+        emit = self._context._emit
+        if isinstance(result, dict | Row):
+            emit(result)
+            return
+        for row in result:
+            emit(row)
+
+    def _hand_on(self, when: int, path: bytes) -> None:
+        for index, (tag, time, row) in enumerate(self._context._emitted):
+            self._out[tag].append(when, path + number(index), time, row)
+        self._context._emitted.clear()
+
+    # ------------------------------------------------------------------------------------------------------- timers
+
+    def _fire_until(self, when: int) -> None:
+        """Fire the timers of all steps before a moment, step by step."""
+        while True:
+            due = min(self._events.due, self._processing.due)
+            if due >= when:
+                return
+            if due == self._events.due:
+                self._advance(self._events, due, self._function.on_timer)
+            else:
+                self._advance(self._processing, due, self._function.on_processing_timer)
+
+    def _advance(self, queue: TimerQueue, when: int, call: Callable[[int, Context], Any]) -> None:
+        """Fire what is due at one step, smallest (time, key bytes) first, also what is registered meanwhile."""
+        reached = queue.steps.seen_at(when + 1)
+        event = queue is self._events
+        self._context._reached = reached if event else None
+        heap = queue.heap
+        if is_end(when):
+            # Timers that are registered during the last advance do not fire: they go into a heap of their own.
+            queue.heap, queue.fresh = [], set()
+        fired: dict[bytes, tuple[int, int]] = {}
+        while heap and heap[0][0] <= reached:
+            time, data, entry = heappop(heap)
+            own = entry.event_timers if event else entry.processing_timers
+            if time not in own or (queue.fresh and (time, data) in queue.fresh):
+                continue
+            own.discard(time)
+            self.store.dirty.add(entry)
+            latest, count = fired.get(data, (time, -1))
+            fired[data] = latest, count = max(latest, time), count + 1
+            self._call_timer(call, time, entry, when, firing(self.spec.order, latest, data, count))
+        if queue.fresh is not None:
+            queue.heap += heap
+            heapify(queue.heap)
+            queue.fresh = None
+        self._context._reached = None
+        queue.look_ahead(when + 1)
+
+    def _call_timer(
+        self, call: Callable[[int, Context], Any], time: int, entry: KeyEntry, when: int, path: bytes
+    ) -> None:
+        context = self._context
+        context._moment, context.timestamp, context.key = when, time, entry.key
+        context._entry, context._values = entry, entry.values
+        try:
+            result = call(time, context)
+            if result is not None:
+                self._take(result)
+        except Exception as error:
+            self._failed(error, when, path, timer=time)
+            return
+        context._undo.clear()
+        self._hand_on(when, path)
+
+    # ----------------------------------------------------------------------------------------------------- failures
+
+    def _failed(
+        self, error: Exception, when: int, path: bytes, *, row: Row | None = None, timer: int | None = None,
+        heard: bool = True,
+    ) -> None:  # fmt: skip
+        """Undo the call; hand the record or timer on as a dead letter, or stop."""
+        context = self._context
+        context._roll_back()
+        what = f"{type(error).__name__}: {error}"
+        if not self.spec.dead_letters:
+            of = f"the timer at {timer} of key {context.key!r}" if timer is not None else f"the record {row!r}"
+            raise PipelineFailed(
+                f"{what}, on {of}. Nothing of this call is kept. Repair the function and run on from the last "
+                "checkpoint, or ask for dead_letters=True, which sets such records aside",
+                pipeline=self.spec.pipeline,
+                uid=self.spec.uid,
+                glsn=glsn_of(when),
+            ) from error
+        if not heard or DEAD_LETTERS not in self._out:
+            return
+        letter = dead_letter(self.spec.uid, when, what, key=context.key, time=context.timestamp, row=row)
+        self._out[DEAD_LETTERS].append(when, path + number(0), context.timestamp, letter)
+
+    # ------------------------------------------------------------------------------------------------ what is visible
+
+    def watermark(self) -> int:
+        return self._events.steps.last
+
+
+def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Row | None) -> Row:
+    """A record, or a timer where there is no row, that a function failed on."""
+    return DEAD_LETTER_ROWS.row(
+        (
+            uid,
+            glsn_of(when),
+            None if key is None else _as_text(key),
+            time,
+            row is None,
+            None if row is None else _as_text(row._asdict()),
+            error,
+        )
+    )
+
+
+def _as_text(value: Any) -> str:
+    try:
+        return json.encode(value, order="deterministic").decode()
+    except (TypeError, NotImplementedError):
+        return repr(value)
+
+

@@ -1,0 +1,172 @@
+"""The machine: runs a plan micro-batch by micro-batch, level by level, slice by slice.
+
+``SliceTask`` is the unit that Spark runs in parallel: all operators of one level in one slice. Its input is the records
+that fall into the slice and the ticks of the range, its output what goes to later levels and sinks. ``Machine`` does the
+same within one process, in one thread, for tests and for ``Pipeline.test``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from cutwater.pipeline.batches import BatchOperator
+from cutwater.pipeline.functions import BatchFunction
+from cutwater.pipeline.graph import Port, SinkNode, SourceNode
+from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
+from cutwater.pipeline.keys import key_bytes, slice_of
+from cutwater.pipeline.partitions import PartitionOperator, partition_of
+from cutwater.pipeline.plan import Destination, Plan
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.steps import Ticks
+from cutwater.pipeline.store import BROADCAST_GROUP, KeyedStore
+from cutwater.pipeline.window_function import WindowFunction
+from cutwater.pipeline.window_operator import WindowOperator
+
+
+def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:
+    """The kind of operator that runs a function."""
+    if isinstance(spec.function, WindowFunction):
+        return WindowOperator(spec, store, first)
+    if isinstance(spec.function, BatchFunction):
+        return BatchOperator(spec, store, first)
+    return PartitionOperator(spec, store, first) if spec.partitions else KeyedOperator(spec, store, first)
+
+
+class SliceTask:
+    """All operators of one level in one slice, with their state."""
+
+    def __init__(self, plan: Plan, level: int, index: int, chunks: Mapping[str, Iterable[pa.Table]]) -> None:
+        self._plan = plan
+        self.operators = [
+            operator_of(spec, KeyedStore(spec.states, spec.group_of, chunks.get(spec.uid, ())), first=index == 0)
+            for spec in plan.levels[level]
+        ]
+
+    def run(
+        self, inputs: Mapping[Destination, Records], ticks: Ticks, arrived: dict[Destination, list[Records]]
+    ) -> None:
+        """Process a micro-batch; what is emitted goes through row functions and is added to ``arrived``."""
+        for operator in self.operators:
+            order = operator.spec.order
+            own = [inputs.get((order, index), Records()) for index in range(len(operator.spec.keys))]
+            for tag, records in operator.run(own, ticks).items():
+                if len(records):
+                    self._plan.push(Port(order, tag), records, arrived)
+
+    def checkpoint(self) -> dict[str, pa.Table]:
+        """What the micro-batch has changed, as one chunk per operator."""
+        made = {operator.spec.uid: operator.store.checkpoint() for operator in self.operators}
+        return {uid: chunk for uid, chunk in made.items() if chunk is not None}
+
+
+def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> list[Records]:
+    """The records of one input, by slice. All slices get what is broadcast; what has no key fails in the first."""
+    read_key = spec.keys[index]
+    if slices == 1 or (read_key is None and not spec.partitions):
+        return [records] * slices
+    chosen: list[list[int]] = [[] for _ in range(slices)]
+    if spec.partitions:
+        for i, when in enumerate(records.moments):
+            chosen[slice_of(partition_of(when, spec.partitions), slices, spec.groups)].append(i)
+        return [records.pick(indexes) for indexes in chosen]
+    assert read_key is not None, "only a broadcast has no key"
+    known: dict[Any, int] = {}
+    for i, row in enumerate(records.rows):
+        try:
+            key = read_key(row)
+            place = known.get(key)
+            if place is None:
+                place = known[key] = slice_of(spec.group_of(key_bytes(key)), slices, spec.groups)
+        except Exception:
+            place = 0
+        chosen[place].append(i)
+    return [records.pick(indexes) for indexes in chosen]
+
+
+class Machine:
+    """A whole pipeline in one process. With ``packed`` every micro-batch starts from chunks, as workers do."""
+
+    def __init__(self, plan: Plan, slices: int = 1, *, packed: bool = False) -> None:
+        self._plan = plan
+        self._slices = slices
+        self._packed = packed
+        self._dropped: dict[str, int] = {}
+        self._source_ports = {node.topic: Port(node.order) for node in plan.graph.of_type(SourceNode)}
+        self._tasks = self._made({})
+
+    def run(self, batch: Mapping[str, Records], ticks: Ticks) -> dict[str, Records]:
+        """Process a micro-batch: records by source topic. What each sink gets comes by its uid, in order."""
+        arrived: dict[Destination, list[Records]] = {}
+        for topic, records in batch.items():
+            self._plan.push(self._source_ports[topic], records, arrived)
+        for level, tasks in enumerate(self._tasks):
+            inputs: list[dict[Destination, Records]] = [{} for _ in tasks]
+            for spec in self._plan.levels[level]:
+                for index in range(len(spec.keys)):
+                    records = Records.merged(arrived.pop((spec.order, index), []))
+                    for own, part in zip(inputs, routed(spec, index, records, self._slices), strict=True):
+                        own[spec.order, index] = part
+            for task, own in zip(tasks, inputs, strict=True):
+                task.run(own, ticks, arrived)
+        self._checkpoint()
+        return {
+            sink.uid: Records.merged(arrived.get((sink.order, 0), [])) for sink in self._plan.graph.of_type(SinkNode)
+        }
+
+    def operators(self, uid: str) -> list[KeyedOperator]:
+        """The operator with a uid, in each slice."""
+        return [op for tasks in self._tasks for task in tasks for op in task.operators if op.spec.uid == uid]
+
+    def dropped_late(self, uid: str) -> int:
+        return self._dropped.get(uid, 0)
+
+    def snapshot(self) -> dict[str, pa.Table]:
+        """The state of every operator, whole: what a savepoint holds."""
+        whole: dict[str, pa.Table] = {}
+        for spec in (spec for specs in self._plan.levels for spec in specs):
+            parts = []
+            for index, operator in enumerate(self.operators(spec.uid)):
+                base = operator.store.compact(operator.watermark())
+                parts.append(base if index == 0 else base.filter(pc.not_equal(base["key_group"], BROADCAST_GROUP)))
+            whole[spec.uid] = pa.concat_tables(parts)
+        return whole
+
+    def restore(self, state: Mapping[str, pa.Table]) -> None:
+        """Go on from a snapshot, made with any number of slices."""
+        self._tasks = self._made(state)
+
+    def _made(self, state: Mapping[str, pa.Table]) -> list[list[SliceTask]]:
+        return [
+            [SliceTask(self._plan, level, index, self._cut(state, level, index)) for index in range(self._slices)]
+            for level in range(len(self._plan.levels))
+        ]
+
+    def _cut(self, state: Mapping[str, pa.Table], level: int, index: int) -> dict[str, list[pa.Table]]:
+        cut = {}
+        for spec in self._plan.levels[level]:
+            if spec.uid in state:
+                table = state[spec.uid]
+                own = [
+                    group == BROADCAST_GROUP or slice_of(group, self._slices, spec.groups) == index
+                    for group in table["key_group"].to_pylist()
+                ]
+                cut[spec.uid] = [table.filter(pa.array(own, pa.bool_()))]
+        return cut
+
+    def _checkpoint(self) -> None:
+        for level, tasks in enumerate(self._tasks):
+            for index, task in enumerate(tasks):
+                task.checkpoint()
+                for operator in task.operators:
+                    uid = operator.spec.uid
+                    self._dropped[uid] = self._dropped.get(uid, 0) + operator.dropped_late
+                    operator.dropped_late = 0
+                    if operator.store.should_compact:
+                        operator.store.compact(operator.watermark())
+                if self._packed:
+                    chunks = {operator.spec.uid: operator.store.chunks for operator in task.operators}
+                    tasks[index] = SliceTask(self._plan, level, index, chunks)

@@ -1,0 +1,73 @@
+"""``process_partition``: a function of one of n partitions of a stream without keys, with state of the partition.
+
+Records go to partitions in turn, by their positions, so what a partition sees depends on n: it is the one feature whose
+result may. When n changes, a *list* state is divided anew and a *union* state goes whole to each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cutwater.pipeline.context import KeyEntry
+from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
+from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.position import glsn_of
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import Row
+from cutwater.pipeline.state import ListState, State
+from cutwater.pipeline.store import KeyedStore
+
+
+class OperatorListState(ListState):
+    """A list per partition; over another number of partitions its elements are divided evenly, in order."""
+
+    kind = "operator list"
+
+
+class UnionListState(ListState):
+    """A list per partition; over another number of partitions each one gets the elements of all."""
+
+    kind = "union list"
+
+
+def partition_of(when: int, partitions: int) -> int:
+    return glsn_of(when) % partitions
+
+
+def divided(items: Sequence[Any], partitions: int) -> list[list[Any]]:
+    """Items in contiguous parts whose sizes differ by one at most, larger ones first: 8 over 3 are 3, 3 and 2."""
+    size, larger = divmod(len(items), partitions)
+    starts = [i * size + min(i, larger) for i in range(partitions + 1)]
+    return [list(items[start:end]) for start, end in zip(starts, starts[1:], strict=False)]
+
+
+def redistributed(entries: Iterable[KeyEntry], states: Sequence[State], partitions: int) -> list[KeyEntry]:
+    """The state of all partitions, for another number of them."""
+    old = sorted(entries, key=lambda entry: int(entry.key))
+    made = [KeyEntry(i, key_bytes(i), i, len(states)) for i in range(partitions)]
+    for slot, state in enumerate(states):
+        items = [item for entry in old for item in entry.values[slot] or ()]
+        parts = [list(items) for _ in made] if isinstance(state, UnionListState) else divided(items, partitions)
+        for entry, part in zip(made, parts, strict=True):
+            entry.values[slot] = part or None
+    return made
+
+
+class PartitionOperator(KeyedOperator):
+    """Runs the partitions of one slice. A partition is a key; which one a record has is told by its position."""
+
+    def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
+        super().__init__(spec, store, first)
+        context = self._context
+        context.partitions = spec.partitions
+        context._timerless = "a partition has no key: only keyed operators have timers"
+
+        def own_partition(_: Row) -> int:
+            context.partition = partition_of(context._moment, spec.partitions)
+            return context.partition
+
+        self._read_keys = [own_partition]
+
+    def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
+        return range(self.spec.partitions)

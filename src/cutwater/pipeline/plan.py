@@ -1,0 +1,212 @@
+"""A plan: the graph with its schemas filled in, ready to run. Every task of a run makes the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import InvalidArgument, PipelineFailed, Refused
+from cutwater.pipeline import aggregates
+from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
+from cutwater.pipeline.graph import Graph, OperatorNode, Port, RowNode, SinkNode, SourceNode, TransformNode, WindowNode
+from cutwater.pipeline.keyed import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
+from cutwater.pipeline.position import glsn_of, number
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import Row, RowType, untyped
+from cutwater.pipeline.values import from_milliseconds
+from cutwater.pipeline.window_function import WindowFunction, WindowState
+
+Destination: TypeAlias = tuple[int, int]
+"""Where records wait for the next level: an operator or sink, by its order, and the number of the input."""
+
+
+class Plan:
+    """What runs: specs of operators by level, and the row functions between them."""
+
+    def __init__(self, name: str, graph: Graph, source_rows: Mapping[str, RowType | None]) -> None:
+        self.name = name
+        self.graph = graph
+        self.consumers = graph.consumers()
+        self.sources = graph.sources()
+        self.node_levels = graph.levels()
+        self._rows: dict[Port, RowType | None] = {}
+        self._time_types: list[pa.DataType | None] = []
+        self.specs: dict[int, OperatorSpec] = {}
+        for node in graph.nodes:
+            self._time_types.append(self._time_type(node, source_rows))
+            self._bind(node, source_rows)
+        self.levels: list[list[OperatorSpec]] = [
+            [self.specs[order] for order, own in enumerate(self.node_levels) if own == level and order in self.specs]
+            for level in range(1, max(self.node_levels, default=0) + 1)
+        ]
+
+    @property
+    def source_sets(self) -> set[frozenset[str]]:
+        """The sets of sources whose watermarks operators need."""
+        return {spec.sources for spec in self.specs.values()}
+
+    def rows_at(self, port: Port) -> RowType | None:
+        """The row type of an output; None if its rows are untyped."""
+        return self._rows[port]
+
+    def rows_for(self, destination: Destination) -> RowType | None:
+        node, index = destination
+        return self._rows[self.graph.nodes[node].inputs[index]]
+
+    # --------------------------------------------------------------------------------------------------------- binding
+
+    def _time_type(self, node: Any, source_rows: Mapping[str, RowType | None]) -> pa.DataType | None:
+        """The type of the event-time column that a node's times come from: that of the first source that has one."""
+        if not isinstance(node, SourceNode):
+            return next((kind for port in node.inputs if (kind := self._time_types[port.node]) is not None), None)
+        rows = source_rows[node.topic]
+        if rows is None or callable(node.event_time):
+            return None
+        if node.event_time is None:
+            return rows.schema.field("timestamp").type if "timestamp" in rows.names else None
+        return rows.type_of(node.event_time, f"event_time of {node.label}")
+
+    def _bind(self, node: Any, source_rows: Mapping[str, RowType | None]) -> None:
+        first = self._rows[node.inputs[0]] if node.inputs else None
+        if isinstance(node, SourceNode):
+            self._rows[Port(node.order)] = source_rows[node.topic]
+        elif isinstance(node, RowNode):
+            self._rows[Port(node.order)] = first if node.kind == "filter" else node.rows
+            self._rows[Port(node.order, DEAD_LETTERS)] = DEAD_LETTER_ROWS
+        elif isinstance(node, OperatorNode):
+            self._bind_operator(node, first)
+        elif isinstance(node, TransformNode):
+            self._rows[Port(node.order)] = node.rows
+        elif not isinstance(node, SinkNode):
+            self._bind_union(node)
+
+    def _bind_union(self, node: Any) -> None:
+        types = [self._rows[port] for port in node.inputs]
+        for other in types[1:]:
+            if types[0] is not None and other is not None and types[0] != other:
+                raise InvalidArgument(f"a union joins rows of different schemas: {types[0]} and {other}; map one first")
+        self._rows[Port(node.order)] = None if None in types else types[0]
+
+    def _bind_operator(self, node: OperatorNode, first: RowType | None) -> None:
+        inputs = [self._rows[port] for port in node.inputs]
+        keys = [None if key is None else key.bind(rows) for key, rows in zip(node.keys, inputs, strict=True)]
+        function, states, rows = node.function, list(node.states), node.rows
+        if isinstance(node, WindowNode):
+            function, rows = self._window(node, first)
+            states = [WindowState(function.aggregates)]
+        self._rows[Port(node.order)] = rows
+        outputs = {MAIN: _maker(rows)}
+        for tag, side in node.sides.items():
+            side_rows = {LATE: first, DEAD_LETTERS: DEAD_LETTER_ROWS}.get(tag, side)
+            self._rows[Port(node.order, tag)] = side_rows
+            # Late rows and dead letters are rows already; the others are made when they are emitted.
+            outputs[tag] = (lambda row: row) if tag.startswith(".") else _maker(side_rows)
+        self.specs[node.order] = OperatorSpec(
+            self.name, node.uid, node.order, function, node.methods, keys, states, outputs, self.sources[node.order],
+            node.dead_letters, node.max_parallelism, node.partitions, inputs, rows,
+        )  # fmt: skip
+
+    def _window(self, node: WindowNode, rows: RowType | None) -> tuple[WindowFunction, RowType | None]:
+        bound = {name: aggregates.bind(name, given, rows) for name, given in node.aggregates.items()}
+        key = node.keys[0]
+        assert key is not None, "a window has a key"
+        time_type = self._time_types[node.inputs[0].node]
+        function = WindowFunction(
+            node.window,
+            node.trigger,
+            node.lateness_ms,
+            bound,
+            lambda value: dict(zip(key.columns, key.values(value), strict=True)),
+            from_milliseconds(time_type),
+            LATE in node.sides,
+        )
+        key_fields = key.fields(rows)
+        if key_fields is None:
+            return function, None
+        times = [pa.field(name, time_type or pa.int64()) for name in ("window_start", "window_end")]
+        results = [pa.field(name, part.result_type) for name, part in bound.items()]
+        return function, RowType(pa.schema([*key_fields, *times, *results]))
+
+    # ------------------------------------------------------------------------------------------------- row functions
+
+    def push(self, port: Port, records: Records, arrived: dict[Destination, list[Records]]) -> None:
+        """Send records from an output on, through row functions, to where they wait for the next level."""
+        readers = self.consumers.get(port, [])
+        for index, (node, number_of_input) in enumerate(readers):
+            part = records if len(readers) == 1 else records.branch(index)
+            if isinstance(node, OperatorNode | SinkNode):
+                arrived.setdefault((node.order, number_of_input), []).append(part)
+            elif isinstance(node, RowNode):
+                self._apply(node, part, arrived)
+            elif isinstance(node, TransformNode):
+                self.push(Port(node.order), self._transformed(node, part), arrived)
+            else:
+                self.push(Port(node.order), part, arrived)
+
+    def _apply(self, node: RowNode, records: Records, arrived: dict[Destination, list[Records]]) -> None:
+        call = node.function if node.kind == "filter" else partial(_make_all, node.function, _maker(node.rows), node.kind)
+        dead = Records()
+        results = self._results(node, call, records, dead)
+        if node.kind == "filter":
+            kept = records.pick([i for i, keep in results if keep])
+        elif node.kind == "map":
+            kept = records.pick([i for i, _ in results])
+            kept.rows = [made for _, made in results]
+        else:
+            kept = Records()
+            for i, made in results:
+                for n, row in enumerate(made):
+                    kept.append(records.moments[i], records.paths[i] + number(n), records.times[i], row)
+        self.push(Port(node.order), kept, arrived)
+        if node.dead_letters:
+            self.push(Port(node.order, DEAD_LETTERS), dead, arrived)
+
+    def _results(
+        self, node: RowNode, call: Callable[[Row], Any], records: Records, dead: Records
+    ) -> list[tuple[int, Any]]:
+        """What a row function gives for each record; those that it fails on become dead letters, if asked for."""
+        results: list[tuple[int, Any]] = []
+        for i, row in enumerate(records.rows):
+            try:
+                results.append((i, call(row)))
+            except Exception as error:
+                what, when = f"{type(error).__name__}: {error}", records.moments[i]
+                if not node.dead_letters:
+                    raise PipelineFailed(
+                        f"{what}, on the record {row!r}. Repair the function and run on from the last checkpoint, or "
+                        "ask for dead_letters=True, which sets such records aside",
+                        pipeline=self.name,
+                        uid=node.label,
+                        glsn=glsn_of(when),
+                    ) from error
+                letter = dead_letter(node.label, when, what, key=None, time=records.times[i], row=row)
+                dead.append(when, records.paths[i], records.times[i], letter)
+        return results
+
+    def _transformed(self, node: TransformNode, records: Records) -> Records:
+        rows = self._rows[node.inputs[0]]
+        if node.arrow is None or node.rows is None or rows is None:
+            raise Refused(
+                f"{node.label} of pipeline {self.name!r} is PySpark code, which runs on Spark only: to test it without, "
+                "give transform(…, arrow=function of a pyarrow.Table, schema=…), on a stream with a declared schema"
+            )
+        table = node.arrow(pa.Table.from_batches([records.to_arrow(rows)]))
+        missing = {*node.rows.names, "_cw"} - set(table.column_names)
+        if missing:
+            raise InvalidArgument(
+                f"{node.label} of pipeline {self.name!r} returned a table without {', '.join(sorted(missing))}: keep the "
+                "reserved column _cw and give every column of the schema"
+            )
+        return Records.from_arrow(table, node.rows).numbered()
+
+
+def _maker(rows: RowType | None) -> Callable[[Any], Row]:
+    return untyped if rows is None else rows.make
+
+
+def _make_all(function: Callable[[Row], Any], make: Callable[[Any], Row], kind: str, row: Row) -> Any:
+    result = function(row)
+    return make(result) if kind == "map" else [make(item) for item in result or ()]

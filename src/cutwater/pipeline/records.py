@@ -1,0 +1,120 @@
+"""Records on their way through a pipeline: rows with their positions and event times, in lists or as Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.pipeline.position import number
+from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
+
+Arrival: TypeAlias = tuple[int, int, bytes, int, Row]
+"""Number of the input, moment, path, event time, row."""
+
+_POSITION: Final = pa.struct(
+    [pa.field("moment", pa.int64()), pa.field("path", pa.binary()), pa.field("time", pa.int64())]
+)
+
+
+class Records:
+    """Records of one stream, in the order of their positions. Moments, paths, times and rows are parallel lists."""
+
+    __slots__ = ("moments", "paths", "rows", "times")
+
+    def __init__(
+        self,
+        moments: list[int] | None = None,
+        paths: list[bytes] | None = None,
+        times: list[int] | None = None,
+        rows: list[Row] | None = None,
+    ) -> None:
+        self.moments = moments if moments is not None else []
+        self.paths = paths if paths is not None else []
+        self.times = times if times is not None else []
+        self.rows = rows if rows is not None else []
+
+    def __len__(self) -> int:
+        return len(self.moments)
+
+    def append(self, when: int, path: bytes, time: int, row: Row) -> None:
+        self.moments.append(when)
+        self.paths.append(path)
+        self.times.append(time)
+        self.rows.append(row)
+
+    def branch(self, index: int) -> Records:
+        """The same records on their way to the ``index``-th of several consumers."""
+        part = number(index)
+        return Records(self.moments, [path + part for path in self.paths], self.times, self.rows)
+
+    def pick(self, indexes: Sequence[int]) -> Records:
+        return Records(
+            [self.moments[i] for i in indexes],
+            [self.paths[i] for i in indexes],
+            [self.times[i] for i in indexes],
+            [self.rows[i] for i in indexes],
+        )
+
+    @classmethod
+    def merged(cls, parts: Iterable[Records]) -> Records:
+        """All records of several streams or slices, in the order of their positions."""
+        filled = [part for part in parts if len(part)]
+        if len(filled) <= 1:
+            return filled[0] if filled else cls()
+        whole = cls()
+        for part in filled:
+            whole.moments += part.moments
+            whole.paths += part.paths
+            whole.times += part.times
+            whole.rows += part.rows
+        return whole.in_order()
+
+    def in_order(self) -> Records:
+        places = list(zip(self.moments, self.paths, strict=True))
+        return self.pick(sorted(range(len(places)), key=places.__getitem__))
+
+    def numbered(self) -> Records:
+        """Records of which several may have one position, told apart by a number, in the order that they have here."""
+        counts: dict[tuple[int, bytes], int] = {}
+        paths = []
+        for place in zip(self.moments, self.paths, strict=True):
+            counts[place] = counts.get(place, -1) + 1
+            paths.append(place[1] + number(counts[place]))
+        return Records(self.moments, paths, self.times, self.rows).in_order()
+
+    def to_arrow(self, rows: RowType) -> pa.RecordBatch:
+        """Payload columns, and the reserved column with positions and times."""
+        position = pa.StructArray.from_arrays(
+            [pa.array(self.moments, pa.int64()), pa.array(self.paths, pa.binary()), pa.array(self.times, pa.int64())],
+            fields=list(_POSITION),
+        )
+        names = [*rows.names, RESERVED_COLUMN]
+        return pa.RecordBatch.from_arrays([*rows.to_arrays(self.rows), position], names=names)
+
+    @classmethod
+    def from_arrow(cls, batch: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
+        position = batch.column(RESERVED_COLUMN)
+        if isinstance(position, pa.ChunkedArray):
+            position = position.combine_chunks()
+        moments, paths, times = (column.to_pylist() for column in position.flatten())
+        payload = [batch.column(name) for name in rows.names]
+        return cls(moments, paths, times, rows.from_columns(payload))
+
+
+def arrivals(inputs: Sequence[Records]) -> Iterable[Arrival]:
+    """The records of an operator's inputs in the order in which it processes them: by position, then by input."""
+    streams: list[Iterable[Arrival]] = [
+        zip(repeat(index), part.moments, part.paths, part.times, part.rows)  # noqa: B905 - repeat has no end
+        for index, part in enumerate(inputs)
+        if len(part)
+    ]
+    if len(streams) <= 1:
+        return streams[0] if streams else ()
+    return sorted((arrival for stream in streams for arrival in stream), key=_place)
+
+
+def _place(arrival: Arrival) -> tuple[Any, ...]:
+    return arrival[1], arrival[2], arrival[0]

@@ -1,0 +1,93 @@
+"""Steps: how event time and processing time advance within a range of the log.
+
+A micro-batch is a range of positions together with the places in it where a clock moves. An operator that holds no
+record at such a place is not woken there: it finds the place by a binary search when a timer is due.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cutwater.errors import ProtocolViolation
+from cutwater.pipeline.position import END, EVENT_TIME, PROCESSING_TIME, glsn_of, moment
+
+NO_TIME: Final = -(2**63)
+"""The watermark before anything is known of event time."""
+
+MAX_TIME: Final = 2**63 - 1
+"""The watermark at the end of a bounded input."""
+
+NEVER: Final = 2**63 - 1
+"""A moment that no range reaches."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """One clock over a range: its value before the range, and the moments in it at which it rises, with the new values.
+
+    Both lists rise strictly.
+    """
+
+    before: int = NO_TIME
+    moments: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+
+    def add(self, when: int, value: int) -> None:
+        if value <= self.last or (self.moments and when <= self.moments[-1]):
+            raise ProtocolViolation(f"a clock steps to {value} at {when}, after {self.last}: clocks only rise")
+        self.moments.append(when)
+        self.values.append(value)
+
+    @property
+    def last(self) -> int:
+        return self.values[-1] if self.values else self.before
+
+    def seen_at(self, when: int) -> int:
+        """The value that holds at a moment: that of the last step before it."""
+        index = bisect_left(self.moments, when)
+        return self.values[index - 1] if index else self.before
+
+    def reached_at(self, glsn: int) -> int:
+        """The value that holds once everything at a position is done."""
+        index = bisect_right(self.moments, moment(glsn, END))
+        return self.values[index - 1] if index else self.before
+
+    def next_reaching(self, time: int, when: int) -> int:
+        """The first moment, not before ``when``, at which the clock steps to ``time`` or beyond."""
+        if time > self.last:
+            return NEVER
+        index = max(bisect_left(self.values, time), bisect_left(self.moments, when))
+        return self.moments[index] if index < len(self.moments) else NEVER
+
+
+@dataclass(slots=True)
+class Ticks:
+    """The steps of all clocks over one range (from, to].
+
+    ``watermarks`` has one clock per set of sources that some operator is fed from: its watermark is the minimum over
+    them, and other sources do not hold it back. ``times`` is cut time, which is processing time.
+    """
+
+    watermarks: Mapping[frozenset[str], Steps]
+    times: Steps
+
+    def end(self, glsn: int) -> None:
+        """The input ends after ``glsn``: every watermark steps to the maximum."""
+        for steps in self.watermarks.values():
+            if steps.last < MAX_TIME:
+                steps.add(moment(glsn, END), MAX_TIME)
+
+
+def watermark_step(glsn: int) -> int:
+    return moment(glsn, EVENT_TIME)
+
+
+def time_step(glsn: int) -> int:
+    return moment(glsn, PROCESSING_TIME)
+
+
+def is_end(when: int) -> bool:
+    return when == moment(glsn_of(when), END)

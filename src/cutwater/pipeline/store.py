@@ -1,0 +1,212 @@
+"""The keyed state of one operator in one slice: what is live in memory, and what lies packed in Arrow tables.
+
+Packed state is a list of *chunks*: a base and, behind it, what each micro-batch changed. A row is all that is kept for one
+key: its states and its timers. A later row replaces an earlier one of the same key, and may say that the key is gone. A
+micro-batch turns only those keys into Python objects that it touches, by a record or by a timer that comes due, and adds
+one small chunk. The others are passed over by vectorised filters. Now and then the chunks are compacted into a new base.
+
+A chunk is the unit that a state store keeps: write each under a number, and the base anew after a compaction. A savepoint
+is the compacted table, one per uid, which any tool opens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from cutwater.errors import InvalidArgument
+from cutwater.pipeline.context import KeyEntry, TimerQueue
+from cutwater.pipeline.keys import key_bytes, key_of_bytes
+from cutwater.pipeline.state import State
+from cutwater.pipeline.values import decoded, encoded
+
+BROADCAST_GROUP: Final = -1
+"""The key group of broadcast state, which has no key: every slice has a copy, a savepoint takes that of the first."""
+
+_CHUNKS_MAX: Final = 32
+_TIMES: Final = pa.list_(pa.int64())
+
+
+def chunk_schema(states: Sequence[State]) -> pa.Schema:
+    """Columns of a chunk. ``next_…`` is the key's smallest timer, so that due ones are found without looking inside."""
+    return pa.schema(
+        [
+            pa.field("key_group", pa.int32()),
+            pa.field("key", pa.binary()),
+            pa.field("gone", pa.bool_()),
+            pa.field("next_event_timer", pa.int64()),
+            pa.field("next_processing_timer", pa.int64()),
+            pa.field("event_timers", _TIMES),
+            pa.field("processing_timers", _TIMES),
+            *(pa.field(f"state_{state.name}", state.stored_type) for state in states),
+        ]
+    )
+
+
+class KeyedStore:
+    """Live entries by key, the packed chunks behind them, and which entries have changed."""
+
+    def __init__(
+        self, states: Sequence[State], group_of: Callable[[bytes], int], chunks: Iterable[pa.Table] = ()
+    ) -> None:
+        self._states = list(states)
+        self._schema = chunk_schema(states)
+        self._group_of = group_of
+        self._chunks: list[pa.Table] = []
+        self.live: dict[Any, KeyEntry] = {}
+        self.dirty: set[KeyEntry] = set()
+        self.broadcast = KeyEntry(None, b"", BROADCAST_GROUP, len(self._states))
+        for chunk in chunks:
+            self._add_chunk(chunk)
+
+    @property
+    def chunks(self) -> list[pa.Table]:
+        return list(self._chunks)
+
+    def entry(self, key: Any) -> KeyEntry:
+        """The entry of a key that is not live: a new one, after ``load`` has had its chance."""
+        data = key_bytes(key)
+        entry = KeyEntry(key, data, self._group_of(data), len(self._states))
+        self.live[key] = entry
+        return entry
+
+    def load(self, keys: Iterable[Any], event_time: int, processing_time: int, queues: tuple[TimerQueue, TimerQueue]) -> None:
+        """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it."""
+        if not self._chunks:
+            return
+        known = self.live
+        missing = {data: key for key in set(keys) if key not in known for data in (key_bytes(key),)}
+        wanted = pa.array(list(missing), pa.binary())
+        taken = {entry.data for entry in known.values()}
+        newer: list[pa.Table] = []
+        for chunk in reversed(self._chunks):
+            touched = pc.or_kleene(
+                pc.is_in(chunk["key"], value_set=wanted),
+                pc.or_kleene(
+                    pc.fill_null(pc.less_equal(chunk["next_event_timer"], event_time), False),
+                    pc.fill_null(pc.less_equal(chunk["next_processing_timer"], processing_time), False),
+                ),
+            )
+            found = _without_replaced(chunk.filter(touched), newer)
+            for entry in self._entries(found):
+                if entry.data not in taken:
+                    taken.add(entry.data)
+                    known[entry.key] = entry
+                    queues[0].heap.extend((time, entry.data, entry) for time in entry.event_timers)
+                    queues[1].heap.extend((time, entry.data, entry) for time in entry.processing_timers)
+            newer.append(chunk)
+        for queue in queues:
+            heapify(queue.heap)
+
+    def checkpoint(self) -> pa.Table | None:
+        """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""
+        changed = sorted(self.dirty, key=lambda entry: (entry.group, entry.data))
+        self.dirty.clear()
+        if not changed:
+            return None
+        for entry in changed:
+            if entry.empty and entry is not self.broadcast:
+                self.live.pop(entry.key, None)
+        chunk = self._packed(changed)
+        self._chunks.append(chunk)
+        return chunk
+
+    def forget_packed(self) -> None:
+        """Keep no chunks: everything is live and stays so, as in a run within one process."""
+        self._chunks.clear()
+
+    @property
+    def should_compact(self) -> bool:
+        base = self._chunks[0].num_rows if self._chunks else 0
+        return len(self._chunks) > 1 and (
+            len(self._chunks) > _CHUNKS_MAX or 2 * sum(chunk.num_rows for chunk in self._chunks[1:]) > base
+        )
+
+    def compact(self, watermark: int) -> pa.Table:
+        """One base in place of all chunks, sorted by key group and key, without what has expired under a watermark."""
+        kept: list[pa.Table] = []
+        for index in reversed(range(len(self._chunks))):
+            kept.append(_without_replaced(self._chunks[index], self._chunks[index + 1 :]))
+        base = pa.concat_tables([self._schema.empty_table(), *kept])
+        base = base.filter(pc.invert(base["gone"])).sort_by([("key_group", "ascending"), ("key", "ascending")])
+        if any(state.ttl_ms is not None for state in self._states):
+            base = self._packed([entry for entry in self._entries(base) if not self._expired(entry, watermark)])
+        self._chunks = [base]
+        return base
+
+    def entries(self) -> list[KeyEntry]:
+        """Everything that is kept for keys, live or packed, by key group and key."""
+        live = {entry.data: entry for entry in self.live.values()}
+        packed = {entry.data: entry for chunk in self._chunks for entry in self._entries(chunk)}
+        merged = {**packed, **live}
+        return sorted(
+            (entry for entry in merged.values() if not entry.empty and entry.group != BROADCAST_GROUP),
+            key=lambda entry: (entry.group, entry.data),
+        )
+
+    def _add_chunk(self, chunk: pa.Table) -> None:
+        if not chunk.schema.equals(self._schema):
+            raise InvalidArgument(
+                f"stored state has the columns {chunk.schema.to_string()}, the operator declares "
+                f"{self._schema.to_string()}: a changed state needs a new name"
+            )
+        self._chunks.append(chunk)
+        for entry in self._entries(chunk.filter(pc.equal(chunk["key_group"], BROADCAST_GROUP))):
+            self.broadcast.values[:] = entry.values
+
+    def _packed(self, entries: Sequence[KeyEntry]) -> pa.Table:
+        return pa.Table.from_arrays(
+            [
+                pa.array([entry.group for entry in entries], pa.int32()),
+                pa.array([entry.data for entry in entries], pa.binary()),
+                pa.array([entry.empty for entry in entries], pa.bool_()),
+                pa.array([min(entry.event_timers, default=None) for entry in entries], pa.int64()),
+                pa.array([min(entry.processing_timers, default=None) for entry in entries], pa.int64()),
+                pa.array([sorted(entry.event_timers) for entry in entries], _TIMES),
+                pa.array([sorted(entry.processing_timers) for entry in entries], _TIMES),
+                *(
+                    encoded([state.pack(entry.values[slot]) for entry in entries], state.stored_type)
+                    for slot, state in enumerate(self._states)
+                ),
+            ],
+            schema=self._schema,
+        )
+
+    def _entries(self, chunk: pa.Table) -> list[KeyEntry]:
+        columns = [
+            [state.unpack(value) for value in decoded(chunk[f"state_{state.name}"])] for state in self._states
+        ]  # fmt: skip
+        entries = []
+        for index, (group, data, event, processing) in enumerate(
+            zip(
+                *(chunk[name].to_pylist() for name in ("key_group", "key", "event_timers", "processing_timers")),
+                strict=True,
+            )
+        ):
+            key = None if group == BROADCAST_GROUP else key_of_bytes(data)
+            entry = KeyEntry(key, data, group, len(self._states))
+            entry.values[:] = [column[index] for column in columns]
+            entry.event_timers.update(event)
+            entry.processing_timers.update(processing)
+            entries.append(entry)
+        return entries
+
+    def _expired(self, entry: KeyEntry, watermark: int) -> bool:
+        if entry.event_timers or entry.processing_timers:
+            return False
+        return all(
+            state.plain(raw, watermark) is None for state, raw in zip(self._states, entry.values, strict=True)
+        )  # fmt: skip
+
+
+def _without_replaced(chunk: pa.Table, newer: Iterable[pa.Table]) -> pa.Table:
+    """The rows of a chunk whose keys do not occur in newer ones."""
+    for other in newer:
+        if chunk.num_rows == 0:
+            break
+        chunk = chunk.filter(pc.invert(pc.is_in(chunk["key"], value_set=other["key"].combine_chunks())))
+    return chunk

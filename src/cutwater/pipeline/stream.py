@@ -1,0 +1,366 @@
+"""``Pipeline`` and ``Stream``: a program describes a pipeline with them. Nothing here contacts anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import AlreadyExists, InvalidArgument, Refused
+from cutwater.pipeline import aggregates
+from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
+from cutwater.pipeline.durations import Duration, milliseconds
+from cutwater.pipeline.explain import explained
+from cutwater.pipeline.functions import (
+    BatchFunction,
+    BroadcastFunction,
+    CoProcessFunction,
+    PartitionFunction,
+    ProcessFunction,
+)
+from cutwater.pipeline.graph import (
+    Graph,
+    Node,
+    OperatorNode,
+    Port,
+    RowNode,
+    SinkNode,
+    SourceNode,
+    TransformNode,
+    UnionNode,
+    WindowNode,
+)
+from cutwater.pipeline.keys import MAX_PARALLELISM, KeyReader, KeySpec
+from cutwater.pipeline.partitions import OperatorListState, UnionListState
+from cutwater.pipeline.plan import Plan
+from cutwater.pipeline.rows import Row, RowType
+from cutwater.pipeline.state import BroadcastState, declared_states
+from cutwater.pipeline.test_run import TestResult, run_test
+from cutwater.pipeline.watermarks import Watermark, WatermarkFunction, strategy_of
+from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
+
+Schema: TypeAlias = str | pa.Schema | RowType
+
+
+class Pipeline:
+    """A program over the log, by a name that its runs and savepoints keep."""
+
+    def __init__(self, name: str, log: str = "", *, max_parallelism: int = MAX_PARALLELISM) -> None:
+        if not isinstance(name, str) or not name:
+            raise InvalidArgument(f"a pipeline's name is {name!r}: give a text, by which its runs are known")
+        if not 1 <= max_parallelism <= 2**15:
+            raise InvalidArgument(f"max_parallelism is {max_parallelism}: it must be from 1 to {2**15}")
+        self.name = name
+        self.log = log
+        self.max_parallelism = max_parallelism
+        self.graph = Graph()
+
+    def source(
+        self,
+        topic: str,
+        *,
+        schema: Schema | None = None,
+        event_time: str | Callable[[Row], Any] | None = None,
+        watermark: Watermark | WatermarkFunction | None = None,
+    ) -> Stream:
+        """The records of a topic. Schema and event-time column are the topic's own unless they are declared here."""
+        if any(node.topic == topic for node in self.graph.of_type(SourceNode)):
+            raise AlreadyExists(
+                f"pipeline {self.name!r} reads the topic {topic!r} twice: read it once, and use the stream several times"
+            )
+        rows = None if schema is None else RowType.of(schema)
+        if rows is not None and isinstance(event_time, str):
+            rows.type_of(event_time, f"event_time of the source {topic!r}")
+        node = SourceNode(len(self.graph.nodes), (), topic, rows, event_time, strategy_of(watermark))
+        return self._stream(node)
+
+    def test(self, topics: Mapping[str, Sequence[Mapping[str, Any]]], *, drain: bool = True) -> TestResult:
+        """Run on rows, in one thread and without Spark. See ``docs/pipelines.md`` for the reserved keys of a row."""
+        return run_test(self, topics, drain=drain)
+
+    def run(self, **options: Any) -> Any:
+        """Run on Spark."""
+        try:
+            # Spark is never imported by this package: the name is looked up only when someone wants to run.
+            module = __import__("cutwater.spark.run", fromlist=["run_pipeline"])
+        except ImportError as error:
+            raise Refused(
+                f"pipeline {self.name!r} runs on Spark, which is not there ({error}): install cutwater[spark], which also "
+                "brings Java; p.test({topic: rows}) needs neither"
+            ) from error
+        return module.run_pipeline(self, **options)
+
+    def explain(self) -> str:
+        """The graph as text: operators by level, chains, state, keys and watermarks."""
+        return explained(self.name, self.graph)
+
+    def _stream(self, node: Node) -> Stream:
+        self.graph.add(node)
+        self._check()
+        return Stream(self, Port(node.order))
+
+    def _check(self) -> None:
+        """Bind what has a declared schema, so that a wrong column is found where it is written."""
+        declared = {node.topic: node.rows for node in self.graph.of_type(SourceNode)}
+        try:
+            Plan(self.name, self.graph, declared)
+        except InvalidArgument as error:
+            node = self.graph.nodes.pop()
+            raise InvalidArgument(f"pipeline {self.name!r}, {node.label}: {error.message}") from None
+
+
+class Stream:
+    """Records on their way from one operator to the next. A stream may be used several times."""
+
+    def __init__(self, pipeline: Pipeline, port: Port, chained: bool = True) -> None:
+        self._pipeline = pipeline
+        self._port = port
+        self._chained = chained
+
+    # -------------------------------------------------------------------------------------------------- row functions
+
+    def map(self, function: Callable[[Row], Any], schema: Schema | None = None, *, dead_letters: bool = False) -> Stream:
+        """One row for each row."""
+        return self._row_function("map", function, schema, dead_letters)
+
+    def filter(self, function: Callable[[Row], Any], *, dead_letters: bool = False) -> Stream:
+        """The rows for which the function is true."""
+        return self._row_function("filter", function, None, dead_letters)
+
+    def flat_map(
+        self, function: Callable[[Row], Any], schema: Schema | None = None, *, dead_letters: bool = False
+    ) -> Stream:
+        """Any number of rows for each row: the function returns or yields them."""
+        return self._row_function("flat_map", function, schema, dead_letters)
+
+    def unchained(self) -> Stream:
+        """The same stream; the next row function starts a chain of its own."""
+        return Stream(self._pipeline, self._port, chained=False)
+
+    def transform(
+        self, function: Callable[[Any], Any], *, schema: Schema | None = None, arrow: Callable[[Any], Any] | None = None
+    ) -> Stream:
+        """Stateless PySpark code on a data frame. ``arrow`` does the same on a ``pyarrow.Table``, for tests."""
+        _require_callable("transform", function)
+        rows = None if schema is None else RowType.of(schema)
+        return self._add(TransformNode(self._order, (self._port,), function, arrow, rows))
+
+    def union(self, *others: Stream) -> Stream:
+        """The rows of several streams, in the order of their positions, then of the inputs."""
+        if not others:
+            raise InvalidArgument("union() takes at least one other stream")
+        for other in others:
+            self._require_same_pipeline(other)
+        return self._add(UnionNode(self._order, (self._port, *(other._port for other in others))))
+
+    # ------------------------------------------------------------------------------------------------------ operators
+
+    def process(
+        self,
+        *,
+        key: KeySpec,
+        function: ProcessFunction | BatchFunction,
+        uid: str = "",
+        schema: Schema | None = None,
+        dead_letters: bool = False,
+    ) -> Stream:
+        """A function with state and timers per key."""
+        _require_function("process", function, ProcessFunction, BatchFunction)
+        batches = isinstance(function, BatchFunction)
+        if batches and dead_letters:
+            raise InvalidArgument(f"{uid or 'process'}: a function of batches fails as a whole, it has no dead letters")
+        return self._operator(
+            "process", uid, function, ("process_batch" if batches else "process",), (self,), (key,), schema, dead_letters
+        )
+
+    def connect(
+        self,
+        other: Stream,
+        *,
+        key: KeySpec | tuple[KeySpec, KeySpec],
+        function: CoProcessFunction,
+        uid: str = "",
+        schema: Schema | None = None,
+        dead_letters: bool = False,
+    ) -> Stream:
+        """A function of two streams with the same keys. ``key`` is for both, or a pair, one for each."""
+        self._require_same_pipeline(other)
+        _require_function("connect", function, CoProcessFunction)
+        pair: Any = key if isinstance(key, tuple) and len(key) == 2 else (key, key)
+        return self._operator(
+            "connect", uid, function, ("process1", "process2"), (self, other), pair, schema, dead_letters
+        )
+
+    def broadcast(
+        self,
+        rules: Stream,
+        *,
+        key: KeySpec,
+        function: BroadcastFunction,
+        uid: str = "",
+        schema: Schema | None = None,
+        dead_letters: bool = False,
+    ) -> Stream:
+        """A function of this stream, by key, and of ``rules``, which all keys see."""
+        self._require_same_pipeline(rules)
+        _require_function("broadcast", function, BroadcastFunction)
+        return self._operator(
+            "broadcast", uid, function, ("process", "process_broadcast"), (self, rules), (key, None), schema, dead_letters
+        )
+
+    def process_partition(
+        self,
+        *,
+        function: PartitionFunction,
+        parallelism: int,
+        uid: str = "",
+        schema: Schema | None = None,
+        dead_letters: bool = False,
+    ) -> Stream:
+        """A function of each of ``parallelism`` partitions, without keys. Its result may depend on that number."""
+        _require_function("process_partition", function, PartitionFunction)
+        if type(parallelism) is not int or parallelism < 1:
+            raise InvalidArgument(f"the parallelism of process_partition is {parallelism!r}: give a number from 1 on")
+        for state in declared_states(function):
+            if not isinstance(state, OperatorListState | UnionListState):
+                raise InvalidArgument(
+                    f"the state {state.name!r} of a PartitionFunction is a {state.kind} state, which needs a key: use "
+                    "OperatorListState or UnionListState"
+                )
+        stream = self._operator(
+            "process_partition", uid, function, ("process",), (self,), (None,), schema, dead_letters, parallelism
+        )
+        return stream
+
+    def window(
+        self,
+        *,
+        key: KeySpec,
+        window: Window,
+        aggregate: Mapping[str, str | Aggregator],
+        allowed_lateness: Duration = 0,
+        trigger: Trigger | None = None,
+        uid: str = "",
+        dead_letters: bool = False,
+    ) -> Stream:
+        """Aggregates per key and window: the key's columns, window_start, window_end, and one column per aggregate."""
+        if not isinstance(window, Sliding | Session | Global):
+            raise InvalidArgument(f"the window of {uid!r} is {window!r}: give Tumbling, Sliding, Session or Global")
+        if isinstance(window, Global) and (trigger is None or trigger.kind == "watermark"):
+            raise InvalidArgument(f"the global window of {uid!r} never ends: give trigger=Trigger.count or .processing_time")
+        if not aggregate:
+            raise InvalidArgument(f"the window of {uid!r} has no aggregate: give aggregate={{'n': 'count(*)'}}")
+        for name, given in aggregate.items():
+            aggregates.check(name, given)
+        reader = KeyReader(key, uid or "window")
+        clash = {*reader.columns, "window_start", "window_end"} & set(aggregate)
+        if clash or {"window_start", "window_end"} & set(reader.columns):
+            raise InvalidArgument(f"two result columns of the window {uid!r} have one name: {', '.join(clash) or key}")
+        node = WindowNode(
+            self._order, (self._port,), uid, "window", None, ("process",), (reader,), (), None, dead_letters,
+            self._pipeline.max_parallelism,
+            window=window, trigger=trigger or Trigger.watermark(), aggregates=dict(aggregate),
+            lateness_ms=milliseconds(allowed_lateness, "allowed_lateness"),
+        )  # fmt: skip
+        return self._add(node)
+
+    def sink(self, topic: str, *, uid: str = "") -> None:
+        """Append the rows to a topic."""
+        if not isinstance(topic, str) or not topic:
+            raise InvalidArgument(f"the topic of a sink is {topic!r}: give a name")
+        self._add(SinkNode(self._order, (self._port,), topic, uid))
+
+    # --------------------------------------------------------------------------------------------------- side outputs
+
+    def side(self, tag: str, schema: Schema | None = None) -> Stream:
+        """What the operator emits with ``ctx.output(tag, row)``."""
+        if not isinstance(tag, str) or not tag or tag.startswith("."):
+            raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
+        return self._side(tag, None if schema is None else RowType.of(schema), "side outputs")
+
+    @property
+    def late(self) -> Stream:
+        """The rows that came too late for every window."""
+        if not isinstance(self._node, WindowNode):
+            raise InvalidArgument(f"{self._node.label} has no late rows: only a window has")
+        return self._side(LATE, None, "late rows")
+
+    @property
+    def dead_letters(self) -> Stream:
+        """The records and timers that the function failed on, with the error."""
+        if not getattr(self._node, "dead_letters", False):
+            raise InvalidArgument(f"{self._node.label} has no dead letters: ask for them with dead_letters=True")
+        if isinstance(self._node, RowNode):
+            return Stream(self._pipeline, Port(self._node.order, DEAD_LETTERS))
+        return self._side(DEAD_LETTERS, None, "dead letters")
+
+    def _side(self, tag: str, rows: RowType | None, what: str) -> Stream:
+        node = self._node
+        if not isinstance(node, OperatorNode) or self._port.tag != MAIN:
+            raise InvalidArgument(f"{node.label} has no {what}: take them from the operator's own stream")
+        if node.sides.setdefault(tag, rows) != rows:
+            raise InvalidArgument(f"{node.label}: the side output {tag!r} has two schemas: {node.sides[tag]} and {rows}")
+        return Stream(self._pipeline, Port(node.order, tag))
+
+    # ---------------------------------------------------------------------------------------------------------- helpers
+
+    @property
+    def _node(self) -> Node:
+        return self._pipeline.graph.nodes[self._port.node]
+
+    @property
+    def _order(self) -> int:
+        return len(self._pipeline.graph.nodes)
+
+    def _add(self, node: Node) -> Stream:
+        return self._pipeline._stream(node)
+
+    def _row_function(
+        self, kind: str, function: Callable[[Row], Any], schema: Schema | None, dead_letters: bool
+    ) -> Stream:
+        _require_callable(kind, function)
+        rows = None if schema is None else RowType.of(schema)
+        return self._add(RowNode(self._order, (self._port,), kind, function, rows, dead_letters, self._chained))
+
+    def _operator(
+        self,
+        kind: str,
+        uid: str,
+        function: Any,
+        methods: tuple[str, ...],
+        streams: tuple[Stream, ...],
+        keys: Sequence[KeySpec | None],
+        schema: Schema | None,
+        dead_letters: bool,
+        partitions: int = 0,
+    ) -> Stream:
+        states = declared_states(function)
+        if kind != "broadcast" and any(isinstance(state, BroadcastState) for state in states):
+            raise InvalidArgument(f"{uid or kind}: broadcast state exists only in broadcast()")
+        readers = tuple(None if key is None else KeyReader(key, uid or kind) for key in keys)
+        rows = None if schema is None else RowType.of(schema)
+        ports = tuple(stream._port for stream in streams)
+        node = OperatorNode(
+            self._order, ports, uid, kind, function, methods, readers, states, rows, dead_letters,
+            self._pipeline.max_parallelism, partitions,
+        )  # fmt: skip
+        return self._add(node)
+
+    def _require_same_pipeline(self, other: Stream) -> None:
+        if not isinstance(other, Stream) or other._pipeline is not self._pipeline:
+            raise InvalidArgument(f"streams of one pipeline only can be joined: this one is of {self._pipeline.name!r}")
+
+
+def _require_callable(kind: str, function: Any) -> None:
+    if not callable(function):
+        raise InvalidArgument(f"{kind} takes a function, not {function!r}")
+
+
+def _require_function(kind: str, function: Any, *classes: type) -> None:
+    names = " or ".join(cls.__name__ for cls in classes)
+    if isinstance(function, type):
+        raise InvalidArgument(f"{kind} takes an instance, not the class {function.__name__}: write {function.__name__}()")
+    if not isinstance(function, classes):
+        raise InvalidArgument(f"{kind} takes a function derived from {names}, not {function!r}")

@@ -1,0 +1,306 @@
+"""Values of a declared type: what a user's function may hand over, and the one Python form that each value then has.
+
+Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a function,
+so a value is brought into the form that Arrow would give back as soon as it is handed over: an integer in a ``double``
+becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits it cannot hold. What
+does not fit is refused at once, while the call that produced it can still be undone.
+"""
+
+from __future__ import annotations
+
+import decimal
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date, datetime, timedelta, timezone
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import InvalidArgument
+from cutwater.pipeline.ddl import shown
+
+Converter: TypeAlias = Callable[[Any], Any]
+
+UTC: Final = timezone.utc  # noqa: UP017 - the type that Python prints
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LOCAL_EPOCH: Final = datetime(1970, 1, 1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_FLOAT32: Final = struct.Struct("<f")
+
+
+def to_milliseconds(value: Any) -> int:
+    """An event time as integer milliseconds, rounded down; integers are milliseconds already."""
+    if type(value) is int:
+        return value
+    if isinstance(value, datetime):
+        return (value - (EPOCH if value.tzinfo else _LOCAL_EPOCH)) // _MILLISECOND
+    raise InvalidArgument(f"an event time is an integer in milliseconds or a datetime, not {value!r}")
+
+
+def from_milliseconds(kind: pa.DataType | None) -> Converter:
+    """How a time in milliseconds is written in a column of this type."""
+    return _as_is if kind is None or pa.types.is_integer(kind) else converter(kind)
+
+
+def converter(kind: pa.DataType) -> Converter:
+    """A function that brings a value of this type into its one form, or raises ``InvalidArgument``. Null stays null."""
+    if pa.types.is_null(kind):
+        return _as_is
+    nested = _nested(kind)
+    if nested is not None:
+        return nested
+    for holds, make in _SCALARS:
+        if holds(kind):
+            return make(kind)
+    raise InvalidArgument(f"values of type {kind} are not supported: use one of Spark SQL's types")
+
+
+def copier(kind: pa.DataType) -> Converter | None:
+    """A function that copies a value so deeply that its holder may change it; None if values cannot be changed."""
+    if pa.types.is_map(kind):
+        of_item = copier(kind.item_type) or _as_is
+        return lambda value: None if value is None else {key: of_item(item) for key, item in value.items()}
+    if pa.types.is_list(kind):
+        of_value = copier(kind.value_type) or _as_is
+        return lambda value: None if value is None else [of_value(item) for item in value]
+    if pa.types.is_struct(kind):
+        fields = {field.name: copier(field.type) or _as_is for field in kind}
+        return lambda value: None if value is None else {name: fields[name](item) for name, item in value.items()}
+    return None
+
+
+def decoder(kind: pa.DataType) -> Converter | None:
+    """What brings a value as Arrow returns it into its one form; None if Arrow already returns it so.
+
+    Arrow returns a map as pairs and an instant in a zone of its own; everything else is as ``converter`` makes it.
+    """
+    if pa.types.is_map(kind) or pa.types.is_timestamp(kind):
+        return converter(kind)
+    if pa.types.is_list(kind):
+        return converter(kind) if decoder(kind.value_type) else None
+    if pa.types.is_struct(kind):
+        return converter(kind) if any(decoder(field.type) for field in kind) else None
+    return None
+
+
+def encoder(kind: pa.DataType) -> Converter | None:
+    """What brings a value into the form that Arrow takes; None if Arrow takes it as it is. Maps become pairs."""
+    if pa.types.is_map(kind):
+        of_item = encoder(kind.item_type) or _as_is
+        return lambda value: None if value is None else [(key, of_item(item)) for key, item in value.items()]
+    if pa.types.is_list(kind):
+        of_value = encoder(kind.value_type)
+        return None if of_value is None else lambda value: None if value is None else list(map(of_value, value))
+    if pa.types.is_struct(kind):
+        fields = {field.name: encoder(field.type) for field in kind}
+        if not any(fields.values()):
+            return None
+        full = {name: encode or _as_is for name, encode in fields.items()}
+        return lambda value: None if value is None else {name: full[name](item) for name, item in value.items()}
+    return None
+
+
+def encoded(values: Iterable[Any], kind: pa.DataType) -> pa.Array:
+    """An Arrow array of values in their one form."""
+    encode = encoder(kind)
+    return pa.array(list(values) if encode is None else list(map(encode, values)), kind)
+
+
+def decoded(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of an Arrow array in their one form."""
+    decode = decoder(column.type)
+    return column.to_pylist() if decode is None else list(map(decode, column.to_pylist()))
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _refused(value: Any, kind: pa.DataType, hint: str = "") -> InvalidArgument:
+    return InvalidArgument(f"{value!r} is not a value of type {shown(kind)}{hint and ': ' + hint}")
+
+
+def _text(kind: pa.DataType) -> Converter:
+    def convert(value: Any) -> Any:
+        if type(value) is str or value is None:
+            return value
+        if isinstance(value, str):
+            return str(value)
+        raise _refused(value, kind, "decode bytes and format other values before")
+
+    return convert
+
+
+def _bytes(kind: pa.DataType) -> Converter:
+    def convert(value: Any) -> Any:
+        if type(value) is bytes or value is None:
+            return value
+        if isinstance(value, bytes | bytearray | memoryview):
+            return bytes(value)
+        raise _refused(value, kind, "encode text before")
+
+    return convert
+
+
+def _boolean(kind: pa.DataType) -> Converter:
+    def convert(value: Any) -> Any:
+        if value is None or value is True or value is False:
+            return value
+        raise _refused(value, kind)
+
+    return convert
+
+
+def _integer(kind: pa.DataType) -> Converter:
+    signed = pa.types.is_signed_integer(kind)
+    low = -(1 << (kind.bit_width - 1)) if signed else 0
+    high = (1 << (kind.bit_width - signed)) - 1
+
+    def convert(value: Any) -> Any:
+        if value is None or (type(value) is int and low <= value <= high):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return int(value)
+        raise _refused(value, kind, f"give an integer from {low} to {high}")
+
+    return convert
+
+
+def _double(kind: pa.DataType) -> Converter:
+    def convert(value: Any) -> Any:
+        if type(value) is float or value is None:
+            return value
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        raise _refused(value, kind, "give an integer or a float")
+
+    return convert
+
+
+def _float(kind: pa.DataType) -> Converter:
+    to_double = _double(kind)
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        try:
+            return _FLOAT32.unpack(_FLOAT32.pack(to_double(value)))[0]
+        except OverflowError:
+            raise _refused(value, kind, "too large; use double") from None
+
+    return convert
+
+
+def _decimal(kind: pa.DataType) -> Converter:
+    step = decimal.Decimal(1).scaleb(-kind.scale)
+    context = decimal.Context(prec=kind.precision, rounding=decimal.ROUND_HALF_UP)
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, int | decimal.Decimal) or isinstance(value, bool):
+            raise _refused(value, kind, "give a Decimal or an integer")
+        try:
+            return decimal.Decimal(value).quantize(step, context=context)
+        except decimal.InvalidOperation:
+            raise _refused(value, kind, f"it has more than {kind.precision} digits") from None
+
+    return convert
+
+
+def _date(kind: pa.DataType) -> Converter:
+    def convert(value: Any) -> Any:
+        if value is None or (isinstance(value, date) and not isinstance(value, datetime)):
+            return value
+        raise _refused(value, kind, "give a datetime.date")
+
+    return convert
+
+
+def _timestamp(kind: pa.DataType) -> Converter:
+    zone = UTC if kind.tz else None
+    epoch = EPOCH if kind.tz else _LOCAL_EPOCH
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, datetime):
+            if (value.tzinfo is None) == (zone is None):
+                return value if value.tzinfo is zone else value.astimezone(zone)
+            raise _refused(value, kind, "it must have a time zone" if zone else "it must not have a time zone")
+        if isinstance(value, int) and not isinstance(value, bool):
+            try:
+                return epoch + timedelta(milliseconds=value)
+            except OverflowError:
+                raise _refused(value, kind, "integers are milliseconds since 1970, this is beyond year 9999") from None
+        raise _refused(value, kind, "give a datetime, or milliseconds since 1970 as an integer")
+
+    return convert
+
+
+_SCALARS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], Converter]]]] = (
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), _bytes),
+    (pa.types.is_boolean, _boolean),
+    (pa.types.is_integer, _integer),
+    (pa.types.is_float32, _float),
+    (pa.types.is_float64, _double),
+    (pa.types.is_decimal128, _decimal),
+    (pa.types.is_date32, _date),
+    (pa.types.is_timestamp, _timestamp),
+)
+
+
+def _nested(kind: pa.DataType) -> Converter | None:
+    if pa.types.is_map(kind):
+        return _map(kind)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _list(kind)
+    if pa.types.is_struct(kind):
+        return _struct(kind)
+    return None
+
+
+def _list(kind: pa.DataType) -> Converter:
+    of_value = converter(kind.value_type)
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
+            raise _refused(value, kind, "give a list")
+        return [of_value(item) for item in value]
+
+    return convert
+
+
+def _map(kind: pa.DataType) -> Converter:
+    of_key, of_item = converter(kind.key_type), converter(kind.item_type)
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        pairs = value.items() if isinstance(value, Mapping) else value
+        if isinstance(pairs, str | bytes):
+            raise _refused(value, kind, "give a dict")
+        made = {of_key(key): of_item(item) for key, item in pairs}
+        if None in made:
+            raise _refused(value, kind, "the keys of a map are never null")
+        return made
+
+    return convert
+
+
+def _struct(kind: pa.DataType) -> Converter:
+    fields = {field.name: converter(field.type) for field in kind}
+
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if hasattr(value, "_asdict"):
+            value = value._asdict()
+        if not isinstance(value, Mapping) or not fields.keys() >= value.keys():
+            raise _refused(value, kind, f"give a dict with the fields {', '.join(fields)}")
+        return {name: of_field(value.get(name)) for name, of_field in fields.items()}
+
+    return convert

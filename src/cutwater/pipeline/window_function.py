@@ -1,0 +1,256 @@
+"""Windows as a process function: the rows of a key go into windows, and timers give the results and clear up.
+
+The rules, which are Flink's:
+
+1.  A window is *complete* once the watermark has reached its end − 1, and *over* once it has reached that plus the allowed
+    lateness. A row goes into those of its windows that are not over. If there is none, it is late: it goes to the side
+    output for late rows, or is dropped and counted.
+2.  Under the watermark trigger a window gives its result when it becomes complete, and again at once for each row that
+    it gets after that. Other triggers replace this one.
+3.  A session takes in the sessions that it overlaps or touches, in the order of their starts, and then the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.pipeline.aggregates import Aggregate
+from cutwater.pipeline.context import LATE, MAIN, Context
+from cutwater.pipeline.functions import ProcessFunction
+from cutwater.pipeline.rows import Row
+from cutwater.pipeline.state import Holder, State
+from cutwater.pipeline.windows import GLOBAL, Session, Span, Trigger, Window
+
+Panes = dict[Span, tuple[tuple[Any, ...], int, int | None]]
+"""The windows of a key: accumulators, rows since the last result, time of a pending processing-time trigger."""
+
+
+class WindowState(State):
+    """The windows of a key, as state. A row of the stored list is one window."""
+
+    kind = "windows"
+
+    def __init__(self, aggregates: Sequence[Aggregate]) -> None:
+        super().__init__(pa.null())
+        self.name = "windows"
+        self._aggregates = aggregates
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        accumulators = [pa.field(f"acc{i}", part.stored_type or pa.null()) for i, part in enumerate(self._aggregates)]
+        plain = [pa.field(name, pa.int64()) for name in ("start", "end", "pending", "fires_at")]
+        return pa.list_(pa.struct([*plain, *accumulators]))
+
+    def bind(self, holder: Holder, slot: int) -> BoundWindows:
+        return BoundWindows(holder, slot)
+
+    def pack(self, raw: Any) -> Any:
+        if raw is None:
+            return None
+        return [
+            {"start": span[0], "end": span[1], "pending": pending, "fires_at": fires_at}
+            | {f"acc{i}": part.pack(acc) for i, (part, acc) in enumerate(zip(self._aggregates, accs, strict=True))}
+            for span, (accs, pending, fires_at) in sorted(raw.items())
+        ]
+
+    def unpack(self, value: Any) -> Any:
+        if value is None:
+            return None
+        return {
+            (row["start"], row["end"]): (
+                tuple(part.unpack(row[f"acc{i}"]) for i, part in enumerate(self._aggregates)),
+                row["pending"],
+                row["fires_at"],
+            )
+            for row in value
+        }
+
+    def plain(self, raw: Any, watermark: int) -> Any:
+        if raw is None:
+            return None
+        return {
+            span: tuple(part.result(acc) for part, acc in zip(self._aggregates, accs, strict=True))
+            for span, (accs, _, _) in sorted(raw.items())
+        }
+
+
+class BoundWindows:
+    """The windows of the current key."""
+
+    def __init__(self, holder: Holder, slot: int) -> None:
+        self._holder = holder
+        self._slot = slot
+
+    def get(self) -> Panes:
+        return self._holder._values[self._slot] or {}
+
+    def put(self, span: Span, pane: tuple[tuple[Any, ...], int, int | None]) -> None:
+        holder = self._holder
+        panes = holder._values[self._slot]
+        if panes is None:
+            holder._undo.append((holder._values.__setitem__, (self._slot, None)))
+            holder._values[self._slot] = {span: pane}
+            return
+        old = panes.get(span)
+        holder._undo.append((panes.pop, (span,)) if old is None else (panes.__setitem__, (span, old)))
+        panes[span] = pane
+
+    def remove(self, span: Span) -> None:
+        holder = self._holder
+        panes = holder._values[self._slot]
+        if len(panes) == 1:
+            holder._undo.append((holder._values.__setitem__, (self._slot, panes)))
+            holder._values[self._slot] = None
+            return
+        holder._undo.append((panes.__setitem__, (span, panes[span])))
+        del panes[span]
+
+
+class WindowFunction(ProcessFunction):
+    """Windows over a keyed stream. ``windows`` is bound by the operator, like a state that a user declares."""
+
+    windows: Any
+
+    def __init__(
+        self,
+        window: Window,
+        trigger: Trigger,
+        lateness_ms: int,
+        aggregates: Mapping[str, Aggregate],
+        key_columns: Callable[[Any], dict[str, Any]],
+        write_time: Callable[[int], Any],
+        late_output: bool,
+    ) -> None:
+        self.window = window
+        self.trigger = trigger
+        self.lateness_ms = lateness_ms
+        self.aggregates = list(aggregates.values())
+        self.on_late: Callable[[], None] | None = None
+        self._names = list(aggregates)
+        self._key_columns = key_columns
+        self._write_time = write_time
+        self._late_output = late_output
+
+    def process(self, record: Row, ctx: Context) -> None:
+        watermark = ctx.watermark
+        late = True
+        for span in self.window.spans(ctx.timestamp):
+            if isinstance(self.window, Session):
+                span = self._merged(span, ctx)  # noqa: PLW2901 - the row's window is the one that it ends up in
+            if span != GLOBAL and span[1] - 1 + self.lateness_ms <= watermark:
+                continue
+            late = False
+            self.add(span, [record], ctx)
+            self._trigger_on_row(span, watermark, ctx)
+        if late:
+            self.take_late(record, ctx)
+
+    def add(self, span: Span, rows: Sequence[Row], ctx: Context) -> None:
+        """Put rows into a window, and see to it that the window is woken."""
+        pane = self.windows.get().get(span)
+        if pane is None:
+            accs = tuple([part.add(part.create(), rows) for part in self.aggregates])
+            self.windows.put(span, (accs, len(rows), None))
+            self._set_timers(span, ctx)
+        else:
+            accs = tuple([part.add(acc, rows) for part, acc in zip(self.aggregates, pane[0], strict=True)])
+            self.windows.put(span, (accs, pane[1] + len(rows), pane[2]))
+
+    def take_late(self, record: Row, ctx: Context) -> None:
+        if self._late_output:
+            ctx.output(LATE, record)
+        elif self.on_late is not None:
+            self.on_late()
+
+    def _trigger_on_row(self, span: Span, watermark: int, ctx: Context) -> None:
+        accs, pending, fires_at = self.windows.get()[span]
+        if self.trigger.kind == "watermark":
+            if span[1] - 1 <= watermark:
+                self._fire(span, ctx)
+        elif self.trigger.kind == "count":
+            if pending >= self.trigger.every:
+                self._fire(span, ctx)
+        elif fires_at is None:
+            now, every = ctx.processing_time, self.trigger.every
+            fires_at = now - now % every + every
+            self.windows.put(span, (accs, pending, fires_at))
+            ctx.timers.at_processing_time(fires_at)
+
+    def on_timer(self, time: int, ctx: Context) -> None:
+        for span in self._spans():
+            if span == GLOBAL:
+                continue
+            if span[1] - 1 == time and self.trigger.kind == "watermark":
+                self._fire(span, ctx)
+            if span[1] - 1 + self.lateness_ms <= time:
+                self._remove(span, ctx)
+
+    def on_processing_timer(self, time: int, ctx: Context) -> None:
+        for span in self._spans():
+            if self.windows.get()[span][2] == time:
+                self._fire(span, ctx)
+
+    def _spans(self) -> Iterator[Span]:
+        return iter(sorted(self.windows.get()))
+
+    def _fire(self, span: Span, ctx: Context) -> None:
+        accs, _, fires_at = self.windows.get()[span]
+        results = {name: part.result(acc) for name, part, acc in zip(self._names, self.aggregates, accs, strict=True)}
+        is_global = span == GLOBAL
+        row = {
+            **self._key_columns(ctx.key),
+            "window_start": None if is_global else self._write_time(span[0]),
+            "window_end": None if is_global else self._write_time(span[1]),
+            **results,
+        }
+        ctx._emitted.append((MAIN, ctx.timestamp if is_global else span[1] - 1, ctx._make(row)))
+        if self.trigger.purge:
+            self._remove(span, ctx)
+        elif self.trigger.kind != "watermark":
+            self.windows.put(span, (accs, 0, None))
+
+    def _set_timers(self, span: Span, ctx: Context) -> None:
+        """A window that is complete already gives its result at each row, so only what is to come gets a timer."""
+        watermark = ctx.watermark
+        for time in self._times(span):
+            if time > watermark:
+                ctx.timers.at(time)
+
+    def _times(self, span: Span) -> set[int]:
+        """When a window is woken: complete, for its result, and over, to be cleared up."""
+        if span == GLOBAL:
+            return set()
+        over = span[1] - 1 + self.lateness_ms
+        return {span[1] - 1, over} if self.trigger.kind == "watermark" else {over}
+
+    def _remove(self, span: Span, ctx: Context) -> None:
+        """Forget a window, and its timers unless another window of the key has the same ones."""
+        fires_at = self.windows.get()[span][2]
+        self.windows.remove(span)
+        left = self.windows.get()
+        if fires_at is not None and all(pane[2] != fires_at for pane in left.values()):
+            ctx.timers.delete_processing_time(fires_at)
+        for time in self._times(span) - {time for other in left for time in self._times(other)}:
+            ctx.timers.delete(time)
+
+    def _merged(self, span: Span, ctx: Context) -> Span:
+        """The session that a new one grows together with, itself if with none. What was taken in is removed."""
+        found = [other for other in self._spans() if other[0] <= span[1] and span[0] <= other[1]]
+        whole = (min(span[0], *(o[0] for o in found)), max(span[1], *(o[1] for o in found))) if found else span
+        if not found or found == [whole]:
+            return whole
+        panes = [self.windows.get()[other] for other in found]
+        accs = panes[0][0]
+        for pane in panes[1:]:
+            accs = tuple([part.merge(a, b) for part, a, b in zip(self.aggregates, accs, pane[0], strict=True)])
+        fires_at = min((pane[2] for pane in panes if pane[2] is not None), default=None)
+        for other in found:
+            self._remove(other, ctx)
+        self.windows.put(whole, (accs, sum(pane[1] for pane in panes), fires_at))
+        if fires_at is not None:
+            ctx.timers.at_processing_time(fires_at)
+        self._set_timers(whole, ctx)
+        return whole

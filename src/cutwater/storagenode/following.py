@@ -1,0 +1,164 @@
+"""Pushes committed records to readers that stay: as they are committed, woken by commits, never by a clock.
+
+A reader that is behind gets as much as fits into a message, one message after another, as fast as it takes them; one
+that has everything gets each commit as soon as it can be found in the files, or several at once if they come faster
+than they are sent. If a commit concerns other log streams only, the reader is told that this one is complete up to
+there, so that it does not wait; such messages are held back a little while others have just been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from cutwater.core.commit_index import context_of_llsn
+from cutwater.errors import Damaged, Trimmed
+from cutwater.storage.frames import Frame
+from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.types import GLSN, LLSN
+from cutwater.wire import storage_api as api
+from cutwater.wire.connection import Connection
+from cutwater.wire.frames import Payload
+from cutwater.wire.serving import Call
+from cutwater.wire.streams import StreamSender
+
+QUIET_SECONDS_MIN = 0.001
+QUIET_SECONDS_PER_STREAM = 0.0001
+"""How far apart messages without records are, by how many log streams a connection follows: each costs the reader a
+little, and all together no more than some part of its time."""
+
+
+class _Part(Struct, frozen=True):
+    """Some entries, and what was not yet read of those that are committed."""
+
+    header: api.ReadAnswerHeader
+    body: Payload
+    size: int
+    last_llsn: LLSN
+    left: int
+
+
+class Following:
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+        self._streams: Counter[Connection] = Counter()
+        """How many log streams each connection follows."""
+
+    async def serve(self, call: Call[api.FollowArguments], sender: StreamSender[api.ReadAnswerHeader]) -> None:
+        """Until the reader goes, or this replica cannot be read any more."""
+        arguments = call.argument
+        driver = self._node.driver(arguments.stream)
+        news = asyncio.Event()
+        driver.watchers.add(news.set)
+        self._streams[call.connection] += 1
+        try:
+            await self._follow(call, driver, news, sender)
+        except Damaged as error:
+            self._node.damage_met(arguments.stream, error)
+            raise
+        finally:
+            driver.watchers.discard(news.set)
+            self._streams[call.connection] -= 1
+            if not self._streams[call.connection]:
+                del self._streams[call.connection]
+
+    async def find(self, call: Call[api.FindArguments]) -> api.FindAnswer:
+        driver = self._node.driver(call.argument.stream)
+        driver.require_readable()
+        through = _complete_through(driver)
+        glsn = await asyncio.to_thread(driver.storage.from_time, call.argument.time)
+        return api.FindAnswer(glsn, through)
+
+    async def _follow(
+        self,
+        call: Call[api.FollowArguments],
+        driver: ReplicaDriver,
+        news: asyncio.Event,
+        sender: StreamSender[api.ReadAnswerHeader],
+    ) -> None:
+        arguments, loop = call.argument, asyncio.get_running_loop()
+        next_llsn = await self._start(driver, arguments.from_glsn)
+        told, told_at = GLSN(0), 0.0
+        while True:
+            news.clear()
+            self._require_readable(driver)
+            if next_llsn <= indexed_end(driver):
+                part = await asyncio.to_thread(_read_on, driver, next_llsn, arguments)
+                self._node.counters.reads += 1
+                self._node.counters.read_bytes += part.size
+                await sender.send(
+                    part.header, part.body, backlog_items=int(part.left > 0), backlog_bytes=part.size * (part.left > 0)
+                )
+                next_llsn = LLSN(part.last_llsn + 1)
+                told, told_at = part.header.complete_through, loop.time()
+                continue
+            replica = driver.replica
+            if replica.committed_end < next_llsn and replica.complete_through > told:
+                pace = max(QUIET_SECONDS_MIN, QUIET_SECONDS_PER_STREAM * self._streams[call.connection])
+                wait = told_at + pace - loop.time()
+                if wait <= 0:
+                    told, told_at = replica.complete_through, loop.time()
+                    await sender.send(api.ReadAnswerHeader(arguments.stream, (), told, replica.revision))
+                    continue
+                await _within(news, wait)
+                continue
+            await news.wait()
+
+    async def _start(self, driver: ReplicaDriver, from_glsn: GLSN) -> LLSN:
+        """The first LLSN to be sent."""
+        self._require_readable(driver)
+        trimmed_before = driver.replica.hard_state.trimmed_before
+        if from_glsn < trimmed_before:
+            raise Trimmed(from_glsn, trimmed_before)
+        end = indexed_end(driver)
+        llsn = await asyncio.to_thread(driver.storage.from_glsn, from_glsn)
+        return LLSN(end + 1) if llsn is None else llsn
+
+    def _require_readable(self, driver: ReplicaDriver) -> None:
+        if self._node.driver(driver.stream) is not driver:
+            # It was opened anew, so this one will hear of nothing more.
+            raise Damaged(f"log stream {driver.stream} was replaced here: follow it again")
+        driver.require_readable()
+
+
+def _complete_through(driver: ReplicaDriver) -> GLSN:
+    """Up to where everything that is committed can be found in the files."""
+    replica, last = driver.replica, driver.storage.last_commit
+    if indexed_end(driver) >= replica.committed_end:
+        return replica.complete_through
+    return min(replica.complete_through, last.high_watermark if last is not None else GLSN(0))
+
+
+def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part:
+    replica = driver.replica
+    # In this order: what was complete before is still complete after the read.
+    through, revision, committed_end = _complete_through(driver), replica.revision, indexed_end(driver)
+    part = driver.storage.read(llsn, committed_end, min(max(arguments.bytes_max, 1), READ_BYTES_MAX))
+    frames: Sequence[Frame] = part.frames
+    body: Payload = part.data
+    if arguments.projection:
+        frames, body = pick_columns(part.frames, arguments.projection)
+    last_llsn = frames[-1].header.last_llsn
+    commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
+    first = commits[0].glsn_of(max(frames[0].header.first_llsn, commits[0].first_llsn))
+    if first < replica.hard_state.trimmed_before:
+        raise Trimmed(first, replica.hard_state.trimmed_before)
+    if last_llsn < committed_end:
+        context = context_of_llsn(commits, last_llsn)
+        through = min(through, context.glsn_of(last_llsn) if context else GLSN(0))
+    size = sum(frame.header.frame_bytes for frame in frames)
+    header = api.ReadAnswerHeader(arguments.stream, commits, through, revision)
+    return _Part(header, body, size, last_llsn, committed_end - last_llsn)
+
+
+async def _within(news: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await news.wait()
+    except TimeoutError:
+        return

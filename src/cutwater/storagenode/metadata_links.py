@@ -1,0 +1,118 @@
+"""Links to the metadata repository: the node says who it is on each of them before it says anything else.
+
+A node that was not added yet reports nothing and asks again. Keys that do not belong together end the node: it, or the
+one it talks to, is not what its operator takes it for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from cutwater.errors import CutwaterError, WrongIdentity
+from cutwater.storagenode.links import Link
+from cutwater.wire.connection import Connection
+from cutwater.wire.errors import WrongCluster
+from cutwater.wire.handshake import Endpoint
+from cutwater.wire.methods import Notice
+from cutwater.wire.storage_api import JOIN, JoinAnswer, JoinArguments
+
+_log = logging.getLogger(__name__)
+
+JOIN_MS_MAX = 2_000
+JOIN_AGAIN_SECONDS = 1.0
+
+
+class Joining(Protocol):
+    """The node, as far as its place in the cluster is concerned."""
+
+    def introduce(self) -> JoinArguments: ...
+
+    async def adopt(self, answer: JoinAnswer) -> None:
+        """Remember the cluster; raises ``WrongIdentity`` if it is not the one that the node belongs to."""
+
+    def joined(self) -> None: ...
+
+    def turned_away(self, error: CutwaterError) -> None:
+        """The keys do not belong together: it makes no sense to go on."""
+
+
+class MetadataLinks:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        addresses: Sequence[str],
+        tls: ssl.SSLContext | None,
+        node: Joining,
+        spawn: Callable[[Awaitable[None]], None],
+    ) -> None:
+        self._node, self._spawn = node, spawn
+        self._joined: set[Connection] = set()
+        self._troubles: dict[str, str] = {}
+        self._links = [self._link(endpoint, address, tls) for address in addresses]
+
+    def tell(self, notice: Notice[Any], argument: object) -> None:
+        """What cannot be told now is told again with the next report, or found out otherwise."""
+        for connection in list(self._joined):
+            try:
+                connection.notify(notice, argument)
+            except CutwaterError as error:
+                _log.debug("%s cannot be told to %r: %s", notice.name, connection, error.message)
+
+    def has_joined(self, connection: Connection) -> bool:
+        """Whether this connection leads to a metadata repository that knows this node."""
+        return connection in self._joined
+
+    @property
+    def joined(self) -> int:
+        return len(self._joined)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(link.close() for link in self._links))
+
+    def _link(self, endpoint: Endpoint, address: str, tls: ssl.SSLContext | None) -> Link:
+        return Link(
+            endpoint,
+            address,
+            tls,
+            on_up=lambda connection: self._spawn(self._join(address, connection)),
+            on_down=self._forget_closed,
+            on_trouble=lambda error: self._trouble(address, error),
+        )
+
+    def _forget_closed(self) -> None:
+        self._joined = {connection for connection in self._joined if not connection.closed.done()}
+
+    def _trouble(self, address: str, error: CutwaterError) -> None:
+        if isinstance(error, WrongCluster):
+            self._node.turned_away(error)
+        elif self._troubles.get(address) != error.code:
+            self._troubles[address] = error.code
+            _log.warning("the metadata repository at %s does not answer: %s", address, error.message)
+
+    async def _join(self, address: str, connection: Connection) -> None:
+        """Ask until the node is known there, as long as the connection lasts."""
+        while not connection.closed.done():
+            try:
+                received = await connection.call(JOIN, self._node.introduce(), timeout_ms=JOIN_MS_MAX)
+                answer: JoinAnswer = received.value
+                await self._node.adopt(answer)
+            except WrongIdentity as error:
+                self._node.turned_away(error)
+                return
+            except CutwaterError as error:
+                self._trouble(address, error)
+            else:
+                if answer.known and not connection.closed.done():
+                    _log.info("the metadata repository at %s knows this storage node", address)
+                    self._troubles.pop(address, None)
+                    self._joined.add(connection)
+                    self._node.joined()
+                    return
+                if not answer.known and self._troubles.get(address) != "unknown":
+                    self._troubles[address] = "unknown"
+                    _log.warning("the metadata repository at %s does not know this storage node yet: add it", address)
+            await asyncio.wait({connection.closed}, timeout=JOIN_AGAIN_SECONDS)

@@ -1,0 +1,160 @@
+"""Shows what a storage node counts, in the form that Prometheus reads. Nothing is done before someone asks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.server import StorageNodeServer
+from cutwater.types import LogStreamId, NodeState, ReplicaState
+from cutwater.wire.addresses import format_address
+from cutwater.wire.errors import CannotListen
+
+PREFIX = "cutwater_sn_"
+
+
+class MetricsExporter:
+    """An HTTP listener of its own, in a thread of its own."""
+
+    def __init__(self, server: StorageNodeServer, host: str, port: int) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(NodeCollector(server))
+        try:
+            started: tuple[WSGIServer, threading.Thread] = start_http_server(port, host, registry)
+        except OSError as error:
+            where = format_address(host, port)
+            raise CannotListen(
+                f"cannot listen for metrics on {where}: {error}: stop who uses it, or choose another address"
+            ) from error
+        self._http, self._thread = started
+        self.address = format_address(host, int(self._http.server_port))
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()
+
+
+class NodeCollector(Collector):
+    """Reads from another thread than the one that counts: each number is whole, and they may be of different
+    moments."""
+
+    def __init__(self, server: StorageNodeServer) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        drivers = list(self._server.node.replicas.items())
+        yield from self._counters()
+        yield from self._node()
+        yield from self._volumes()
+        yield from _queues(drivers)
+        yield from _replicas(drivers)
+        yield _latency("entry_sync", "Syncs of entries", [d.writer.entry_syncs for _, d in drivers])
+        yield _latency("commit_sync", "Syncs of commit contexts", [d.writer.context_syncs for _, d in drivers])
+
+    def _counters(self) -> Iterator[Metric]:
+        counters = self._server.node.counters
+        for name, text, value in (
+            ("appends", "Batches that clients sent to replicas here as heads", counters.appends),
+            ("append_bytes", "Bytes of those batches", counters.append_bytes),
+            ("entries_refused", "Entries of other heads that were not taken", counters.entries_refused),
+            ("reports", "Reports to the metadata repository", counters.reports),
+            ("commits", "Commits that the metadata repository sent", counters.commits),
+            ("reads", "Ranges that were read", counters.reads),
+            ("read_bytes", "Bytes of those ranges", counters.read_bytes),
+            ("syncs_served", "Rounds of sync in which this node was the source", counters.syncs_served),
+            ("sync_sent_bytes", "Bytes of entries sent to learners", counters.sync_sent_bytes),
+            ("syncs_begun", "Rounds of sync in which this node learned", counters.syncs_begun),
+            ("sync_received_bytes", "Bytes received while learning", counters.sync_received_bytes),
+            ("damage_met", "Times that something was found damaged", counters.damage_met),
+            ("entries_repaired", "Damaged entries replaced by a copy of a peer's", counters.entries_repaired),
+            ("contexts_repaired", "Damaged commit contexts replaced by a copy of a peer's", counters.contexts_repaired),
+        ):
+            yield CounterMetricFamily(PREFIX + name, text, value=value)
+        outcomes = CounterMetricFamily(
+            PREFIX + "append_outcomes", "How appends ended: acknowledged, or an error's code", labels=["outcome"]
+        )
+        for outcome, count in sorted(counters.outcomes.copy().items()):
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+
+    def _node(self) -> Iterator[Metric]:
+        server, node = self._server, self._server.node
+        waiting, waiting_bytes = node.appends_waiting
+        for name, text, value in (
+            ("read_only", "1 if the node takes no appends for want of room", node.state is NodeState.READ_ONLY),
+            ("incarnation", "Number of starts", node.incarnation),
+            ("leader_epoch", "Newest leader epoch that was heard of", node.leader_epoch),
+            ("connections", "Open connections to this node", server.connections),
+            ("metadata_joined", "Nodes of the metadata repository that hear the reports", server.metadata_joined),
+            ("unreadable_replicas", "Replicas whose files cannot be opened", len(node.unreadable)),
+            ("appends_waiting", "Appends that wait for their commit", waiting),
+            ("appends_waiting_bytes", "Bytes of those appends", waiting_bytes),
+        ):
+            yield GaugeMetricFamily(PREFIX + name, text, value=value)
+
+    def _volumes(self) -> Iterator[Metric]:
+        total = GaugeMetricFamily(PREFIX + "volume_bytes", "Size of a volume", labels=["volume"])
+        free = GaugeMetricFamily(PREFIX + "volume_free_bytes", "Room left on a volume", labels=["volume"])
+        for room in self._server.room.rooms:
+            total.add_metric([room.path], room.total_bytes)
+            free.add_metric([room.path], room.free_bytes)
+        yield total
+        yield free
+
+
+def _queues(drivers: list[tuple[LogStreamId, ReplicaDriver]]) -> Iterator[Metric]:
+    backlog = GaugeMetricFamily(PREFIX + "backlog_bytes", "Entries that wait for the disk", labels=["stream"])
+    events = GaugeMetricFamily(PREFIX + "events_waiting", "Events that wait for a barrier", labels=["stream"])
+    for stream, driver in drivers:
+        backlog.add_metric([str(stream)], driver.writer.backlog_bytes)
+        events.add_metric([str(stream)], driver.events_waiting)
+    yield backlog
+    yield events
+
+
+def _replicas(drivers: list[tuple[LogStreamId, ReplicaDriver]]) -> Iterator[Metric]:
+    states = GaugeMetricFamily(PREFIX + "replica_state", "1 for the state a replica is in", labels=["stream", "state"])
+    trusted = GaugeMetricFamily(PREFIX + "replica_trusted", "1 if the data can be relied on", labels=["stream"])
+    ends = [
+        GaugeMetricFamily(PREFIX + f"replica_{name}", text, labels=["stream"])
+        for name, text in (
+            ("first_llsn", "Where the entries begin"),
+            ("committed_llsn", "Where the committed records end"),
+            ("durable_llsn", "Where the durable records end"),
+            ("epoch", "Epoch of the log stream"),
+        )
+    ]
+    for stream, driver in drivers:
+        replica = driver.replica
+        for state in ReplicaState:
+            states.add_metric([str(stream), state.name], replica.state is state)
+        trusted.add_metric([str(stream)], replica.trusted)
+        numbers = (replica.first_llsn, replica.committed_end, replica.durable_end, replica.hard_state.epoch)
+        for family, value in zip(ends, numbers, strict=True):
+            family.add_metric([str(stream)], value)
+    yield states
+    yield trusted
+    yield from ends
+
+
+def _latency(name: str, text: str, histograms: list[Histogram]) -> Metric:
+    """All replicas together."""
+    family = HistogramMetricFamily(f"{PREFIX}{name}_seconds", text)
+    counts = [sum(column) for column in zip(*(list(h.counts) for h in histograms), strict=True)]
+    total = 0
+    buckets = []
+    for bound, count in zip(
+        (*map(str, BOUNDS_SECONDS), "+Inf"), counts or [0] * (len(BOUNDS_SECONDS) + 1), strict=True
+    ):
+        total += count
+        buckets.append((bound, total))
+    family.add_metric([], buckets, sum(h.seconds for h in histograms))
+    return family

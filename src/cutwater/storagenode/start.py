@@ -1,0 +1,209 @@
+"""A storage node as a process: from its options to its end.
+
+Everything that is wrong is found before the node serves, as far as it can be, and told with the flag to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.room import RESERVE_BYTES
+from cutwater.storagenode.server import NodeOptions, StorageNodeServer, Tls
+from cutwater.types import ClusterId, StorageNodeId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import is_loopback
+from cutwater.wire.loops import run
+
+_log = logging.getLogger(__name__)
+
+STOP_SECONDS = 10.0
+WILDCARDS = ("", "0.0.0.0", "::")
+
+
+class StopTimedOut(Unavailable):
+    """Not everything could be closed: a disk hangs. What was acknowledged is on disk all the same."""
+
+    code = "stop_timed_out"
+
+
+class TlsFiles(Struct, frozen=True):
+    """Certificate and key of this node, and the authority whose certificates it believes; PEM files."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+class StartOptions(Struct, frozen=True):
+    cluster: ClusterId
+    node: StorageNodeId
+    volumes: tuple[Path, ...]
+    listen: str
+    metadata: tuple[str, ...]
+    advertise: str = ""
+    error_if_exists: bool = False
+    insecure: bool = False
+    tls: TlsFiles | None = None
+    metrics: str | None = None
+    reserve_bytes: int = RESERVE_BYTES
+    stop_seconds: float = STOP_SECONDS
+
+
+class Serving(Struct, frozen=True):
+    """What there is to say when the node serves."""
+
+    cluster: ClusterId
+    node: StorageNodeId
+    address: str
+    incarnation: int
+    replicas: int
+    unreadable: int
+    opened_ms: int
+    metrics: str | None
+
+
+def run_storage_node(
+    options: StartOptions, on_serving: Callable[[Serving], None], on_hang: Callable[[CutwaterError], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then stop cleanly. Raises what keeps the node from serving; ``on_hang`` is called,
+    in another thread, if it cannot even be stopped."""
+    run(_serve(_checked(options), options, on_serving, on_hang))
+
+
+def _checked(options: StartOptions) -> NodeOptions:
+    host, port = _parse("--listen", options.listen)
+    if not options.metadata:
+        raise InvalidArgument("a storage node needs a metadata repository: give one with --metadata HOST:PORT")
+    for address in options.metadata:
+        if _parse("--metadata", address)[1] == 0:
+            raise InvalidArgument(f"--metadata {address}: nobody listens on port 0")
+    _check_exposure("--listen", host, options.insecure or options.tls is not None)
+    if options.advertise:
+        _parse("--advertise", options.advertise)
+    elif host in WILDCARDS:
+        raise InvalidArgument(
+            f"others cannot connect to {options.listen}: say with --advertise HOST:PORT where they reach this node"
+        )
+    if options.metrics is not None:
+        _check_exposure("--metrics", _parse("--metrics", options.metrics)[0], options.insecure)
+    return NodeOptions(
+        host,
+        port,
+        options.metadata,
+        options.advertise,
+        _tls_of(options.tls) if options.tls is not None else None,
+        options.insecure,
+        options.reserve_bytes,
+    )
+
+
+def _parse(flag: str, address: str) -> tuple[str, int]:
+    try:
+        return parse_address(address)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{flag}: {error.message}") from None
+
+
+def _check_exposure(flag: str, host: str, is_allowed: bool) -> None:
+    if not is_allowed and not is_loopback(host):
+        remedy = "give --tls-certificate, --tls-key and --tls-ca, " if flag == "--listen" else ""
+        raise InvalidArgument(
+            f"{flag} {host} can be reached from other machines, without encryption and by anyone: {remedy}"
+            "use 127.0.0.1, or say --insecure"
+        )
+
+
+def _tls_of(files: TlsFiles) -> Tls:
+    try:
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            context.load_cert_chain(files.certificate, files.key)
+            context.load_verify_locations(files.authority)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:
+        raise InvalidArgument(
+            f"--tls-certificate {files.certificate}, --tls-key {files.key} and --tls-ca {files.authority} cannot be "
+            f"used together: {error}"
+        ) from error
+    return Tls(server, client)
+
+
+async def _serve(
+    node_options: NodeOptions,
+    options: StartOptions,
+    on_serving: Callable[[Serving], None],
+    on_hang: Callable[[CutwaterError], None],
+) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    started = time.monotonic()
+    volumes = NodeVolumes(options.volumes, options.cluster, options.node, error_if_exists=options.error_if_exists)
+    try:
+        server = StorageNodeServer(node_options, volumes)
+        await server.start()
+        opened_ms = round((time.monotonic() - started) * 1_000)
+        await _serve_until(
+            asked, server, options, lambda metrics: on_serving(_serving(server, opened_ms, metrics)), on_hang
+        )
+    finally:
+        volumes.release()
+
+
+def _serving(server: StorageNodeServer, opened_ms: int, metrics: str | None) -> Serving:
+    identity, node = server.volumes.identity, server.node
+    return Serving(
+        identity.cluster,
+        identity.node,
+        server.address,
+        node.incarnation,
+        len(node.replicas) + len(node.unreadable),
+        len(node.unreadable),
+        opened_ms,
+        metrics,
+    )
+
+
+async def _serve_until(
+    asked: asyncio.Event,
+    server: StorageNodeServer,
+    options: StartOptions,
+    on_serving: Callable[[str | None], None],
+    on_hang: Callable[[CutwaterError], None],
+) -> None:
+    exporter = None
+    try:
+        if options.metrics is not None:
+            # Only nodes with metrics need the library.
+            from cutwater.storagenode.metrics import MetricsExporter  # noqa: PLC0415
+
+            exporter = MetricsExporter(server, *parse_address(options.metrics))
+        on_serving(exporter.address if exporter is not None else None)
+        server.fatal.add_done_callback(lambda fatal: asked.set())
+        await asked.wait()
+        _log.info("stopping: %s", server.fatal.result().message if server.fatal.done() else "asked to")
+    finally:
+        hang = StopTimedOut(f"storage node {options.node} could not be stopped within {options.stop_seconds} s")
+        watchdog = threading.Timer(options.stop_seconds + 2.0, on_hang, [hang])
+        watchdog.daemon = True
+        watchdog.start()
+        if exporter is not None:
+            await asyncio.to_thread(exporter.close)
+        if not await server.stop(timeout_ms=round(options.stop_seconds * 1_000)):
+            raise hang
+    if server.fatal.done():
+        raise server.fatal.result()
+    _log.info("stopped")

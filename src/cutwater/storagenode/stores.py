@@ -1,0 +1,38 @@
+"""The files of a node's replicas on its volumes."""
+
+from __future__ import annotations
+
+from cutwater.core.recovery import HardState
+from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.volume import NodeVolumes
+from cutwater.types import GLSN, LogStreamId
+
+
+class VolumeStores:
+    """Implements ``node.Stores``."""
+
+    def __init__(self, volumes: NodeVolumes, options: SegmentOptions | None = None) -> None:
+        self._volumes = volumes
+        self._options = options
+
+    def streams(self) -> list[LogStreamId]:
+        return sorted(self._volumes.replicas)
+
+    def open(self, stream: LogStreamId) -> SegmentStorage:
+        path = self._volumes.replicas[stream]
+        return SegmentStorage(path, self._identity(stream), self._options)
+
+    def create(self, stream: LogStreamId, base_glsn: GLSN) -> SegmentStorage:
+        with self._volumes.creating(stream) as path:
+            storage = SegmentStorage(path, self._identity(stream), self._options)
+            storage.save_hard_state(HardState(base_glsn=base_glsn))
+            storage.close()
+        return self.open(stream)
+
+    def set_aside(self, stream: LogStreamId) -> str:
+        return str(self._volumes.set_aside(stream))
+
+    def _identity(self, stream: LogStreamId) -> ReplicaIdentity:
+        identity = self._volumes.identity
+        return ReplicaIdentity(identity.cluster, identity.node, stream)

@@ -1,0 +1,186 @@
+"""Sync between storage nodes: the source sends committed entries, then their commits; the destination learns them.
+
+A sync goes in rounds. One round copies as many commits as fit into memory easily and is complete in itself, as if the
+source had nothing more; then the learner is told to learn again. So neither side ever holds more than a round, and what
+a round brought is not lost when the next one breaks off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from operator import attrgetter
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from cutwater.core.commit_index import context_of_llsn
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
+from cutwater.core.sync import Extent, plan_sync
+from cutwater.errors import CutwaterError, Damaged, Refused
+from cutwater.storage.format import NO_TIME, Running, decode_dedup, encode_dedup
+from cutwater.storage.frames import frames_in
+from cutwater.storage.interface import ReplicaStorage
+from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.types import GLSN, LLSN, CommitContext, Entry
+from cutwater.wire import storage_api as api
+from cutwater.wire.connection import Connection
+from cutwater.wire.serving import Call
+from cutwater.wire.streams import StreamSender
+
+PART_BYTES = 1024 * 1024
+ITEM_MS_MAX = 60_000
+"""How long a learner waits for the next part."""
+ROUND_CONTEXTS_MAX = 32_768
+CONTEXTS_AT_ONCE = 8_192
+DEDUP_BYTES_MAX = 1024 * 1024 * 1024
+BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+"""What a learner's disk may be behind before it takes the next part."""
+BACKLOG_LOOK_SECONDS = 0.005
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_contexts = msgspec.msgpack.Decoder(tuple[CommitContext, ...]).decode
+_decode_running = msgspec.msgpack.Decoder(Running).decode
+_last_llsn = attrgetter("last_llsn")
+
+
+class _Round(Struct, frozen=True):
+    """What one round copies: these commits, after the one that ends at ``base_glsn``."""
+
+    contexts: list[CommitContext]
+    end: LLSN
+    base_glsn: GLSN | None
+
+
+class Syncing:
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+
+    # The source.
+
+    async def serve(self, call: Call[SyncRequest], sender: StreamSender[api.SyncItem]) -> None:
+        """Give a learner the committed records that it lacks, entries first and commits last."""
+        stream = call.argument.stream
+        driver = self._node.driver(stream)
+        driver.require_readable()
+        self._node.counters.syncs_served += 1
+        try:
+            await self._send_round(call.argument, driver, sender)
+        except Damaged as error:
+            self._node.damage_met(stream, error)
+            raise
+
+    async def _send_round(
+        self, request: SyncRequest, driver: ReplicaDriver, sender: StreamSender[api.SyncItem]
+    ) -> None:
+        stream, attempt = request.stream, request.attempt
+        replica, storage = driver.replica, driver.storage
+        # All of one moment: what is committed later is for the next round.
+        own, trimmed_before = replica.extent, replica.hard_state.trimmed_before
+        dedup = replica.dedup.checkpoint(own.end)
+        part = await asyncio.to_thread(_next_round, storage, own, request.extent)
+        if part.end < own.end:
+            # Not quite what it was at that place, which does not matter: before the learner counts, another round has
+            # replaced it by what is right at the end.
+            dedup = replica.dedup.checkpoint(part.end)
+        plan = plan_sync(Extent(own.first, part.end), request.extent)
+        running = NO_TIME
+        if plan.restart_at is not None:
+            running = await driver.in_writer(lambda: storage.running_before(plan.copy.first))
+        base_glsn = replica.hard_state.base_glsn if part.base_glsn is None else part.base_glsn
+        await sender.send(SyncBegin(stream, attempt, plan, base_glsn), _encode(running))
+        llsn = plan.copy.first
+        while llsn <= plan.copy.end:
+            found = await asyncio.to_thread(storage.read, llsn, plan.copy.end, PART_BYTES)
+            await sender.send(SyncEntries(stream, attempt, ()), found.data)
+            self._node.counters.sync_sent_bytes += len(found.data)
+            llsn = LLSN(found.last_llsn + 1)
+        for start in range(0, len(part.contexts), CONTEXTS_AT_ONCE):
+            await sender.send(api.SyncContexts(), _encode(part.contexts[start : start + CONTEXTS_AT_ONCE]))
+        data = memoryview(await asyncio.to_thread(encode_dedup, dedup))
+        for start in range(0, len(data), PART_BYTES):
+            await sender.send(api.SyncDedup(), data[start : start + PART_BYTES])
+        nothing = DedupCheckpoint(dedup.upto, ())
+        await sender.send(SyncEnd(stream, attempt, (), nothing, trimmed_before))
+
+    # The destination.
+
+    async def learn(self, connection: Connection, request: SyncRequest) -> None:
+        driver = self._node.driver(request.stream)
+        self._node.counters.syncs_begun += 1
+        reason = "the source ended before it had sent everything"
+        try:
+            async with connection.open_stream(api.SYNC, request) as stream:
+                parts = _Parts()
+                while (item := await stream.receive(timeout_ms=ITEM_MS_MAX)) is not None:
+                    learner = driver.replica.learner
+                    if learner is None or learner.attempt != request.attempt:
+                        return
+                    self._node.counters.sync_received_bytes += len(item.body)
+                    self._take(driver, parts, item.value, bytes(item.body))
+                    await _let_the_disk_keep_up(driver)
+        except CutwaterError as error:
+            reason = error.message
+        # If the end was taken before, this says nothing new.
+        driver.feed(SyncFailed(request.stream, request.attempt, reason))
+
+    def _take(self, driver: ReplicaDriver, parts: _Parts, item: api.SyncItem, body: bytes) -> None:
+        match item:
+            case SyncBegin():
+                driver.begin_sync(item, _decode_running(body))
+            case SyncEntries():
+                self._node.require_room(len(body))
+                driver.feed(structs.replace(item, entries=_entries_of(body)))
+            case api.SyncContexts():
+                parts.take_contexts(_decode_contexts(body))
+            case api.SyncDedup():
+                parts.take_dedup(body)
+            case SyncEnd():
+                driver.feed(structs.replace(item, contexts=tuple(parts.contexts), dedup=parts.dedup()))
+            case SyncFailed():
+                driver.feed(item)
+
+
+class _Parts:
+    """What comes in parts and is needed as a whole."""
+
+    def __init__(self) -> None:
+        self.contexts: list[CommitContext] = []
+        self._dedup = bytearray()
+
+    def take_contexts(self, contexts: tuple[CommitContext, ...]) -> None:
+        if len(self.contexts) + len(contexts) > ROUND_CONTEXTS_MAX:
+            raise Refused(f"the source sends more than {ROUND_CONTEXTS_MAX} commits at once")
+        self.contexts += contexts
+
+    def take_dedup(self, data: bytes) -> None:
+        if len(self._dedup) + len(data) > DEDUP_BYTES_MAX:
+            raise Refused(f"the source sends more than {DEDUP_BYTES_MAX} bytes of deduplication")
+        self._dedup += data
+
+    def dedup(self) -> DedupCheckpoint:
+        return decode_dedup(bytes(self._dedup), Path("what the source sent of deduplication"))
+
+
+def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _Round:
+    """The commits that the destination needs next."""
+    contexts = storage.contexts
+    # If there is a hole between what it has and what is here, it begins anew.
+    first = max(LLSN(destination.end + 1), own.first)
+    at = bisect_left(contexts, first, key=_last_llsn)
+    found = [context for context in contexts[at : at + ROUND_CONTEXTS_MAX] if context.last_llsn <= own.end]
+    before = context_of_llsn(contexts, LLSN(first - 1))
+    return _Round(found, found[-1].last_llsn if found else own.end, before.high_watermark if before else None)
+
+
+def _entries_of(data: bytes) -> tuple[Entry, ...]:
+    """The entries of a part, each verified."""
+    return tuple(frame.entry for frame in frames_in(data))
+
+
+async def _let_the_disk_keep_up(driver: ReplicaDriver) -> None:
+    while driver.is_busy or driver.writer.backlog_bytes > BACKLOG_BYTES_MAX:
+        await asyncio.sleep(BACKLOG_LOOK_SECONDS)

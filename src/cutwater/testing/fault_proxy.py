@@ -1,0 +1,130 @@
+"""A TCP proxy on loopback that fails as networks do: it refuses, breaks off, swallows one direction or both, delays.
+
+Put between two real processes, it lets a test cut the link between them and nothing else::
+
+    async with FaultProxy("127.0.0.1", node_port) as proxy:
+        ...                                   # others connect to proxy.address
+        proxy.swallow(to_target=True, from_target=True)
+        ...
+        proxy.heal()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from cutwater.wire.addresses import format_address
+
+CHUNK_BYTES = 64 * 1024
+CONNECTIONS_MAX = 1_024
+
+
+class FaultProxy:
+    """Starts healthy. Faults apply to connections that exist and to those that come."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._flows = {True: asyncio.Event(), False: asyncio.Event()}
+        """By direction, to the target or from it: set while bytes pass."""
+        self._refuses = False
+        self._swallowed: dict[bool, bool] = {True: False, False: False}
+        self.delay_seconds = 0.0
+        self.connections = 0
+        """How many were ever accepted."""
+        for flow in self._flows.values():
+            flow.set()
+
+    @property
+    def address(self) -> str:
+        return format_address("127.0.0.1", self.port)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def __aenter__(self) -> FaultProxy:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        self.break_off()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    # Faults.
+
+    def heal(self) -> None:
+        """Everything passes again. Bytes that were held arrive; those that were swallowed are gone, and with them the
+        connections they were on."""
+        was_swallowed = any(self._swallowed.values())
+        self._refuses, self._swallowed, self.delay_seconds = False, {True: False, False: False}, 0.0
+        for flow in self._flows.values():
+            flow.set()
+        if was_swallowed:
+            self.break_off()
+
+    def break_off(self) -> None:
+        """Reset all connections."""
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def refuse(self) -> None:
+        """Reset all connections, and every new one at once."""
+        self._refuses = True
+        self.break_off()
+
+    def hold(self, *, to_target: bool = False, from_target: bool = False) -> None:
+        """Let bytes wait, as on a network that is cut and will come back: nobody is told."""
+        for direction, held in ((True, to_target), (False, from_target)):
+            if held:
+                self._flows[direction].clear()
+
+    def swallow(self, *, to_target: bool = False, from_target: bool = False) -> None:
+        """Let bytes vanish. ``from_target`` alone loses answers: what was asked is done, and nobody hears of it."""
+        self._swallowed = {True: to_target, False: from_target}
+
+    # Passing on.
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._writers.add(writer)
+        self.connections += 1
+        outward: asyncio.StreamWriter | None = None
+        try:
+            if self._refuses or len(self._writers) > CONNECTIONS_MAX:
+                return
+            inward, outward = await asyncio.open_connection(*self._target)
+            self._writers.add(outward)
+            await asyncio.gather(self._pump(reader, outward, True), self._pump(inward, writer, False))
+        except (OSError, asyncio.CancelledError):
+            return
+        finally:
+            for end in (writer, outward):
+                if end is not None:
+                    self._writers.discard(end)
+                    end.transport.abort()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_target: bool) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            await self._flows[to_target].wait()
+            if self._swallowed[to_target]:
+                continue
+            if self.delay_seconds:
+                await asyncio.sleep(self.delay_seconds)
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()

@@ -1,0 +1,263 @@
+"""A cluster of real processes under load, with the same record of what clients saw as a simulated one.
+
+The load talks to storage nodes as any client does, only that its batches are tagged, so that the checkers of the
+simulator (``simulator/checkers.py``) can tell whose they are. When all is over, the evidence is read from the disks of
+the stopped processes and from the store of the metadata repository.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster
+from cutwater.admin.operations import Admin
+from cutwater.client.repository import Repository
+from cutwater.core import requests as r
+from cutwater.core.decisions import Decision
+from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
+from cutwater.storage.frames import frames_in
+from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
+from cutwater.storage.volume import replica_path
+from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
+from cutwater.testing.simulator.record import AppendOp, Outcome, Record, TailOp
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Batch,
+    ClusterId,
+    CommitContext,
+    Epoch,
+    EventTime,
+    LogStreamId,
+    StorageNodeId,
+)
+from cutwater.wire import storage_api as api
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.connection import Connection
+from cutwater.wire.errors import ConnectionLost
+from cutwater.wire.handshake import Endpoint
+
+CONNECT_MS = 1_000
+APPEND_MS = 10_000
+READ_BYTES = 1024 * 1024
+PAUSE_SECONDS = 0.02
+CATALOG_US_MAX = 500_000
+"""After this the catalog is fetched anew: there may be new log streams, of which no error tells."""
+DUMP_BYTES = 4 * 1024 * 1024
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1_000
+
+
+class Load:
+    """Appenders on one topic, each with one append at a time, and a catalog that they share."""
+
+    def __init__(self, cluster: LocalCluster, topic: str, seed: int) -> None:
+        self.record = Record()
+        self.topic = topic
+        self._rng = Random(f"load/{seed}")
+        self._endpoint = Endpoint(ClusterId(CLUSTER_ID), "load")
+        self._repository = Repository(self._endpoint, cluster.addresses)
+        self._connections: dict[str, Connection] = {}
+        self._catalog: r.Catalog | None = None
+        self._fetching = asyncio.Lock()
+        self._fetched = 0
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, appenders: int) -> None:
+        self._tasks = [asyncio.create_task(self._append_for_ever(i + 1)) for i in range(appenders)]
+
+    async def stop(self) -> None:
+        """Let what is under way end, whatever its outcome."""
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+        for connection in self._connections.values():
+            connection.abort()
+        self._repository.close()
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(1 for op in self.record.appends if op.ack is not None)
+
+    async def until_acknowledged(self, more: int, seconds: float) -> float:
+        """Wait until so many more appends are acknowledged that were begun from now on; how long it took until the
+        first of them was."""
+        begun = now_us()
+        async with asyncio.timeout(seconds):
+            while True:
+                done = [op.completed for op in self.record.appends if op.ack is not None and op.invoked >= begun]
+                if len(done) >= more:
+                    return (min(done) - begun) / 1e6
+                await asyncio.sleep(PAUSE_SECONDS / 4)
+
+    def pauses(self) -> list[tuple[float, float]]:
+        """Times between acknowledgements, the longest first, and when each began."""
+        ends = sorted(op.completed for op in self.record.appends if op.ack is not None)
+        gaps = [((b - a) / 1e6, a / 1e6) for a, b in pairwise(ends)]
+        return sorted(gaps, reverse=True)
+
+    # Appending.
+
+    async def _append_for_ever(self, client: int) -> None:
+        while not self._is_over:
+            try:
+                stream = await self._choose()
+            except CutwaterError:
+                self._catalog = None
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            await self._append(client, stream)
+
+    async def _append(self, client: int, stream: r.StreamInfo) -> None:
+        count = self._rng.choice((1, 1, 2, 7))
+        op = self.record.new_append(client, now_us(), count, EventTime(time.time_ns() // 1_000))
+        try:
+            connection = await self._connected(stream.chain[0])
+        except CutwaterError:
+            self._settle(op, Outcome.FAIL)
+            self._catalog = None
+            await asyncio.sleep(PAUSE_SECONDS)
+            return
+        arguments = api.AppendArguments(stream.stream, stream.epoch, _headless(op.batch))
+        try:
+            answer = await connection.call(api.APPEND, arguments, op.batch.body, timeout_ms=APPEND_MS)
+        except CutwaterError as error:
+            self._settle(op, Outcome.UNKNOWN if is_unknown(error) else Outcome.FAIL)
+            self._catalog = None
+            await asyncio.sleep(PAUSE_SECONDS)
+        else:
+            op.ack = answer.value.ack
+            self._settle(op, Outcome.OK)
+
+    def _settle(self, op: AppendOp, outcome: Outcome) -> None:
+        op.outcome, op.completed = outcome, now_us()
+
+    async def _choose(self) -> r.StreamInfo:
+        catalog = await self.catalog()
+        topics = {topic.topic for topic in catalog.topics if topic.name == self.topic}
+        streams = [s for s in catalog.streams if s.topic in topics and s.is_open]
+        if not streams:
+            raise NotFound(f"no log stream of {self.topic!r} takes appends")
+        return self._rng.choice(streams)
+
+    async def catalog(self, *, fresh: bool = False) -> r.Catalog:
+        async with self._fetching:
+            old = now_us() - self._fetched > CATALOG_US_MAX
+            if self._catalog is None or fresh or old:
+                invoked = self._fetched = now_us()
+                self._catalog = await self._repository.ask(r.CatalogRequest(), r.Catalog, timeout_ms=5_000)
+                tail = TailOp(0, invoked, now_us(), self._catalog.high_watermark)
+                self.record.tails.append(tail)
+            return self._catalog
+
+    async def _connected(self, node: StorageNodeId) -> Connection:
+        catalog = await self.catalog()
+        address = next(found.address for found in catalog.nodes if found.node == node)
+        connection = self._connections.get(address)
+        if connection is None or connection.closed.done():
+            host, port = parse_address(address)
+            connection = await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS)
+            self._connections[address] = connection
+        return connection
+
+    # Reading back.
+
+    async def read(self, node: StorageNodeId, stream: LogStreamId, glsn: GLSN) -> Batch:
+        """The batch that begins at a GLSN, as this storage node has it."""
+        connection = await self._connected(node)
+        arguments = api.ReadArguments(stream, glsn, 1)
+        answer = await connection.call(api.READ, arguments, timeout_ms=5_000)
+        for frame in frames_in(bytes(answer.body)):
+            for context in answer.value.commits:
+                if context.first_llsn <= frame.entry.first_llsn <= context.last_llsn:
+                    found = context.glsn_of(frame.entry.first_llsn)
+                    if found == glsn:
+                        return frame.entry.batch
+        raise NotFound(f"storage node {node} has nothing at GLSN {glsn}")
+
+    async def until_readable(self, nodes: Iterable[StorageNodeId], seconds: float) -> None:
+        """Every acknowledged append is readable at its GLSN from each of these nodes that has a replica."""
+        catalog = await self.catalog(fresh=True)
+        replicas = {s.stream: s.replicas for s in catalog.streams}
+        live = set(nodes)
+        async with asyncio.timeout(seconds):
+            for op in [op for op in self.record.appends if op.ack is not None]:
+                assert op.ack is not None
+                for node in live & set(replicas[op.ack.stream]):
+                    await self._until_read(op, node)
+
+    async def _until_read(self, op: AppendOp, node: StorageNodeId) -> None:
+        assert op.ack is not None
+        while True:
+            try:
+                batch = await self.read(node, op.ack.stream, op.ack.glsn)
+            except Trimmed:
+                return
+            except CutwaterError:
+                await asyncio.sleep(PAUSE_SECONDS)
+                continue
+            assert batch.body == op.batch.body, f"GLSN {op.ack.glsn} on storage node {node} holds other bytes"
+            return
+
+
+def _headless(batch: Batch) -> Batch:
+    return Batch(batch.count, b"", batch.checksum, batch.time_min, batch.time_max)
+
+
+def is_unknown(error: CutwaterError) -> bool:
+    """Whether an append that ended so may still be in the log."""
+    if isinstance(error, ConnectionLost):
+        return error.outcome_unknown
+    return isinstance(error, (AppendUnknown, DeadlineExceeded))
+
+
+# Evidence.
+
+
+def evidence_of(
+    directory: Path,
+    cluster: LocalCluster,
+    record: Record,
+    decisions: Iterable[Decision],
+    members: dict[LogStreamId, tuple[StorageNodeId, ...]],
+) -> Evidence:
+    """What the disks of a stopped cluster hold. ``members`` are the replicas that count: the others may be behind."""
+    dumps: dict[LogStreamId, list[ReplicaDump]] = {}
+    applied: dict[LogStreamId, list[CommitContext]] = {}
+    written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
+    for stream, nodes in members.items():
+        for node in nodes:
+            volume = directory / f"sn{node}"
+            dump = dump_replica(volume, ClusterId(CLUSTER_ID), node, stream)
+            dumps.setdefault(stream, []).append(dump)
+            applied.setdefault(stream, []).extend(dump.contexts)
+            for entry in dump.entries:
+                written[stream, entry.epoch, entry.first_llsn] = entry.batch
+    return Evidence(list(decisions), record, dumps, applied, written, GLSN(0))
+
+
+def dump_replica(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: LogStreamId) -> ReplicaDump:
+    storage = SegmentStorage(replica_path(volume, cluster, node, stream), ReplicaIdentity(cluster, node, stream))
+    try:
+        storage.find()
+        last = storage.last_commit
+        end = last.last_llsn if last is not None else LLSN(0)
+        entries = tuple(storage.entries(storage.first_llsn, end)) if end >= storage.first_llsn else ()
+        return ReplicaDump(node, storage.first_llsn, end, entries, tuple(storage.contexts))
+    finally:
+        storage.close()
+
+
+async def members_of(cluster: LocalCluster) -> dict[LogStreamId, tuple[StorageNodeId, ...]]:
+    """The replicas that count, by log stream."""
+    async with Admin(cluster.addresses) as admin:
+        description = await admin.describe()
+        return {stream.stream: stream.members for stream in description.streams}

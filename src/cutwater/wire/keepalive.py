@@ -1,0 +1,51 @@
+"""Is the peer still there? Pure: asked once per interval, it says what to do next.
+
+A peer that vanished without a word is found by asking it. One that sends half a message and no more, or byte by byte,
+is found by how long the message takes.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Verdict(enum.Enum):
+    FINE = "fine"
+    ASK = "ask"
+    """It said nothing for an interval: ask whether it is there."""
+    GONE = "gone"
+    """It was asked, and said nothing for another one."""
+    STUCK = "stuck"
+    """A message of it has been on its way for too long."""
+
+
+class Keepalive:
+    """``judge`` is to be called every ``interval`` seconds. A call that comes much later means that this process stood
+    still; what the peer said meanwhile may wait to be read, so nothing is held against it that time."""
+
+    __slots__ = ("_frame_seconds_max", "_frames", "_frames_since", "_interval", "_is_asked", "_judged_at", "_unsent")
+
+    def __init__(self, interval: float, frame_seconds_max: float, now: float) -> None:
+        self._interval = interval
+        self._frame_seconds_max = frame_seconds_max
+        self._judged_at = self._frames_since = now
+        self._frames = 0
+        self._unsent = 0
+        self._is_asked = False
+
+    def judge(self, now: float, *, heard: bool, unsent: int, frames: int, is_amid_frame: bool) -> Verdict:
+        """``heard``: since the last time. ``unsent``: bytes that wait to be sent; if they become fewer, it reads."""
+        is_late = now - self._judged_at > 1.5 * self._interval
+        is_reading = unsent < self._unsent
+        self._judged_at, self._unsent = now, unsent
+        if is_late or not is_amid_frame or frames != self._frames:
+            self._frames, self._frames_since = frames, now
+        elif now - self._frames_since > self._frame_seconds_max:
+            return Verdict.STUCK
+        if heard or is_reading or is_late:
+            self._is_asked = False
+            return Verdict.FINE
+        if self._is_asked:
+            return Verdict.GONE
+        self._is_asked = True
+        return Verdict.ASK

@@ -1,0 +1,66 @@
+"""What can be asked of the metadata repository, and what its nodes say among each other.
+
+Clients and operators may ask any node: one that does not lead passes the request on to the one that does.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.core.messages import LeaderMessage
+from cutwater.core.requests import Answer, Request
+from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
+from cutwater.wire.methods import Method, Notice
+from cutwater.wire.storage_api import Complaint, JoinAnswer, JoinArguments
+
+# Clients and operators.
+
+ASK: Method[Request, Answer] = Method("ask", Request, Answer)
+"""Everything that is decided or known by the leader, see ``core.requests``."""
+
+
+class MetadataNode(Struct, frozen=True):
+    """One process of the metadata repository, and whom it believes to lead (epoch 0: nobody)."""
+
+    node: MetadataNodeId
+    leader: MetadataNodeId
+    leader_epoch: LeaderEpoch
+    leader_address: str
+
+
+WHO_LEADS: Method[None, MetadataNode] = Method("who_leads", None, MetadataNode)
+
+# Nodes of the metadata repository among each other.
+
+ASK_LEADER: Method[Request, Answer] = Method("ask_leader", Request, Answer)
+"""As ``ASK``, passed on by a follower; refused by who does not lead, so that nothing goes round in circles."""
+JOIN_LEADER: Method[JoinArguments, JoinAnswer] = Method("join_leader", JoinArguments, JoinAnswer)
+
+
+class Follow(Struct, frozen=True):
+    """A follower says that it will pass on what storage nodes tell it."""
+
+    node: MetadataNodeId
+
+
+class Heartbeat(Struct, frozen=True):
+    """The leader lives, can write to its store, and knows these addresses of storage nodes."""
+
+    leader_epoch: LeaderEpoch
+    node: MetadataNodeId
+    addresses: dict[StorageNodeId, str] | None = None
+    """None: as told before on this connection."""
+
+
+class RelayDown(Struct, frozen=True):
+    """For the follower to pass on to a storage node."""
+
+    node: StorageNodeId
+    message: LeaderMessage
+
+
+FOLLOW: Notice[Follow] = Notice("follow", Follow)
+HEARTBEAT: Notice[Heartbeat] = Notice("heartbeat", Heartbeat)
+REPORT_UP: Notice[Report] = Notice("report_up", Report)
+COMPLAINT_UP: Notice[Complaint] = Notice("complaint_up", Complaint)
+RELAY_DOWN: Notice[RelayDown] = Notice("relay_down", RelayDown)

@@ -1,0 +1,146 @@
+"""A whole cluster in this process, for tests of clients: real servers, files and sockets; decisions kept in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cutwater.client.async_client import AsyncClient
+from cutwater.core.order import OrderOptions
+from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
+from cutwater.metadata.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.server import NodeOptions, StorageNodeServer
+from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.handshake import Endpoint
+from cutwater.wire.loops import run
+from cutwater.wire.metadata_api import ASK
+
+CLUSTER = ClusterId(7)
+WITHIN_SECONDS = 30
+ORDER = OrderOptions(node_dead_after_us=1_000_000, reopen_patience_us=300_000, retry_us_min=50_000)
+
+
+class LogCluster:
+    def __init__(self, directory: Path, segments: SegmentOptions | None = None) -> None:
+        self.directory = directory
+        self.data = MemoryData()
+        self.metadata: MetadataServer | None = None
+        self.metadata_port = 0
+        self.nodes: dict[int, StorageNodeServer] = {}
+        self.ports: dict[int, int] = {}
+        self._segments = segments or SegmentOptions()
+
+    @property
+    def servers(self) -> str:
+        return f"cutwater://127.0.0.1:{self.metadata_port}"
+
+    async def start_metadata(self) -> None:
+        options = MetadataOptions(CLUSTER, MetadataNodeId(1), port=self.metadata_port, order=ORDER)
+        self.metadata = MetadataServer(options, MemoryStore(self.data))
+        await self.metadata.start()
+        self.metadata_port = parse_address(self.metadata.address)[1]
+
+    async def stop_metadata(self) -> None:
+        metadata, self.metadata = self.metadata, None
+        if metadata is not None:
+            await metadata.stop(timeout_ms=500)
+
+    async def start_node(self, number: int) -> None:
+        volume = self.directory / f"volume{number}"
+        volume.mkdir(exist_ok=True)
+        volumes = NodeVolumes([volume], CLUSTER, StorageNodeId(number))
+        options = NodeOptions(
+            "127.0.0.1",
+            self.ports.get(number, 0),
+            (f"127.0.0.1:{self.metadata_port}",),
+            segments=self._segments,
+            reserve_bytes=0,
+        )
+        try:
+            server = StorageNodeServer(options, volumes)
+            await server.start()
+        except BaseException:
+            volumes.release()
+            raise
+        self.nodes[number], self.ports[number] = server, server.port
+
+    async def stop_node(self, number: int) -> None:
+        server = self.nodes.pop(number)
+        try:
+            await server.stop(timeout_ms=1_000)
+        finally:
+            server.volumes.release()
+
+    async def ask(self, request: Any) -> Any:
+        connection = await connect(Endpoint(CLUSTER, "test"), "127.0.0.1", self.metadata_port, timeout_ms=2_000)
+        try:
+            return (await connection.call(ASK, request, timeout_ms=10_000)).value
+        finally:
+            connection.abort()
+
+    @asynccontextmanager
+    async def client(self, **options: Any) -> AsyncIterator[AsyncClient]:
+        client = await AsyncClient.connect(self.servers, **options)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def until(self, holds: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+        try:
+            async with asyncio.timeout(WITHIN_SECONDS):
+                while True:
+                    found = holds()
+                    if found if isinstance(found, bool) else await found:
+                        return
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"not within {WITHIN_SECONDS} s: {what}") from None
+
+    async def until_joined(self, nodes: int) -> None:
+        async def holds() -> bool:
+            description: Description = await self.ask(DescribeRequest())
+            return sum(node.is_alive for node in description.nodes) == nodes
+
+        await self.until(holds, "all storage nodes report")
+
+
+@asynccontextmanager
+async def log_cluster(
+    directory: Path, nodes: int = 1, segments: SegmentOptions | None = None
+) -> AsyncIterator[LogCluster]:
+    cluster = LogCluster(directory, segments)
+    try:
+        await cluster.start_metadata()
+        for number in range(1, nodes + 1):
+            await cluster.ask(AddNodeRequest(StorageNodeId(number)))
+            await cluster.start_node(number)
+        await cluster.until_joined(nodes)
+        yield cluster
+    finally:
+        for number in list(cluster.nodes):
+            await cluster.stop_node(number)
+        await cluster.stop_metadata()
+
+
+def with_log(
+    directory: Path,
+    test: Callable[[LogCluster, AsyncClient], Awaitable[None]],
+    nodes: int = 1,
+    segments: SegmentOptions | None = None,
+) -> None:
+    """Run a test with a client of a cluster."""
+
+    async def main() -> None:
+        async with log_cluster(directory, nodes, segments) as cluster, cluster.client() as client:
+            await test(cluster, client)
+
+    run(main())

@@ -1,0 +1,158 @@
+"""What the tests on real processes share: a local cluster that leaves nothing behind, faults, and the judgement."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cutwater.admin import local_cluster, processes
+from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
+from cutwater.admin.local_etcd import EtcdMember
+from cutwater.admin.operations import Admin
+from cutwater.core.decisions import Decision
+from cutwater.errors import CutwaterError
+from cutwater.metadata.open_store import open_store
+from cutwater.testing.real_run import Load, evidence_of, members_of
+from cutwater.testing.simulator.checkers import check_all
+from cutwater.types import ClusterId, StorageNodeId
+from cutwater.wire import metadata_api
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+
+TOPIC = "orders"
+KEEP_ALL = ("--snapshot-every", "1000000000")
+"""The checkers want every decision that was ever made."""
+RECOVERY_SECONDS = 20.0
+"""How long a test waits for what should take one to five seconds: this machine may be busy. The figures are in
+docs/benchmarks.md."""
+
+
+@asynccontextmanager
+async def running_cluster(
+    directory: Path, *, storage_nodes: int = 3, metadata: int = 1, metadata_flags: tuple[str, ...] = ()
+) -> AsyncIterator[LocalCluster]:
+    flags = (*KEEP_ALL, *metadata_flags)
+    cluster = await asyncio.to_thread(
+        local_cluster.start, directory, storage_nodes=storage_nodes, metadata=metadata, metadata_flags=flags
+    )
+    try:
+        yield cluster
+    finally:
+        processes.stop([member.pid for member in cluster.processes() if member.pid], 5.0)
+
+
+@asynccontextmanager
+async def loaded(
+    cluster: LocalCluster, seed: int, *, streams: int = 2, appenders: int = 6, replication: int | None = None
+) -> AsyncIterator[Load]:
+    """A topic under load. Whatever happens inside, the load ends."""
+    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
+        await admin.create_topic(TOPIC, streams=streams, replication=replication)
+    load = Load(cluster, TOPIC, seed)
+    load.start(appenders)
+    try:
+        await load.until_acknowledged(20, RECOVERY_SECONDS)
+        yield load
+    finally:
+        await load.stop()
+
+
+def kill(member: Member | EtcdMember) -> None:
+    os.kill(member.pid, signal.SIGKILL)
+    while processes.is_running(member.pid):
+        pass
+
+
+def stop(member: Member) -> None:
+    os.kill(member.pid, signal.SIGSTOP)
+
+
+def resume(member: Member) -> None:
+    os.kill(member.pid, signal.SIGCONT)
+
+
+async def restart(directory: Path, cluster: LocalCluster, *members: Member) -> None:
+    """Start processes again, in a thread: the load goes on meanwhile."""
+
+    def start_all() -> None:
+        for member in members:
+            if member in cluster.metadata:
+                local_cluster.start_metadata(directory, cluster, member)
+            else:
+                local_cluster.start_storage_node(directory, cluster, member)
+
+    await asyncio.to_thread(start_all)
+
+
+async def leader_of(cluster: LocalCluster) -> Member:
+    """The metadata node that leads, as the others say."""
+    async with asyncio.timeout(RECOVERY_SECONDS):
+        while True:
+            for member in cluster.metadata:
+                try:
+                    connection = await connect(
+                        Endpoint(ANY_CLUSTER, "test"), *parse_address(member.address), timeout_ms=500
+                    )
+                except CutwaterError:
+                    continue
+                try:
+                    told = (await connection.call(metadata_api.WHO_LEADS, None, timeout_ms=500)).value
+                except CutwaterError:
+                    continue
+                finally:
+                    connection.abort()
+                for found in cluster.metadata:
+                    if found.id == told.leader and processes.is_running(found.pid):
+                        return found
+            await asyncio.sleep(0.05)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = RECOVERY_SECONDS) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            while not await condition():
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {seconds} s") from None
+
+
+async def until_whole(cluster: LocalCluster) -> None:
+    """Every log stream is open on all its replicas, or sealed for good on all of them."""
+
+    async def is_whole() -> bool:
+        async with Admin(cluster.addresses) as admin:
+            description = await admin.describe()
+        return all((s.is_open or s.final or s.held) and not s.missing for s in description.streams)
+
+    await until(is_whole, "all log streams whole", 3 * RECOVERY_SECONDS)
+
+
+async def decisions_of(directory: Path, cluster: LocalCluster) -> tuple[Decision, ...]:
+    """All that was ever decided. The metadata nodes are stopped; etcd runs."""
+    url = f"sqlite:{directory / 'metadata.sqlite'}"
+    if cluster.etcd:
+        url = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
+    store = await open_store(url, cluster=ClusterId(CLUSTER_ID))
+    try:
+        loaded = await store.load(timeout_ms=30_000)
+    finally:
+        await store.close()
+    assert loaded.snapshot.index == 0, "a snapshot has taken the place of decisions that the checkers want"
+    return loaded.decisions
+
+
+async def judge(directory: Path, cluster: LocalCluster, load: Load) -> None:
+    """The load is over: read everything back, stop all processes, let the simulator's checkers look at the disks."""
+    await until_whole(cluster)
+    nodes = [StorageNodeId(member.id) for member in cluster.storage_nodes]
+    await load.until_readable(nodes, 3 * RECOVERY_SECONDS)
+    members = await members_of(cluster)
+    processes.stop([member.pid for member in (*cluster.storage_nodes, *cluster.metadata)], 10.0)
+    decisions = await decisions_of(directory, cluster)
+    check_all(evidence_of(directory, cluster, load.record, decisions, members))
+    assert load.acknowledged > 0

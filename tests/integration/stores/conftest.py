@@ -1,0 +1,188 @@
+"""Stores to run the same tests on, and how tests of coroutines run here.
+
+``backend`` is one of memory, SQLite and etcd. A test that is a coroutine runs on the event loop of the servers, is
+bounded in time, and its stores are closed after it, whatever happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutwater.metadata.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.open_store import open_store
+from cutwater.metadata.store_interface import MetadataStore
+from cutwater.testing.local_etcd import MISSING, LocalEtcd, find_etcd
+from cutwater.types import ClusterId
+from cutwater.wire.loops import new_event_loop
+
+TEST_SECONDS_MAX = 60
+CLUSTER = ClusterId(7)
+
+# A killed process loses nothing that it wrote, so tests that kill only processes need no fsync.
+ETCD_OPTIONS = ("--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-timeout", "500")
+
+_numbers = itertools.count(1)
+
+
+class Backend:
+    """Where stores are opened. ``open`` gives what one more metadata node would have; ``stall`` lets it hang."""
+
+    def __init__(self) -> None:
+        self.stores: list[MetadataStore] = []
+
+    async def open(self) -> MetadataStore:
+        store = await self._open()
+        self.stores.append(store)
+        return store
+
+    async def reopen(self) -> MetadataStore:
+        """As after a restart of everything that can be restarted."""
+        await self.close()
+        return await self.open()
+
+    async def close(self) -> None:
+        self.resume()
+        for store in self.stores:
+            await store.close()
+        self.stores.clear()
+
+    async def _open(self) -> MetadataStore:
+        raise NotImplementedError
+
+    def stall(self) -> None:
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError
+
+
+class Memory(Backend):
+    def __init__(self) -> None:
+        super().__init__()
+        self._data: MemoryData | None = None
+
+    async def _open(self) -> MetadataStore:
+        self._data = self._data or MemoryData()
+        return MemoryStore(self._data)
+
+    def stall(self) -> None:
+        assert self._data is not None
+        self._data.running.clear()
+
+    def resume(self) -> None:
+        if self._data is not None:
+            self._data.running.set()
+
+
+class Sqlite(Backend):
+    """One process opens the database once: all nodes share that store."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._other: sqlite3.Connection | None = None
+
+    async def _open(self) -> MetadataStore:
+        return self.stores[0] if self.stores else await open_store(f"sqlite:{self.path}", cluster=CLUSTER)
+
+    def stall(self) -> None:
+        """A lock that another program holds: the thread of the store waits in SQLite, as for a slow disk."""
+        self._other = sqlite3.connect(self.path, isolation_level=None)
+        self._other.execute("BEGIN IMMEDIATE")
+
+    def resume(self) -> None:
+        if self._other is not None:
+            self._other.close()
+            self._other = None
+
+
+class Etcd(Backend):
+    def __init__(self, etcd: LocalEtcd) -> None:
+        super().__init__()
+        self.etcd = etcd
+        self.url = etcd.url(f"test{next(_numbers)}")
+
+    async def _open(self) -> MetadataStore:
+        return await open_store(self.url, cluster=CLUSTER)
+
+    def stall(self) -> None:
+        for member in self.etcd.members:
+            member.stop()
+
+    def resume(self) -> None:
+        for member in self.etcd.members:
+            if member.process is not None:
+                member.go_on()
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
+    """One server for all tests that leave it whole."""
+    if find_etcd() is None:
+        pytest.skip(MISSING)
+    with LocalEtcd(tmp_path_factory.mktemp("etcd"), options=ETCD_OPTIONS) as started:
+        yield started
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[LocalEtcd]:
+    """A cluster of three that a test may break."""
+    if find_etcd() is None:
+        pytest.skip(MISSING)
+    with LocalEtcd(tmp_path, members=3, options=ETCD_OPTIONS) as started:
+        yield started
+
+
+@pytest.fixture(params=["memory", "sqlite", "etcd"])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    match request.param:
+        case "memory":
+            return Memory()
+        case "sqlite":
+            return Sqlite(tmp_path / "metadata.db")
+    return Etcd(request.getfixturevalue("etcd"))
+
+
+@pytest.fixture
+def on_etcd(etcd: LocalEtcd) -> Etcd:
+    return Etcd(etcd)
+
+
+@pytest.fixture
+def on_three(three: LocalEtcd) -> Etcd:
+    return Etcd(three)
+
+
+@pytest.fixture
+def on_sqlite(tmp_path: Path) -> Sqlite:
+    return Sqlite(tmp_path / "metadata.db")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def bounded() -> None:
+        async with asyncio.timeout(TEST_SECONDS_MAX):
+            try:
+                await pyfuncitem.obj(**arguments)
+            finally:
+                for used in arguments.values():
+                    if isinstance(used, Backend):
+                        await used.close()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not left, f"tasks are left behind: {left}"
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(bounded())
+    return True

@@ -1,0 +1,199 @@
+"""A cluster of real processes under load while they are killed, stopped and cut off: nothing acknowledged is lost,
+nothing failed appears, and appends go on by themselves. The judges are the checkers of the simulator."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from cutwater.admin.local_cluster import LocalCluster
+from cutwater.admin.operations import Admin
+from cutwater.core import requests as r
+from cutwater.testing.real_run import Load
+from cutwater.types import LogStreamId
+from tests.integration.real_cluster import (
+    RECOVERY_SECONDS,
+    TOPIC,
+    judge,
+    kill,
+    leader_of,
+    loaded,
+    restart,
+    resume,
+    running_cluster,
+    stop,
+    until,
+    until_whole,
+)
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+
+SEED = random.SystemRandom().randrange(10**6)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    print(f"seed {SEED}: set SEED in {__file__} to it to get the same load")
+    return SEED
+
+
+async def test_storage_nodes_are_killed_one_after_the_other_and_come_back(tmp_path: Path, seed: int) -> None:
+    """§4: 'with RF 3 any two nodes may be dead, the log still takes appends, and nothing acknowledged is lost'."""
+    async with running_cluster(tmp_path) as cluster:
+        async with loaded(cluster, seed) as load:
+            first, second, _ = random.Random(seed).sample(cluster.storage_nodes, 3)
+            kill(first)
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+            kill(second)
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+            await restart(tmp_path, cluster, first, second)
+            await until_whole(cluster)
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def test_everything_is_killed_at_once(tmp_path: Path, seed: int) -> None:
+    """§12: durable. 'All replicas killed between a cut and its application' happens here again and again."""
+    async with running_cluster(tmp_path) as cluster:
+        async with loaded(cluster, seed) as load:
+            rng = random.Random(seed)
+            for _ in range(3):
+                await load.until_acknowledged(rng.randrange(10, 60), RECOVERY_SECONDS)
+                for node in cluster.storage_nodes:
+                    kill(node)
+                if rng.random() < 0.7:
+                    kill(cluster.metadata[0])
+                    await restart(tmp_path, cluster, cluster.metadata[0])
+                await restart(tmp_path, cluster, *cluster.storage_nodes)
+                await load.until_acknowledged(20, 2 * RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def test_a_storage_node_is_stopped_and_goes_on(tmp_path: Path, seed: int) -> None:
+    """§4: a dead node seals only its own log streams, and what it believed before it was stopped does no harm."""
+    async with running_cluster(tmp_path) as cluster:
+        async with loaded(cluster, seed, streams=3) as load:
+            node = random.Random(seed).choice(cluster.storage_nodes)
+            stop(node)
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+            await asyncio.sleep(6.0)
+            resume(node)
+            await until_whole(cluster)
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def test_the_metadata_repository_alone_is_killed(tmp_path: Path, seed: int) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        async with loaded(cluster, seed) as load:
+            for _ in range(3):
+                kill(cluster.metadata[0])
+                await asyncio.sleep(0.2)
+                await restart(tmp_path, cluster, cluster.metadata[0])
+                await load.until_acknowledged(30, RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def test_leaders_and_etcd_members_are_killed_and_stopped(tmp_path: Path, seed: int) -> None:
+    """§6: 'Leader death'; fencing 'verified by pausing a leader, letting another take over, and resuming it'."""
+    async with running_cluster(tmp_path, metadata=3) as cluster:
+        async with loaded(cluster, seed) as load:
+            leader = await leader_of(cluster)
+            kill(leader)
+            await load.until_acknowledged(30, RECOVERY_SECONDS)
+            await restart(tmp_path, cluster, leader)
+            await _stop_and_resume_a_leader(cluster, load)
+            kill(cluster.etcd[0])
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def _stop_and_resume_a_leader(cluster: LocalCluster, load: Load) -> None:
+    paused = await leader_of(cluster)
+    stop(paused)
+
+    async def is_replaced() -> bool:
+        others = LocalCluster("", [m for m in cluster.metadata if m is not paused], [])
+        return (await leader_of(others)) is not paused
+
+    await until(is_replaced, "another leader")
+    await load.until_acknowledged(30, RECOVERY_SECONDS)
+    resume(paused)
+    await load.until_acknowledged(50, RECOVERY_SECONDS)
+    assert await leader_of(cluster) is not paused, "who was replaced follows"
+
+
+async def test_sealed_with_a_tail_then_unsealed_then_all_is_killed(tmp_path: Path, seed: int) -> None:
+    """§4: 'After seal nothing beyond L ever commits in that epoch, on any replica, after any restart.'"""
+    async with running_cluster(tmp_path) as cluster:
+        async with loaded(cluster, seed, appenders=12) as load, Admin(cluster.addresses) as admin:
+            for _ in range(3):
+                stream = (await admin.describe()).streams[0].stream
+                sealed = await admin.seal(stream)
+                await load.until_acknowledged(20, RECOVERY_SECONDS)
+                assert (await admin.stream(stream)).committed_end == sealed.llsn
+                await admin.unseal(stream)
+                await load.until_acknowledged(20, RECOVERY_SECONDS)
+            for node in cluster.storage_nodes:
+                kill(node)
+            await restart(tmp_path, cluster, *cluster.storage_nodes)
+            await load.until_acknowledged(20, 2 * RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def test_streams_come_and_go_in_a_busy_and_in_an_idle_cluster(tmp_path: Path, seed: int) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        async with Admin(cluster.addresses, timeout_ms=20_000) as admin:
+            async with loaded(cluster, seed) as load:
+                stream = await admin.add_stream(TOPIC)
+                await until(lambda: _has_records(admin, stream), "appends in a stream added to a busy cluster")
+                await admin.seal(stream)
+                await load.until_acknowledged(300, RECOVERY_SECONDS)
+                behind = await admin.stream(stream)
+                assert behind.last_glsn + 300 < (await admin.describe()).high_watermark
+                await admin.unseal(stream)
+                await until(lambda: _has_more(admin, stream, behind), "appends in a stream that was far behind")
+                finished = (await admin.describe()).streams[0].stream
+                await admin.finalize(finished)
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+            idle = await admin.add_stream(TOPIC)
+            assert (await admin.stream(idle)).is_open
+            await until(lambda: _has_short_history(admin), "cut history at its minimum")
+        await judge(tmp_path, cluster, load)
+
+
+async def _has_records(admin: Admin, stream: LogStreamId) -> bool:
+    return (await admin.stream(stream)).committed_end > 0
+
+
+async def _has_more(admin: Admin, stream: LogStreamId, before: r.StreamDescription) -> bool:
+    return (await admin.stream(stream)).committed_end > before.committed_end
+
+
+async def _has_short_history(admin: Admin) -> bool:
+    """When nothing is appended, every replica has everything on disk, and no commit need be kept."""
+    return all(stream.history == 0 for stream in (await admin.describe()).streams)
+
+
+async def test_a_dead_node_is_replaced_while_the_stream_runs(tmp_path: Path, seed: int) -> None:
+    """§4: 're-replicates with a learner while the stream runs'; never two replicas on one node."""
+    flags = ("--replace-node-after", "3")
+    async with running_cluster(tmp_path, storage_nodes=4, metadata_flags=flags) as cluster:
+        async with loaded(cluster, seed, streams=1, replication=3) as load, Admin(cluster.addresses) as admin:
+            members = (await admin.describe()).streams[0].members
+            dead = next(member for member in cluster.storage_nodes if member.id == members[1])
+            kill(dead)
+            await load.until_acknowledged(20, RECOVERY_SECONDS)
+
+            async def is_healed() -> bool:
+                stream = (await admin.describe()).streams[0]
+                return dead.id not in stream.replicas and len(stream.members) == 3 and stream.is_open
+
+            await until(is_healed, "three copies again", 3 * RECOVERY_SECONDS)
+            events = await admin.events()
+            assert any("are dead" in event.reason for event in events.events)
+            await load.until_acknowledged(20, RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)

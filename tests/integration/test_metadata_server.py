@@ -1,0 +1,181 @@
+"""Nodes of the metadata repository among themselves: real sockets, the real order layer, a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cutwater.core import requests as r
+from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, WrongIdentity
+from cutwater.metadata.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.types import ClusterId, Incarnation, MetadataNodeId, StorageNodeId
+from cutwater.wire import metadata_api as api
+from cutwater.wire import storage_api
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.connection import Connection
+from cutwater.wire.handshake import Endpoint
+
+pytestmark = pytest.mark.asyncio
+
+CLUSTER = ClusterId(1)
+N1 = StorageNodeId(1)
+
+
+class Repository:
+    """Several nodes on one store."""
+
+    def __init__(self, nodes: int) -> None:
+        self.data = MemoryData()
+        self.servers = [
+            MetadataServer(MetadataOptions(CLUSTER, MetadataNodeId(i + 1)), MemoryStore(self.data))
+            for i in range(nodes)
+        ]
+        self._connections: list[Connection] = []
+
+    @property
+    def leaders(self) -> list[MetadataServer]:
+        return [server for server in self.servers if server.leads]
+
+    @property
+    def follower(self) -> MetadataServer:
+        return next(server for server in self.servers if not server.leads)
+
+    async def connection(self, server: MetadataServer) -> Connection:
+        host, port = parse_address(server.address)
+        connection = await connect(Endpoint(CLUSTER, "test"), host, port, timeout_ms=2_000)
+        self._connections.append(connection)
+        return connection
+
+    async def ask(self, server: MetadataServer, request: r.Request, timeout_ms: int = 5_000) -> r.Answer:
+        connection = await self.connection(server)
+        return (await connection.call(api.ASK, request, timeout_ms=timeout_ms)).value
+
+    async def close(self) -> None:
+        for connection in self._connections:
+            connection.abort()
+        for server in self.servers:
+            await server.stop(timeout_ms=500)
+
+
+@asynccontextmanager
+async def repository(nodes: int) -> AsyncIterator[Repository]:
+    found = Repository(nodes)
+    try:
+        for server in found.servers:
+            await server.start()
+        await until(lambda: len(found.leaders) == 1)
+        yield found
+    finally:
+        await found.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_one_leads_and_anyone_may_be_asked() -> None:
+    async with repository(3) as nodes:
+        assert await nodes.ask(nodes.follower, r.AddNodeRequest(N1, "127.0.0.1:1", "key")) == r.Done()
+        for server in nodes.servers:
+            catalog = await nodes.ask(server, r.CatalogRequest())
+            assert isinstance(catalog, r.Catalog)
+            assert catalog.nodes == (r.NodeInfo(N1, "127.0.0.1:1"),)
+            connection = await nodes.connection(server)
+            told = (await connection.call(api.WHO_LEADS, None, timeout_ms=1_000)).value
+            assert told.leader == nodes.leaders[0].options.node
+
+
+async def test_errors_come_through_a_follower_as_they_are() -> None:
+    async with repository(2) as nodes:
+        with pytest.raises(NotFound, match="there is no topic 'x'; topics: none"):
+            await nodes.ask(nodes.follower, r.DeleteTopicRequest("x"))
+
+
+async def test_when_the_leader_goes_another_takes_over_and_knows_everything() -> None:
+    async with repository(3) as nodes:
+        (first,) = nodes.leaders
+        await nodes.ask(first, r.AddNodeRequest(N1, "a:1", "key"))
+        await first.stop(timeout_ms=200)
+        await until(lambda: bool(nodes.leaders))
+        (second,) = nodes.leaders
+        assert second is not first
+        for server in nodes.servers:
+            if server is not first:
+                catalog = await nodes.ask(server, r.CatalogRequest())
+                assert isinstance(catalog, r.Catalog)
+                assert len(catalog.nodes) == 1
+        assert nodes.data.leader.epoch == 2
+
+
+async def test_a_leader_that_was_deposed_without_noticing_decides_nothing_more() -> None:
+    """§6: fenced. The other leader comes about behind its back, as when the network is cut between them."""
+    async with repository(1) as nodes:
+        (old,) = nodes.leaders
+        assert old.term is not None
+        old_term = old.term
+        nodes.data.leader = type(nodes.data.leader)(
+            nodes.data.leader.epoch.__class__(9), MetadataNodeId(7), "127.0.0.1:9"
+        )
+        with pytest.raises(CutwaterError):
+            await nodes.ask(old, r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=1_000)
+        await until(old_term.over.done)
+        assert not any(isinstance(d, r.AddNodeRequest) for d in nodes.data.load().decisions)
+        assert N1 not in {n.node for n in nodes.data.load().snapshot.nodes}
+
+
+async def test_a_leader_without_its_store_is_silent_and_goes_on_when_the_store_is_back() -> None:
+    async with repository(1) as nodes:
+        nodes.data.running.clear()
+        with pytest.raises(DeadlineExceeded):
+            await nodes.ask(nodes.servers[0], r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=300)
+        nodes.data.running.set()
+        catalog = await nodes.ask(nodes.servers[0], r.CatalogRequest())
+        assert isinstance(catalog, r.Catalog)
+        assert len(catalog.nodes) == 1, (
+            "it was written when that was possible, and the caller was told that it is unknown"
+        )
+
+
+async def test_a_storage_node_joins_through_anyone_and_only_with_its_keys() -> None:
+    """§5: 'a node whose keys do not match the cluster's refuses to start or to be added'."""
+    async with repository(2) as nodes:
+        connection = await nodes.connection(nodes.follower)
+
+        async def join(key: str, cluster_key: str | None, address: str = "a:1") -> storage_api.JoinAnswer:
+            arguments = storage_api.JoinArguments(N1, key, cluster_key, address, Incarnation(1), ("/v",))
+            return (await connection.call(storage_api.JOIN, arguments, timeout_ms=2_000)).value
+
+        first = await join("key", None)
+        assert not first.known
+        await nodes.ask(nodes.follower, r.AddNodeRequest(N1, "a:1", "key", ("/v",)))
+        assert await join("key", first.cluster_key) == storage_api.JoinAnswer(first.cluster_key, known=True)
+        with pytest.raises(WrongIdentity, match="belongs to another cluster"):
+            await join("key", "another")
+        with pytest.raises(WrongIdentity, match="has another key"):
+            await join("stolen", first.cluster_key)
+        await join("key", first.cluster_key, "b:2")
+        catalog = await nodes.ask(nodes.follower, r.CatalogRequest())
+        assert isinstance(catalog, r.Catalog)
+        assert catalog.nodes == (r.NodeInfo(N1, "b:2"),)
+
+
+async def test_a_store_of_another_cluster_is_refused() -> None:
+    async with repository(1) as nodes:
+        await nodes.servers[0].stop(timeout_ms=100)
+        other = MetadataServer(MetadataOptions(ClusterId(2), MetadataNodeId(1)), MemoryStore(nodes.data))
+        await other.start()
+        try:
+            async with asyncio.timeout(5):
+                error = await other.failed
+            assert isinstance(error, WrongIdentity)
+            assert "the store belongs to cluster 1, not 2" in error.message
+            assert nodes.data.leader.epoch == 1, "nobody was deposed"
+        finally:
+            await other.stop(timeout_ms=100)

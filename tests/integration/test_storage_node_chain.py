@@ -1,0 +1,111 @@
+"""What a chain does when a batch goes astray: it is refused, the replica seals itself, and nobody is told too early."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from cutwater.core import decisions as d
+from cutwater.core.messages import Replicate
+from cutwater.errors import StreamSealed
+from cutwater.types import LLSN, Entry, ReplicaState
+from cutwater.wire import storage_api as api
+from cutwater.wire.methods import Methods
+from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
+
+
+async def send_astray(cluster: Cluster, node: int, llsn: int) -> api.EntryRefused:
+    """Play the replica before ``node`` in the chain, and give it a batch that does not follow; what it answers."""
+    refused: asyncio.Future[api.EntryRefused] = asyncio.get_running_loop().create_future()
+    methods = Methods()
+    methods.hears(api.ENTRY_REFUSED)(lambda notification: refused.set_result(notification.argument))
+    epoch = cluster.order.state.streams[STREAM].epoch
+    async with cluster.client(node, methods) as connection:
+        connection.notify(api.REPLICATE, Replicate(STREAM, Entry(LLSN(llsn), epoch, batch(b"astray"))), b"astray")
+        async with asyncio.timeout(10):
+            return await refused
+
+
+@pytest.mark.parametrize("gap", [1, 1_000])
+def test_a_backup_refuses_what_does_not_follow_and_seals_itself(tmp_path: Path, gap: int) -> None:
+    async def test(cluster: Cluster) -> None:
+        for i in range(3):
+            await cluster.append(b"record %d" % i)
+        await cluster.until_all_run(3)
+        backup = cluster.order.state.streams[STREAM].members[1]
+        cluster.order.is_store_held = True
+        refused = await send_astray(cluster, backup, 4 + gap)
+        assert (refused.stream, refused.node) == (STREAM, backup)
+        assert refused.reason == f"expected LLSN 4, got {4 + gap}"
+        assert cluster.state(backup) is ReplicaState.SEALING
+        assert cluster.nodes[backup].node.replicas[STREAM].replica.written_end == 3, "nothing was taken"
+        cluster.order.release_store()
+        answer = await cluster.append(b"after")
+        assert answer.ack.llsn == 4
+        await cluster.until_all_run(4)
+        for node in cluster.nodes:
+            assert [body for _, body in await cluster.read(node)] == [b"record 0", b"record 1", b"record 2", b"after"]
+
+    with_cluster(tmp_path, test)
+
+
+def test_a_wrong_llsn_that_is_there_already_with_other_bytes_is_refused_too(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.until_all_run()
+        cluster.order.is_store_held = True
+        stream = cluster.order.state.streams[STREAM]
+        head, backup = stream.members[0], stream.members[1]
+        waiting = asyncio.create_task(cluster.append_to(head, stream.epoch, b"uncommitted"))
+        await cluster.until(
+            lambda: any(isinstance(one, d.Cut) and one.commits for one in cluster.order.decisions),
+            "all members have it on disk, and a cut that is not stored yet has it",
+        )
+        refused = await send_astray(cluster, backup, 1)
+        assert refused.reason == "expected LLSN 2, got 1"
+        assert cluster.state(backup) is ReplicaState.SEALING
+        cluster.order.release_store()
+        assert (await waiting).ack.llsn == 1
+        await cluster.until_all_run(1)
+        for node in cluster.nodes:
+            assert [body for _, body in await cluster.read(node)] == [b"uncommitted"]
+
+    with_cluster(tmp_path, test)
+
+
+def test_waiters_of_the_head_get_a_definite_answer_when_the_sealed_position_is_stored_and_not_before(
+    tmp_path: Path,
+) -> None:
+    async def test(cluster: Cluster) -> None:
+        order = cluster.order
+        await cluster.append(b"committed")
+        await cluster.until_all_run(1)
+        stream = structs.replace(order.state.streams[STREAM])  # As it is now, not as it becomes.
+        head, backup = stream.members[0], stream.members[1]
+        order.is_store_held = True
+        # The backup misses a batch, from here on it takes nothing; then the head gets an append for it.
+        await send_astray(cluster, backup, 99)
+        waiting = asyncio.create_task(cluster.append_to(head, stream.epoch, b"lost"))
+        await cluster.until(lambda: cluster.state(head) is ReplicaState.SEALING, "the head hears that it was refused")
+        assert cluster.nodes[head].node.replicas[STREAM].replica.durable_end >= 1
+        await cluster.until(lambda: bool(sealed(cluster, stream.epoch)), "the leader decides to seal")
+        assert sealed(cluster, stream.epoch) == [d.Seal]
+        assert order.held, "it is decided, but not stored"
+        for node in (head, backup):
+            # Everything that the leader might have said too early has arrived before this answer.
+            await cluster.status(node)
+        assert not waiting.done(), "told before the sealed position was stored"
+        order.release_store()
+        with pytest.raises(StreamSealed, match="was sealed before this append was committed"):
+            await waiting
+        assert (await cluster.append(b"next")).ack.llsn == 2
+        await cluster.until_all_run(2)
+        for node in cluster.nodes:
+            assert [body for _, body in await cluster.read(node)] == [b"committed", b"next"]
+
+    def sealed(cluster: Cluster, epoch: int) -> list[type]:
+        return [type(one) for one in cluster.order.decisions if isinstance(one, d.Seal) and one.epoch == epoch]
+
+    with_cluster(tmp_path, test)

@@ -1,0 +1,338 @@
+"""From what callers have to the bytes that are stored: what fits, what does not, and how that is said."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutwater.client.conversion import to_batch
+from cutwater.client.encoding import Limits, encode, row_bytes
+from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
+from cutwater.client.schemas import (
+    KEY_VALUE,
+    TopicSchema,
+    decode_schema,
+    encode_schema,
+    grown_schema,
+    new_schema,
+)
+from cutwater.errors import InvalidArgument
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.projection import project, read_columns
+
+PLAIN = TopicSchema("plain")
+SCHEMA = pa.schema(
+    [
+        pa.field("user", pa.string(), nullable=False),
+        pa.field("amount", pa.int32()),
+        pa.field("at", pa.timestamp("us", "UTC"), nullable=False),
+    ]
+)
+TYPED = TopicSchema("orders", [SCHEMA], "at")
+NOW = 1_700_000_000_000_000
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+NOON_US = int(NOON.timestamp()) * 1_000_000
+
+
+def plain(records: Any, **extra: Any) -> list[dict[str, Any]]:
+    batch = to_batch(PLAIN, records, now_us=NOW, **extra)
+    assert batch.schema.equals(KEY_VALUE)
+    batch.validate(full=True)
+    rows: list[dict[str, Any]] = batch.set_column(2, "timestamp", batch.column(2).view(pa.int64())).to_pylist()
+    return rows
+
+
+def row(value: bytes, key: bytes | None = None, timestamp: int = NOW, headers: Any = None) -> dict[str, Any]:
+    return {"key": key, "value": value, "timestamp": timestamp, "headers": headers}
+
+
+# Key and value.
+
+
+@pytest.mark.parametrize(
+    ("records", "values"),
+    [
+        (b"one", [b"one"]),
+        (b"", [b""]),
+        ("text", [b"text"]),
+        (memoryview(b"view"), [b"view"]),
+        ([b"a", "b", bytearray(b"c"), memoryview(b"d")], [b"a", b"b", b"c", b"d"]),
+        ((b"a", b"b"), [b"a", b"b"]),
+        ((value for value in (b"a", b"b")), [b"a", b"b"]),
+        (pa.array([b"a", b"b"]), [b"a", b"b"]),
+        (pa.array(["a", "b"], pa.large_string()), [b"a", b"b"]),
+        (pa.chunked_array([[b"a"], [b"b", b"c"]]), [b"a", b"b", b"c"]),
+    ],
+)
+def test_values_of_many_kinds(records: Any, values: list[bytes]) -> None:
+    assert plain(records) == [row(value) for value in values]
+
+
+def test_key_timestamp_and_headers_for_all_or_for_each() -> None:
+    assert plain([b"a", b"b"], key=b"k", timestamp=NOON, headers={"h": b"1"}) == [
+        row(value, b"k", NOON_US, [("h", b"1")]) for value in (b"a", b"b")
+    ]
+    local = NOON.astimezone(timezone(timedelta(hours=5)))
+    assert plain(
+        [b"a", b"b", b"c"], key=[b"k", None, "l"], timestamp=[local, 5, None], headers=[{"h": "x"}, None, {}]
+    ) == [
+        row(b"a", b"k", NOON_US, [("h", b"x")]),
+        row(b"b", None, 5),
+        row(b"c", b"l", NOW, []),
+    ]
+    times = pa.array([1, 2], pa.timestamp("ms"))
+    assert [r["timestamp"] for r in plain([b"a", b"b"], timestamp=times)] == [1000, 2000]
+
+
+def test_rows_and_tables_of_key_and_value() -> None:
+    rows = [{"value": b"a", "key": b"k"}, {"value": "b", "timestamp": NOON, "headers": {"h": b"1"}}]
+    expected = [row(b"a", b"k"), row(b"b", None, NOON_US, [("h", b"1")])]
+    assert plain(rows) == expected
+    assert plain(rows[0]) == expected[:1]
+    table = pa.table({"value": [b"a", b"b"]})
+    assert plain(table, key=[b"k", None]) == [row(b"a", b"k"), row(b"b")]
+    assert plain(table.to_batches()[0]) == plain(pl.DataFrame({"value": [b"a", b"b"]})) == [row(b"a"), row(b"b")]
+    assert plain(table.to_pandas()) == [row(b"a"), row(b"b")]
+
+
+@pytest.mark.parametrize(
+    ("records", "extra", "column", "at"),
+    [
+        ([b"a", 5], {}, "value", 1),
+        ([b"a", None], {}, "value", 1),
+        ([b"a", b"b"], {"key": [b"k", 1.5]}, "key", 1),
+        ([b"a", b"b"], {"timestamp": [NOON, NOON.replace(tzinfo=None)]}, "timestamp", 1),
+        ([b"a"], {"timestamp": [2**63]}, "timestamp", 0),
+        ([b"a"], {"timestamp": ["noon"]}, "timestamp", 0),
+        ([b"a", b"b"], {"headers": [None, {1: b"x"}]}, "headers", 1),
+        ([b"a"], {"headers": [["x"]]}, "headers", 0),
+        ([{"value": b"a"}, {"value": b"b", "other": 1}], {}, "other", 1),
+        ([{"value": b"a"}, b"b"], {}, "", 1),
+        (pa.table({"value": [b"a"], "other": [1]}), {}, "other", None),
+        (pa.table({"key": [b"a"]}), {}, "value", None),
+        (pa.array([b"a", None]), {}, "value", 1),
+        (pa.array([1]), {}, "value", 0),
+    ],
+)
+def test_what_does_not_fit_is_named(records: Any, extra: dict[str, Any], column: str, at: int | None) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        plain(records, **extra)
+    assert (caught.value.column, caught.value.row) == (column, at)
+    assert at is None or f"row {at}" in caught.value.message
+
+
+@pytest.mark.parametrize("records", [[], (), pa.table({"value": pa.array([], pa.binary())}), pa.array([], pa.binary())])
+def test_an_empty_batch_is_refused(records: Any) -> None:
+    with pytest.raises(InvalidArgument, match="no record"):
+        plain(records)
+
+
+@pytest.mark.parametrize("records", [None, 5, object()])
+def test_what_cannot_be_records_is_refused(records: Any) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be appended"):
+        plain(records)
+
+
+def test_lengths_that_differ_and_columns_given_twice_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="2 records, but 1 in key="):
+        plain([b"a", b"b"], key=[b"k"])
+    with pytest.raises(InvalidArgument, match="column 'key' too"):
+        plain([{"value": b"a", "key": b"k"}], key=b"l")
+
+
+# Topics with a schema.
+
+ROWS = [{"user": "ann", "amount": 5, "at": NOON}, {"user": "bob", "amount": None, "at": NOON + timedelta(seconds=1)}]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        ROWS,
+        pa.Table.from_pylist(ROWS, SCHEMA),
+        pa.Table.from_pylist(ROWS).to_batches()[0],
+        pa.Table.from_pylist(ROWS).select(["at", "user", "amount"]),
+        pd.DataFrame(ROWS),
+        pd.DataFrame({"user": ["ann", "bob"], "amount": pd.array([5, None], "Int64"), "at": [r["at"] for r in ROWS]}),
+        pl.DataFrame(ROWS),
+        pa.table(
+            {"user": pa.array(["ann", "bob"]).dictionary_encode(), "amount": [5, None], "at": [r["at"] for r in ROWS]}
+        ),
+    ],
+    ids=lambda records: type(records).__name__,
+)
+def test_rows_of_many_kinds(records: Any) -> None:
+    batch = to_batch(TYPED, records, now_us=NOW)
+    assert batch.schema.equals(SCHEMA)
+    assert batch.to_pylist() == ROWS
+    encoded = encode(batch, TYPED, NOW, limits=Limits())
+    assert (encoded.time_min, encoded.time_max, encoded.schema) == (NOON_US, NOON_US + 1_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("records", "column", "at"),
+    [
+        ([ROWS[0], {"user": "bob", "amount": "many", "at": NOON}], "amount", 1),
+        ([ROWS[0], {"user": "bob", "amount": 2**40, "at": NOON}], "amount", 1),
+        ([ROWS[0], {"user": "bob", "at": NOON.replace(tzinfo=None)}], "at", 1),
+        ([ROWS[0], {"user": "bob"}], "at", 1),
+        ([{"user": "bob"}], "at", None),
+        ([ROWS[0], {"usr": "bob"}], "usr", 1),
+        ([ROWS[0], {"user": None, "at": NOON}], "user", 1),
+        (pa.table({"user": ["a"] * 9, "amount": [1] * 7 + [2**40, 1], "at": [NOON] * 9}), "amount", 7),
+        (pd.DataFrame({"user": ["a", "b", "c"], "amount": [1, 2, "x"], "at": [NOON] * 3}), "amount", 2),
+        (pd.DataFrame({"user": ["a", "b"], "amount": [1.0, 1.5], "at": [NOON] * 2}), "amount", 1),
+        (pl.DataFrame({"user": ["a", None], "at": [NOON] * 2}), "user", 1),
+        (pl.DataFrame({"user": ["a"], "at": [NOON], "size": [1]}), "size", None),
+    ],
+)
+def test_a_mismatch_names_column_and_row(records: Any, column: str, at: int | None) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        to_batch(TYPED, records, now_us=NOW)
+    assert (caught.value.column, caught.value.row) == (column, at)
+
+
+def test_key_and_value_have_no_place_in_a_topic_with_a_schema() -> None:
+    with pytest.raises(InvalidArgument, match="key= has no place"):
+        to_batch(TYPED, ROWS, key=b"k", now_us=NOW)
+    with pytest.raises(InvalidRecord, match="a dict with the columns"):
+        to_batch(TYPED, [b"bytes"], now_us=NOW)
+
+
+# Schemas and how they grow.
+
+
+def test_a_schema_comes_back_without_what_concerns_its_maker_only() -> None:
+    made = pa.Schema.from_pandas(pd.DataFrame({"a": [1]}), preserve_index=False)
+    assert made.metadata
+    schema = new_schema(made, "")
+    assert decode_schema(encode_schema(schema)).equals(schema, check_metadata=True)
+    assert not schema.metadata
+    assert new_schema({"a": pa.int64()}, "").equals(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "event_time", "match"),
+    [
+        (pa.schema([]), "", "at least one column"),
+        (pa.schema([("a", pa.int8()), ("a", pa.int8())]), "", "twice"),
+        (pa.schema([("glsn", pa.int8())]), "", "cannot be named 'glsn'"),
+        (pa.schema([("timestamp", pa.int64())]), "", "event_time='timestamp'"),
+        (pa.schema([("a", pa.int64())]), "b", "no column of the schema"),
+        (pa.schema([("a", pa.int64())]), "a", "must be a timestamp"),
+        (pa.schema([("a", pa.list_(pa.dictionary(pa.int8(), pa.string())))]), "", "use string"),
+        (5, "", "schema= is a pyarrow.Schema"),
+    ],
+)
+def test_schemas_that_cannot_be(schema: Any, event_time: str, match: str) -> None:
+    with pytest.raises(InvalidArgument, match=match):
+        new_schema(schema, event_time)
+
+
+def test_a_schema_grows_by_nullable_columns_only() -> None:
+    grown = grown_schema(TYPED, SCHEMA.append(pa.field("note", pa.string())))
+    assert grown.names == ["user", "amount", "at", "note"]
+    for wrong, what in [
+        (SCHEMA.append(pa.field("note", pa.string(), nullable=False)), "must be nullable"),
+        (SCHEMA.remove(1), "'amount' is gone"),
+        (SCHEMA.set(1, pa.field("amount", pa.int64())), "was int32 and would be int64"),
+        (SCHEMA.set(0, pa.field("user", pa.string())), "was not null and would be null"),
+    ]:
+        with pytest.raises(IncompatibleSchema, match=what) as caught:
+            grown_schema(TYPED, wrong)
+        assert "present: user string not null" in caught.value.message
+        assert "given:" in caught.value.message
+    with pytest.raises(IncompatibleSchema, match="key and value"):
+        grown_schema(PLAIN, SCHEMA)
+
+
+# Bodies and limits.
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_body_is_what_storage_nodes_can_project(compression: Any) -> None:
+    batch = to_batch(
+        PLAIN, [b"a" * 50] * 100, key=[b"%d" % i for i in range(100)], timestamp=list(range(100)), now_us=NOW
+    )
+    encoded = encode(batch, PLAIN, NOW, limits=Limits(), compression=compression)
+    assert (encoded.count, encoded.checksum, encoded.schema) == (100, crc32c(encoded.body), 0)
+    assert (encoded.time_min, encoded.time_max) == (0, 99)
+    assert read_columns(encoded.body, KEY_VALUE, KEY_VALUE.names).equals(batch)
+    assert pa.ipc.read_record_batch(
+        project(encoded.body, KEY_VALUE, ["key"]), KEY_VALUE.empty_table().select(["key"]).schema
+    )
+
+
+def test_a_record_over_the_limit_is_named_and_nothing_is_encoded() -> None:
+    limits = Limits(record_bytes_max=1000, batch_bytes_max=100_000)
+    good = [b"x" * 1000] * 50
+    for compression in (None, "zstd"):
+        assert (
+            encode(to_batch(PLAIN, good, now_us=NOW), PLAIN, NOW, limits=Limits(), compression=compression).count == 50
+        )  # type: ignore[arg-type]
+        with pytest.raises(RecordTooLarge) as caught:
+            encode(to_batch(PLAIN, [*good, b"x" * 993], now_us=NOW), PLAIN, NOW, limits=limits, compression=compression)  # type: ignore[arg-type]
+        assert (caught.value.row, caught.value.size, caught.value.limit) == (0, 1008, 1000)
+    with pytest.raises(RecordTooLarge) as caught:
+        encode(to_batch(PLAIN, [b"x" * 900] * 200, now_us=NOW), PLAIN, NOW, limits=limits)
+    assert caught.value.row is None
+
+
+def test_the_largest_of_many_is_found() -> None:
+    rows: list[bytes] = [b"x"] * 70_000
+    rows[4321] = b"y" * (1 << 20)
+    with pytest.raises(RecordTooLarge) as caught:
+        encode(to_batch(PLAIN, rows, now_us=NOW), PLAIN, NOW, limits=Limits())
+    assert caught.value.row == 4321
+
+
+NESTED = st.lists(
+    st.fixed_dictionaries(
+        {
+            "s": st.none() | st.text(max_size=5),
+            "l": st.none() | st.lists(st.binary(max_size=4), max_size=4),
+            "m": st.none() | st.dictionaries(st.text(max_size=3), st.binary(max_size=3), max_size=3),
+            "t": st.none() | st.fixed_dictionaries({"n": st.none() | st.integers(0, 9), "b": st.binary(max_size=3)}),
+            "f": st.none() | st.lists(st.integers(0, 9), min_size=2, max_size=2),
+        }
+    ),
+    min_size=1,
+    max_size=20,
+)
+NESTED_SCHEMA = pa.schema(
+    [
+        ("s", pa.string()),
+        ("l", pa.list_(pa.binary())),
+        ("m", pa.map_(pa.string(), pa.binary())),
+        ("t", pa.struct([("n", pa.int64()), ("b", pa.binary())])),
+        ("f", pa.list_(pa.int32(), 2)),
+    ]
+)
+
+
+@given(rows=NESTED, skip=st.integers(0, 5))
+def test_the_bytes_of_each_row_are_counted_also_in_nested_columns(rows: list[dict[str, Any]], skip: int) -> None:
+    def size(value: Any) -> int:
+        if isinstance(value, bytes):
+            return len(value)
+        if isinstance(value, str):
+            return len(value.encode())
+        return sum(map(size, value))
+
+    table = pa.Table.from_pylist(
+        [{**r, "m": None if r["m"] is None else list(r["m"].items())} for r in rows], NESTED_SCHEMA
+    )
+    batch = table.combine_chunks().to_batches()[0].slice(min(skip, len(rows) - 1))
+    rows = rows[min(skip, len(rows) - 1) :]
+    assert row_bytes(batch.column("s")).to_pylist() == [size(r["s"] or "") for r in rows]
+    assert row_bytes(batch.column("l")).to_pylist() == [size(r["l"] or []) for r in rows]
+    assert row_bytes(batch.column("m")).to_pylist() == [size(list((r["m"] or {}).items())) for r in rows]
+    assert row_bytes(batch.column("t")).to_pylist() == [8 + (len(r["t"]["b"]) if r["t"] else 0) for r in rows]
+    assert row_bytes(batch.column("f")).to_pylist() == [8] * len(rows)

@@ -1,0 +1,193 @@
+"""Repair that restores the target: other nodes for the dead, other streams for the lost, and words for operators."""
+
+from __future__ import annotations
+
+from msgspec import structs
+from order_driver import LS1, LS2, N1, N2, N3, N4, FakeNodes, sends, stores
+from test_order_layer_repair import QUIET, append, cluster, is_whole
+
+from cutwater.core import decisions as d
+from cutwater.core import requests as r
+from cutwater.core.messages import CreateReplica
+from cutwater.core.order_events import PeerComplaint
+from cutwater.core.order_state import OrderState
+from cutwater.core.repair import substitute
+from cutwater.errors import InvalidArgument, Refused, WrongIdentity
+from cutwater.types import MILLISECOND, SECOND, Retention, StorageNodeId
+
+HASTY = structs.replace(QUIET, replace_node_after_us=4 * SECOND, replace_stream_after_us=3 * SECOND)
+FOUR = (N1, N2, N3, N4)
+
+
+def members(nodes: FakeNodes) -> tuple[StorageNodeId, ...]:
+    return nodes.leader.state.streams[LS1].members
+
+
+def test_a_dead_nodes_place_is_given_to_another_while_the_stream_runs() -> None:
+    """§4: 're-replicates with a learner while the stream runs'."""
+    nodes = cluster(nodes=FOUR, options=HASTY)
+    append(nodes, LS1, 5)
+    (free,) = set(FOUR) - set(members(nodes))
+    dead = members(nodes)[1]
+    nodes.silent.add(dead)
+    nodes.rounds(130)
+    assert dead not in members(nodes)
+    assert len(members(nodes)) == 2
+    append(nodes, LS1, 3)
+    nodes.rounds(150)
+    stream = nodes.leader.state.streams[LS1]
+    assert free in stream.replicas
+    assert dead not in stream.replicas
+    assert is_whole(nodes, LS1)
+    assert stream.committed_end == 8
+
+
+def test_without_a_free_node_the_dead_keep_their_place() -> None:
+    nodes = cluster(options=HASTY)
+    append(nodes, LS1, 5)
+    nodes.silent.add(N2)
+    nodes.rounds(400)
+    assert set(nodes.leader.state.streams[LS1].replicas) == {N1, N2, N3}
+    nodes.silent.clear()
+    nodes.rounds(200)
+    assert is_whole(nodes, LS1)
+
+
+def test_the_number_of_streams_that_take_appends_is_kept() -> None:
+    """§4: 'keeps the number of active log streams per topic, opens replacements where enough healthy nodes exist'."""
+    nodes = cluster(nodes=FOUR, streams=2, replication=1, options=HASTY)
+    lost = nodes.leader.state.streams[LS1].members[0]
+    nodes.silent.add(lost)
+    nodes.rounds(400)
+    state = nodes.leader.state
+    assert not state.streams[LS1].is_open, "it has no other copy"
+    still_open = [s for s in state.streams.values() if s.is_open]
+    assert len(still_open) == 2
+    assert all(lost not in s.members for s in still_open)
+
+
+def test_a_stream_sealed_for_good_is_replaced_and_one_sealed_by_an_operator_is_not() -> None:
+    nodes = cluster(streams=2, options=HASTY)
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1))))
+    nodes.rounds(300)
+    assert len(nodes.leader.state.streams) == 2
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS2, final=True))))
+    nodes.rounds(50)
+    (created,) = set(nodes.leader.state.streams) - {LS1, LS2}
+    assert is_whole(nodes, created)
+
+
+def test_who_accuses_two_peers_is_left_out_itself() -> None:
+    """§4: 'if both ends live and only their link is cut, repair leaves one of them out': the one that sees nobody."""
+    nodes = cluster(options=HASTY)
+    append(nodes, LS1, 2)
+    head, second, third = members(nodes)
+    for peer in (second, third):
+        event = PeerComplaint(LS1, head, peer)
+        nodes.take(nodes.leader.run(nodes.leader.layer.handle(event, nodes.leader.now)))
+        nodes.replicas[head, LS1].state = nodes.replicas[head, LS1].state.__class__.SEALING
+        nodes.rounds(40, ms=15)
+    assert set(members(nodes)) == {second, third}
+
+
+def test_substitutes_never_meet_a_replica_of_the_same_stream() -> None:
+    load = {N1: 4, N3: 2, N4: 9}
+    assert substitute((N1, N2), {N2}, 2, load) == (N1, N3)
+    assert substitute((N1, N2, N3, N4), {N2}, 4, load) == (N1, N2, N3, N4), "nobody is free"
+    assert substitute((N1,), set(), 3, load) == (N1, N3, N4)
+    assert substitute((N2, N1), {N2, N1}, 2, {N4: 0}) == (N4, N1), "who has no substitute keeps its place"
+
+
+# The catalog.
+
+
+def test_a_node_with_another_key_is_not_the_node() -> None:
+    """§5: 'a node whose keys do not match the cluster's refuses to start or to be added'."""
+    leader = cluster().leader
+    assert leader.answer(r.AddNodeRequest(N4, "h:1", "key", ("/a",))) == r.Done()
+    assert leader.answer(r.AddNodeRequest(N4, "h:2", "key", ("/a", "/b"))) == r.Done()
+    assert leader.state.nodes[N4].address == "h:2"
+    assert isinstance(leader.answer(r.AddNodeRequest(N4, "h:2", "other")), WrongIdentity)
+    index = leader.state.index
+    assert leader.answer(r.AddNodeRequest(N4, "h:2", "key", ("/a", "/b"))) == r.Done()
+    assert leader.state.index == index, "nothing new"
+
+
+def test_topics_change_and_say_so() -> None:
+    leader = cluster().leader
+    week = Retention(time_us=7 * 24 * 3_600 * SECOND)
+    assert leader.answer(r.ChangeTopicRequest("orders", streams=2, retention=week)) == r.Done()
+    (topic,) = (t for t in leader.state.topics.values() if t.name == "orders")
+    assert (topic.streams, topic.retention) == (2, week)
+    assert isinstance(leader.answer(r.ChangeTopicRequest("orders", streams=0)), InvalidArgument)
+    assert isinstance(leader.answer(r.ChangeTopicRequest("orders", retention=Retention(-1))), InvalidArgument)
+    assert isinstance(leader.answer(r.ChangeTopicRequest("orders", schema=b"s")), Refused), "it is not a typed topic"
+    leader.answer(r.CreateTopicRequest("typed", 1, 1, schema=b"one", event_time="at"))
+    assert leader.answer(r.ChangeTopicRequest("typed", schema=b"two", schema_after=1)) == r.Done()
+    assert leader.answer(r.ChangeTopicRequest("typed", schema=b"two", schema_after=1)) == r.Done(), "asked again"
+    assert isinstance(leader.answer(r.ChangeTopicRequest("typed", schema=b"three", schema_after=1)), Refused)
+    catalog = leader.answer(r.CatalogRequest())
+    assert isinstance(catalog, r.Catalog)
+    (typed,) = (t for t in catalog.topics if t.name == "typed")
+    assert (typed.schemas, typed.event_time) == ((b"one", b"two"), "at")
+
+
+def test_cursors_are_read_and_dropped() -> None:
+    leader = cluster().leader
+    assert leader.answer(r.ReadCursorRequest("c")) == r.CursorAt(None)
+    leader.answer(r.CommitCursorRequest("c", leader.state.high_watermark))
+    assert leader.answer(r.ReadCursorRequest("c")) == r.CursorAt(leader.state.high_watermark)
+    leader.answer(r.DropCursorRequest("c"))
+    assert leader.answer(r.ReadCursorRequest("c")) == r.CursorAt(None)
+
+
+def test_every_decision_but_cuts_is_an_event_with_its_reason() -> None:
+    nodes = cluster()
+    append(nodes, LS1, 1)
+    nodes.silent.add(N2)
+    nodes.rounds(130)
+    events = nodes.leader.answer(r.EventsRequest())
+    assert isinstance(events, r.Events)
+    told = [(event.kind, event.reason) for event in events.events]
+    assert ("Seal", "storage node 2 is silent") in told
+    assert told[-1][0] == "Unseal"
+    assert "open on (1, 3)" in told[-1][1]
+    assert [e.index for e in events.events] == sorted(e.index for e in events.events)
+    later = nodes.leader.answer(r.EventsRequest(events.events[-2].index))
+    assert isinstance(later, r.Events)
+    assert later.events == events.events[-1:]
+    copy = OrderState(nodes.leader.state.snapshot())
+    assert tuple(copy.events) == events.events, "they outlive a leader"
+
+
+def test_a_description_says_what_is_missing_and_what_happens_next() -> None:
+    nodes = cluster()
+    append(nodes, LS1, 1)
+    whole = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(whole, r.Description)
+    assert [(s.missing, s.reason, s.next_step) for s in whole.streams] == [((), "", "")]
+    assert all(n.is_alive for n in whole.nodes)
+    nodes.silent.add(N2)
+    nodes.rounds(130)
+    hurt = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(hurt, r.Description)
+    assert [(s.is_open, s.missing) for s in hurt.streams] == [(True, (N2,))]
+    assert "[2] are dead" in hurt.streams[0].next_step
+    assert [n.is_alive for n in hurt.nodes] == [True, False, True]
+    assert hurt.nodes[1].silent_us is not None
+    assert hurt.nodes[1].silent_us > 2_000 * MILLISECOND
+
+
+def test_a_replica_is_told_to_learn_when_an_operator_asks() -> None:
+    leader = cluster().leader
+    assert isinstance(leader.answer(r.LearnRequest(LS1, N1)), Refused), "it is complete"
+    assert isinstance(leader.answer(r.LearnRequest(LS1, N4)), InvalidArgument)
+
+
+def test_a_cluster_is_founded_once() -> None:
+    leader = cluster().leader
+    effects = leader.run(leader.ask(r.FoundClusterRequest(leader.state.cluster, "k1")))
+    assert [type(x) for x in stores(effects)] == [d.FoundCluster]
+    assert stores(leader.run(leader.ask(r.FoundClusterRequest(leader.state.cluster, "k2")))) == []
+    assert leader.state.cluster_key == "k1"
+    assert sends(effects, CreateReplica) == []
