@@ -53,7 +53,7 @@ class LogCluster:
         if metadata is not None:
             await metadata.stop(timeout_ms=500)
 
-    async def start_node(self, number: int) -> None:
+    async def start_node(self, number: int, advertise: str = "") -> None:
         volume = self.directory / f"volume{number}"
         volume.mkdir(exist_ok=True)
         volumes = NodeVolumes([volume], CLUSTER, StorageNodeId(number))
@@ -61,6 +61,7 @@ class LogCluster:
             "127.0.0.1",
             self.ports.get(number, 0),
             (f"127.0.0.1:{self.metadata_port}",),
+            advertise=advertise,
             segments=self._segments,
             reserve_bytes=0,
         )
@@ -78,6 +79,10 @@ class LogCluster:
             await server.stop(timeout_ms=1_000)
         finally:
             server.volumes.release()
+
+    async def restart_node(self, number: int, advertise: str = "") -> None:
+        await self.stop_node(number)
+        await self.start_node(number, advertise)
 
     async def ask(self, request: Any) -> Any:
         connection = await connect(Endpoint(CLUSTER, "test"), "127.0.0.1", self.metadata_port, timeout_ms=2_000)

@@ -12,8 +12,10 @@ import pytest
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
+from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.testing.real_run import Load
 from cutwater.types import LogStreamId
+from cutwater.wire.addresses import parse_address
 from tests.integration.real_cluster import (
     RECOVERY_SECONDS,
     TOPIC,
@@ -84,6 +86,31 @@ async def test_a_storage_node_is_stopped_and_goes_on(tmp_path: Path, seed: int) 
             await until_whole(cluster)
             await load.until_acknowledged(50, RECOVERY_SECONDS)
         await judge(tmp_path, cluster, load)
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hold"])
+async def test_the_network_to_a_node_is_cut_and_heals(tmp_path: Path, seed: int, fault: str) -> None:
+    """§4: 'if both ends live and only their link is cut, repair leaves one of them out, with back-off'. Nobody reaches
+    the node, peers and clients alike, but it reaches the metadata repository."""
+    async with running_cluster(tmp_path) as cluster:
+        node = random.Random(seed).choice(cluster.storage_nodes)
+        async with FaultProxy(*parse_address(node.address)) as proxy:
+            node.flags = ["--advertise", proxy.address]
+            kill(node)
+            await restart(tmp_path, cluster, node)
+            async with loaded(cluster, seed, streams=3) as load:
+                assert proxy.connections > 0
+                if fault == "refuse":
+                    proxy.refuse()
+                else:
+                    proxy.hold(to_target=True, from_target=True)
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+                await asyncio.sleep(1.0)
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+                proxy.heal()
+                await until_whole(cluster)
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+            await judge(tmp_path, cluster, load)
 
 
 async def test_the_metadata_repository_alone_is_killed(tmp_path: Path, seed: int) -> None:

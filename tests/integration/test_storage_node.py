@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.core.requests import SealRequest, TrimRequest, UnsealRequest
+from cutwater.core.requests import DeleteTopicRequest, SealRequest, TrimRequest, UnsealRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Trimmed, WrongEpoch
 from cutwater.types import GLSN, LLSN, Epoch, ReplicaState
 from cutwater.wire import storage_api as api
@@ -113,3 +113,20 @@ def test_status_and_verify_tell_what_a_node_has(tmp_path: Path) -> None:
             assert (await connection.call(api.VERIFY, STREAM, timeout_ms=5_000)).value == ()
 
     with_cluster(tmp_path, test, nodes=1)
+
+
+def test_the_data_of_a_deleted_topic_is_removed(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.append(b"x")
+        assert all(cluster.replica_path(node).exists() for node in cluster.nodes)
+        await cluster.order.ask(DeleteTopicRequest("t"))
+        await cluster.until(
+            lambda: not any(list(cluster.replica_path(node).parent.glob("lsid=*")) for node in cluster.nodes),
+            "the files are gone",
+        )
+        assert all(not server.node.replicas for server in cluster.nodes.values())
+        await cluster.stop_node(1)
+        await cluster.start_node(1)
+        assert (await cluster.status(1)).replicas == ()
+
+    with_cluster(tmp_path, test)

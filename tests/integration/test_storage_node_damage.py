@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.segment_log import SegmentOptions
-from tests.integration.node_cluster import Cluster, with_cluster
+from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 SMALL = SegmentOptions(segment_bytes=8_000, index_interval_bytes=1_000, commits_per_file=8)
 RECORDS = 30
@@ -96,6 +96,25 @@ def test_verify_has_everything_repaired_that_it_finds(tmp_path: Path) -> None:
 
         await cluster.until(holds, "verify finds nothing any more")
         assert (await cluster.read_all(3))[0] == expected
+
+    with_cluster(tmp_path, test, segments=SMALL)
+
+
+def test_a_source_that_meets_damage_repairs_itself_and_goes_on(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.append(b"first")
+        await cluster.until_all_run(1)
+        learner = cluster.order.state.streams[STREAM].members[-1]
+        await cluster.stop_node(learner)
+        answers = [await cluster.append(body(i)) for i in range(RECORDS)]
+        sources = list(cluster.nodes)
+        for number, node in enumerate(sources):
+            damage_entry(cluster.replica_path(node), body(10 + number))
+        await cluster.start_node(learner)
+        await cluster.until_all_run(RECORDS + 1)
+        expected = [(int(answer.ack.glsn), body(i)) for i, answer in enumerate(answers)]
+        assert (await cluster.read_all(learner))[0][1:] == expected
+        assert sum(cluster.nodes[node].node.counters.entries_repaired for node in sources) >= 1
 
     with_cluster(tmp_path, test, segments=SMALL)
 

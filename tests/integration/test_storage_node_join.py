@@ -6,12 +6,9 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
-
 from cutwater.core.messages import LeaderHello
 from cutwater.core.requests import AddNodeRequest
-from cutwater.errors import WrongIdentity
-from cutwater.types import LeaderEpoch, StorageNodeId
+from cutwater.types import ClusterId, LeaderEpoch, StorageNodeId
 from cutwater.wire import storage_api as api
 from tests.integration.node_cluster import CLUSTER, Cluster, with_cluster
 from tests.integration.order_double import OrderDouble
@@ -120,10 +117,17 @@ def test_a_cluster_that_has_the_same_number_is_not_the_same(tmp_path: Path) -> N
     asyncio.run(test())
 
 
-def test_the_double_refuses_what_the_real_one_refuses(tmp_path: Path) -> None:
-    async def test(cluster: Cluster) -> None:
-        server = cluster.nodes[1]
-        with pytest.raises(WrongIdentity, match="another cluster that also has the id 1"):
-            await server.adopt(api.JoinAnswer("of another cluster", known=False))
+def test_a_metadata_repository_of_a_cluster_with_another_number_ends_the_process(tmp_path: Path) -> None:
+    async def test() -> None:
+        order = OrderDouble(ClusterId(2))
+        (tmp_path / "volume").mkdir()
+        process = NodeProcess(1, [tmp_path / "volume"], await order.start(), tmp_path / "log")
+        try:
+            await asyncio.to_thread(process.start)
+            assert await asyncio.to_thread(process.wait) == 13
+            assert "this is cluster 2, not 1: check the address and the cluster id" in process.log.read_text()
+        finally:
+            process.kill()
+            await order.stop()
 
-    with_cluster(tmp_path, test, nodes=1)
+    asyncio.run(test())

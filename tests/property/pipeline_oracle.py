@@ -185,7 +185,7 @@ class DumbOperator:
                 self.emitted.append(("", self.timestamp, row))
         except ArithmeticError as error:
             self.kept, self.event_timers, self.processing_timers, self.windows = before
-            letter = {"key": f'"{key}"', "time": timestamp, "glsn": self.glsn, "error": f"ArithmeticError: {error}"}
+            letter = {"key": key, "time": timestamp, "glsn": self.glsn, "error": f"ArithmeticError: {error}"}
             self.emitted = [(".dead", timestamp, letter)]
         emitted, self.emitted = self.emitted, []
         for tag, time, row in emitted:

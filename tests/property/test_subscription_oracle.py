@@ -158,9 +158,10 @@ class Reader:
             assert self.topics == {OTHER}
             assert self.world.is_deleted
             return False
-        if self.subscription.take_ended():
+        for topic, position in self.subscription.take_ended().items():
+            assert topic == OTHER
             assert self.world.is_deleted
-            self.ended_at = self.subscription.next_glsn
+            self.ended_at = position
         return True
 
     def take(self) -> None:
@@ -168,13 +169,13 @@ class Reader:
         try:
             self.delivered += self.subscription.take_ready()
         except Trimmed as error:
-            assert error.asked < error.first_left <= self.world.trimmed
             self.gaps.append(error)
+        assert all(gap.asked < gap.first_left <= self.world.trimmed for gap in self.gaps)
         assert before <= self.subscription.next_glsn
         positions = [run.first_glsn for run in self.delivered]
         assert positions == sorted(set(positions))
         end = self.subscription.next_glsn - 1
-        log = self.world.log(self.topics, self.start, end)
+        log = self.world.log(self.topics, self.start, end) if end >= self.start else []
         assert all(run in log for run in self.delivered)
         missing = [run for run in log if run not in self.delivered]
         assert all(self.may_be_missing(run) for run in missing), (missing, self.gaps)

@@ -9,11 +9,11 @@ from test_order_layer_repair import QUIET, append, cluster, is_whole
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CreateReplica
-from cutwater.core.order_events import PeerComplaint
+from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint
 from cutwater.core.order_state import OrderState
 from cutwater.core.repair import substitute
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
-from cutwater.types import MILLISECOND, SECOND, Retention, StorageNodeId
+from cutwater.types import MILLISECOND, SECOND, ReplicaState, Retention, StorageNodeId
 
 HASTY = structs.replace(QUIET, replace_node_after_us=4 * SECOND, replace_stream_after_us=3 * SECOND)
 FOUR = (N1, N2, N3, N4)
@@ -83,9 +83,8 @@ def test_who_accuses_two_peers_is_left_out_itself() -> None:
     append(nodes, LS1, 2)
     head, second, third = members(nodes)
     for peer in (second, third):
-        event = PeerComplaint(LS1, head, peer)
-        nodes.take(nodes.leader.run(nodes.leader.layer.handle(event, nodes.leader.now)))
-        nodes.replicas[head, LS1].state = nodes.replicas[head, LS1].state.__class__.SEALING
+        nodes.take(nodes.leader.run(PeerComplaint(LS1, head, peer)))
+        nodes.replicas[head, LS1].state = ReplicaState.SEALING
         nodes.rounds(40, ms=15)
     assert set(members(nodes)) == {second, third}
 
@@ -191,3 +190,29 @@ def test_a_cluster_is_founded_once() -> None:
     assert stores(leader.run(leader.ask(r.FoundClusterRequest(leader.state.cluster, "k2")))) == []
     assert leader.state.cluster_key == "k1"
     assert sends(effects, CreateReplica) == []
+
+
+def test_a_process_that_has_ended_is_not_waited_for() -> None:
+    nodes = cluster(options=HASTY)
+    append(nodes, LS1, 2)
+    gone = members(nodes)[0]
+    nodes.silent.add(gone)
+    nodes.take(nodes.leader.run(NodeGone(gone)))
+    nodes.rounds(4, ms=5)
+    assert gone not in members(nodes), "sealed and opened on the others within a few milliseconds"
+    append(nodes, LS1, 2)
+    nodes.silent.clear()
+    nodes.rounds(100)
+    assert is_whole(nodes, LS1), "when it reports again, it is welcome again"
+
+
+def test_a_node_that_reports_but_cannot_be_reached_is_left_out_for_a_while() -> None:
+    nodes = cluster(options=HASTY)
+    append(nodes, LS1, 2)
+    head = members(nodes)[0]
+    nodes.take(nodes.leader.run(NodeUnreachable(head)))
+    nodes.rounds(40, ms=15)
+    assert set(members(nodes)) == {N1, N2, N3} - {head}
+    append(nodes, LS1, 2)
+    nodes.rounds(200)
+    assert is_whole(nodes, LS1), "after the back-off it is tried again"

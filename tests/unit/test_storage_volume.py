@@ -287,6 +287,21 @@ def test_a_replica_that_cannot_be_opened_is_kept_when_it_is_replaced(volumes: li
     node.release()
 
 
+def test_what_is_removed_stays_removed(volumes: list[Path]) -> None:
+    node = start([volumes[0]])
+    first, second = create(node, 3), create(node, 4)
+    node.remove(LogStreamId(3))
+    assert not first.exists()
+    assert node.replicas == {4: second}
+    node.release()
+    # A removal that did not get far is finished at the next start.
+    second.rename(second.with_name("lsid=4.removed"))
+    node = start([volumes[0]])
+    assert node.replicas == {}
+    assert sorted(path.name for path in first.parent.iterdir()) == ["lock", "node"]
+    node.release()
+
+
 def test_a_file_where_a_directory_should_be(volumes: list[Path]) -> None:
     (volumes[0] / "cid=1").write_text("")
     with pytest.raises(VolumeUnusable, match=r"cannot be written \((File exists|Not a directory)\)"):

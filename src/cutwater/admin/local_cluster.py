@@ -27,9 +27,12 @@ CLUSTER_ID = 1
 
 
 class Member(Struct):
+    """``flags``: further ones for this process alone."""
+
     id: int
     pid: int
     address: str
+    flags: list[str] = field(default_factory=list)
 
 
 class LocalCluster(Struct):
@@ -169,7 +172,7 @@ def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> 
 
 
 def _serve(log: Path, member: Member, arguments: list[str], flags: list[str]) -> processes.Starting:
-    command = [sys.executable, "-m", "cutwater.cli", *arguments, "--listen", member.address, *flags]
+    command = [sys.executable, "-m", "cutwater.cli", *arguments, "--listen", member.address, *flags, *member.flags]
     return processes.Starting(command, log)
 
 

@@ -102,14 +102,16 @@ class Shipping:
     async def _send(
         self, shipment: Shipment, info: StreamInfo, batch: Batch, if_llsn: LLSN | None, deadline: Deadline
     ) -> Ack:
-        address = self._catalogs.view.address(info.chain[0])
-        connection = self._nodes.ready(address) or await self._nodes.connection(address, deadline)
-        arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
-        shipment.may_have_arrived = True
+        head = info.chain[0]
+        address = self._catalogs.view.address(head)
         try:
+            connection = self._nodes.ready(address) or await self._nodes.connection(address, deadline)
+            arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+            shipment.may_have_arrived = True
             received = await connection.call(APPEND, arguments, batch.body, timeout_ms=deadline.left_ms())
         except ConnectionLost:
-            self._nodes.drop(connection)
+            self._nodes.drop(address)
+            self._nodes.unreachable(info.stream, head)
             raise
         return received.value.ack
 

@@ -6,6 +6,7 @@ made with.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import ssl
 from collections.abc import Sequence
@@ -19,14 +20,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.coalescing import SMALL_BYTES, Lane, Lanes, Single, now_us
+from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Part, Single, now_us
 from cutwater.client.conversion import Headers, Records, Time, Value, time_us, to_batch
-from cutwater.client.cursors import AsyncCursor
+from cutwater.client.cursors import AsyncCursor, NamedCursor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.client.encoding import Compression, Limits, check_compression, encode
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
+from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
 from cutwater.client.records import Record
 from cutwater.client.repository import Repository, parse_servers
@@ -35,14 +37,15 @@ from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches
 from cutwater.client.topics import Topic, Topics, topic_of
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import InvalidArgument
-from cutwater.types import GLSN, LLSN, Ack, ClusterId, CutTime, EventTime, LogStreamId, Retention
+from cutwater.types import GLSN, LLSN, Ack, Batch, ClusterId, CutTime, EventTime, LogStreamId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
+COMPLAIN_MS_MAX = 2_000
 LANES_MAX = 256
 
 TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]
-Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | AsyncCursor
+Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCursor
 """A GLSN, the time at which records were committed, an end of the log, or where a cursor is."""
 
 
@@ -69,12 +72,14 @@ class AsyncClient:
         self._repository = repository
         self._timeout, self._compression, self._limits = timeout, compression, limits
         self._catalogs = Catalogs(repository)
-        self._nodes = Nodes(Endpoint(cluster, "client"), access)
+        complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
+        self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
         self._topics = Topics(repository, self._catalogs)
         self._shipping = Shipping(self._catalogs, self._nodes)
         self._reading = Reading(self._catalogs, self._nodes)
         self._lanes: Lanes = {}
         self._subscriptions: set[AsyncSubscription[Any]] = set()
+        self._producers: set[AsyncProducer] = set()
         self._is_closed = False
 
     @classmethod
@@ -117,10 +122,12 @@ class AsyncClient:
         return client
 
     async def close(self) -> None:
-        """Appends that are under way are given up: their callers are told. Producers should be closed before."""
+        """Appends that are under way are given up: their callers are told. Producers are closed first, which lets them
+        finish what was sent; if they cannot, that is raised when everything else is closed."""
         if self._is_closed:
             return
         self._is_closed = True
+        closing = await asyncio.gather(*(producer.close() for producer in self._producers), return_exceptions=True)
         for lane in self._lanes.values():
             await lane.close()
         for subscription in list(self._subscriptions):
@@ -128,6 +135,9 @@ class AsyncClient:
         await self._catalogs.close()
         await self._nodes.close()
         self._repository.close()
+        for error in closing:
+            if error is not None:
+                raise error
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -266,12 +276,12 @@ class AsyncClient:
         if lane is None:
             if len(self._lanes) >= LANES_MAX:
                 self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
-
-            def encoded(rows: pa.RecordBatch) -> Any:
-                return encode(rows, schema, now_us(), limits=self._limits, compression=self._compression)
-
-            lane = self._lanes[name] = Lane(info, pin, self._shipping, encoded, schema)
+            lane = Lane(info, pin, self._shipping, lambda rows: self._encoded(rows, schema), schema)
+            self._lanes[name] = lane
         return lane
+
+    def _encoded(self, rows: pa.RecordBatch, schema: TopicSchema) -> Batch:
+        return encode(rows, schema, now_us(), limits=self._limits, compression=self._compression)
 
     # Reading.
 
@@ -409,8 +419,8 @@ class AsyncClient:
         view = await self._catalogs.fresh(deadline)
         topics = selection.topics(view)
         after_end = GLSN(view.catalog.high_watermark + 1)
-        if isinstance(start, AsyncCursor):
-            at = await start.get(timeout=max(deadline.left, 0.001))
+        if isinstance(start, NamedCursor):
+            at = await self.cursor(start.name).get(timeout=max(deadline.left, 0.001))
             start = "earliest" if at is None else at + 1
         starts = {}
         if start == "earliest":
@@ -428,7 +438,53 @@ class AsyncClient:
             last = at_stop if last is None else min(last, at_stop)
         return Range(first, last, starts, view)
 
-    # Consumers.
+    # Producers and consumers.
+
+    async def producer(
+        self, topic: str, *, id: str, buffer_bytes: int = BUFFER_BYTES_MAX, timeout: float | None = None
+    ) -> AsyncProducer:
+        """A named producer, whose records are in the log exactly once: it repeats what got no answer until it knows.
+
+        Records go to one log stream in the order in which they were sent. Only one holder of a name can append;
+        opening it anywhere ends all earlier ones with ``ProducerFenced``. ``buffer_bytes`` bounds what it holds;
+        beyond that ``send`` waits::
+
+            async with await log.producer("orders", id="billing-1") as producer:
+                future = await producer.send(b"...")
+                await producer.flush()
+                ack = await future
+        """
+        deadline = self._deadline(timeout)
+        info = await self._catalogs.topic(topic, deadline)
+        schema = self._catalogs.view.schema(info)
+
+        def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
+            now = now_us()
+            if not schema.is_typed and isinstance(records, bytes | str | bytearray | memoryview):
+                single, size = self._single(records, key, timestamp, headers, now)
+                if single is not None:
+                    return single, 1, size + RECORD_COST_BYTES
+            rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now)
+            if rows.nbytes > self._limits.record_bytes_max:
+                # What cannot be sent at all is refused now, not when its turn comes.
+                self._encoded(rows, schema)
+            return rows, rows.num_rows, rows.nbytes + RECORD_COST_BYTES
+
+        producer = AsyncProducer(
+            self._catalogs,
+            self._nodes,
+            self._repository,
+            topic,
+            id,
+            prepare,
+            lambda rows: self._encoded(rows, schema),
+            schema,
+            self._timeout,
+            buffer_bytes,
+        )
+        await producer.open(deadline)
+        self._producers = {known for known in self._producers if not known.is_closed} | {producer}
+        return producer
 
     def cursor(self, name: str) -> AsyncCursor:
         """How far a consumer has come, kept in the cluster: ``commit(glsn)``, ``get()``, ``drop()``."""
@@ -437,7 +493,7 @@ class AsyncClient:
 
 def _check_position(name: str, position: object) -> None:
     is_glsn = isinstance(position, int) and not isinstance(position, bool) and position >= 1
-    if not (is_glsn or isinstance(position, datetime | AsyncCursor) or position in ("earliest", "latest")):
+    if not (is_glsn or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
         raise InvalidArgument(
             f"{name}= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
         )

@@ -9,11 +9,23 @@ from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN
 
 
-class AsyncCursor:
+class NamedCursor:
+    """Where a subscription may start: what counts is the name, whoever asks."""
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+
+class AsyncCursor(NamedCursor):
     """Holds the last GLSN that its consumer is done with. ``subscribe(..., start=cursor)`` goes on after it."""
 
     def __init__(self, repository: Repository, name: str, timeout: float) -> None:
-        self._repository, self.name, self._timeout = repository, name, timeout
+        self._repository, self._name, self._timeout = repository, name, timeout
+
+    @property
+    def name(self) -> str:
+        return self._name
 
     async def get(self, *, timeout: float | None = None) -> GLSN | None:
         """Where the cursor is; None if nothing was ever committed under its name."""

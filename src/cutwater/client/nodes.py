@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from cutwater.client.access import Access, open_connection
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.types import LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.states import State
 
 CONNECT_MS_MAX = 3_000
+COMPLAIN_SECONDS = 0.5
+"""One storage node is complained about no more often than this."""
+
+Complain = Callable[[LogStreamId, StorageNodeId], Awaitable[None]]
 
 
 class Nodes:
-    def __init__(self, endpoint: Endpoint, access: Access) -> None:
-        self._endpoint, self._access = endpoint, access
+    """``complain`` tells the metadata repository that a node does not answer, so that it looks at once."""
+
+    def __init__(self, endpoint: Endpoint, access: Access, complain: Complain) -> None:
+        self._endpoint, self._access, self._complain = endpoint, access, complain
+        self._complained: dict[StorageNodeId, float] = {}
+        self._telling: set[asyncio.Task[None]] = set()
         self._open: dict[str, Connection] = {}
+        self._left: set[Connection] = set()
         self._connecting: dict[str, asyncio.Task[Connection]] = {}
         self._is_closed = False
 
@@ -45,18 +57,33 @@ class Nodes:
         except TimeoutError:
             raise DeadlineExceeded(f"{address} could not be connected to within {deadline.seconds:g} s") from None
 
-    def drop(self, connection: Connection) -> None:
-        """It takes no more calls, because its peer is closing: the next one who asks gets another one."""
-        for address, known in list(self._open.items()):
-            if known is connection:
-                del self._open[address]
+    def drop(self, address: str) -> None:
+        """The connection was lost, or takes no more calls because its peer is closing: the next one who asks gets
+        another one. What was asked before is still answered."""
+        connection = self._open.pop(address, None)
+        if connection is not None and connection.state is not State.CLOSED:
+            self._left.add(connection)
+            connection.closed.add_done_callback(lambda _: self._left.discard(connection))
+
+    def unreachable(self, stream: LogStreamId, node: StorageNodeId) -> None:
+        """A connection to this node was lost, or could not be made."""
+        now = asyncio.get_running_loop().time()
+        if not self._is_closed and now - self._complained.get(node, -COMPLAIN_SECONDS) >= COMPLAIN_SECONDS:
+            self._complained[node] = now
+            task = asyncio.get_running_loop().create_task(self._tell(stream, node))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, stream: LogStreamId, node: StorageNodeId) -> None:
+        await self._complain(stream, node)
 
     async def close(self) -> None:
         self._is_closed = True
-        for task in self._connecting.values():
+        tasks: list[asyncio.Task[Any]] = [*self._connecting.values(), *self._telling]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._connecting.values(), return_exceptions=True)
-        for connection in self._open.values():
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for connection in (*self._open.values(), *self._left):
             connection.abort()
         self._open.clear()
 

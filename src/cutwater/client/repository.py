@@ -8,13 +8,14 @@ from typing import TypeVar
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
-from cutwater.types import ClusterId
+from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.metadata_api import ASK
 from cutwater.wire.states import State
+from cutwater.wire.storage_api import COMPLAINT, Complaint
 
 A = TypeVar("A")
 
@@ -23,6 +24,8 @@ ATTEMPT_MS_MAX = 3_000
 RETRY_SECONDS_MIN = 0.02
 RETRY_SECONDS_MAX = 0.5
 SCHEME = "cutwater://"
+A_CLIENT = StorageNodeId(0)
+"""Who complains, if it is not a storage node."""
 
 
 def parse_servers(url: str) -> tuple[str, ...]:
@@ -92,6 +95,15 @@ class Repository:
         if not isinstance(answer, expected):
             raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
         return answer
+
+    async def complain(self, stream: LogStreamId, node: StorageNodeId, *, timeout_ms: int) -> None:
+        """Say that a storage node does not answer: the leader will look at once. Nobody waits for what comes of it."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
+        try:
+            connection = await self._connected(deadline)
+            connection.notify(COMPLAINT, Complaint(stream, A_CLIENT, node))
+        except CutwaterError:
+            return
 
     async def _call(self, connection: Connection, request: Request, deadline: float, *, idempotent: bool) -> Answer:
         left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))

@@ -98,9 +98,9 @@ class AsyncSubscription(Generic[T]):
         return self._is_closed
 
     def __await__(self) -> Generator[Any, None, AsyncSubscription[T]]:
-        return self._begin().__await__()
+        return self.begun().__await__()
 
-    async def _begin(self) -> AsyncSubscription[T]:
+    async def begun(self) -> AsyncSubscription[T]:
         async with self._opening:
             if self._is_closed:
                 raise ClientClosed("this subscription was closed")
@@ -163,7 +163,7 @@ class AsyncSubscription(Generic[T]):
             if self._pieces:
                 self._made.extend(self._make(self._take_pieces()))
                 continue
-            await self._begin()
+            await self.begun()
             assert self._feed is not None
             assert self._range is not None
             if self._range.stop is not None and self._reached >= self._range.stop:

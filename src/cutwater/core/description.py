@@ -31,11 +31,7 @@ def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant)
         state.cut_time,
         "" if leader.halted is None else leader.halted.message,
         tuple(_node(state, node, book, liveness, now) for node in sorted(state.nodes)),
-        tuple(
-            _stream(leader, stream)
-            for stream in sorted(state.streams.values(), key=lambda s: s.stream)
-            if not state.topics[stream.topic].deleted
-        ),
+        tuple(_stream(leader, stream) for stream in sorted(state.streams.values(), key=lambda s: s.stream)),
     )
 
 

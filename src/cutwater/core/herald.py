@@ -14,6 +14,7 @@ from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
     CreateReplica,
+    DropReplica,
     ExcludeReplica,
     LearnFrom,
     SealReplica,
@@ -39,6 +40,9 @@ class Herald:
     # Stored decisions.
 
     def announce(self, decision: d.Decision) -> Iterator[Send]:
+        if isinstance(decision, (d.Seal, d.Unseal, d.CreateStream)) and decision.stream not in self._state.streams:
+            # Its topic was deleted by the same write.
+            return
         match decision:
             case d.Cut():
                 yield from self._announce_cut(decision)
@@ -59,9 +63,10 @@ class Herald:
 
     def _announce_cut(self, cut: d.Cut) -> Iterator[Send]:
         committed = {commit.stream for commit in cut.commits}
-        members = {commit.stream: self._state.streams[commit.stream].members for commit in cut.commits}
+        known = self._state.streams
+        members = {commit.stream: known[commit.stream].members for commit in cut.commits if commit.stream in known}
         for node, member_of in self._memberships().items():
-            commits = tuple(commit for commit in cut.commits if node in members[commit.stream])
+            commits = tuple(commit for commit in cut.commits if node in members.get(commit.stream, ()))
             quiet = tuple(lsid for lsid in member_of if lsid not in committed)
             if commits or quiet:
                 message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, commits, quiet)
@@ -106,6 +111,9 @@ class Herald:
                 yield Send(node, self._exclude(stream))
         known = {ur.log_stream_id for ur in report.uncommit_reports}
         known.update(report.invalid)
+        for lsid in sorted(known):
+            if self._state.was_deleted(lsid):
+                yield Send(node, DropReplica(lsid))
         for stream in self._state.streams_on(node):
             if stream.stream not in known:
                 yield Send(node, self._create(stream))

@@ -5,7 +5,7 @@ Nothing here is decided or stored. A new leader starts with a fresh memory and g
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from msgspec import Struct
 
@@ -64,8 +64,18 @@ class Liveness:
     def hear(self, node: StorageNodeId, now: Instant) -> None:
         self._heard[node] = now.monotonic
 
+    def lose(self, node: StorageNodeId, now: Instant) -> None:
+        """The node is known to be dead: no need to wait until its silence says so. A report brings it back."""
+        if node in self._heard:
+            self._heard[node] = min(self._heard[node], now.monotonic - self._dead_after_us)
+
     def forget(self, node: StorageNodeId) -> None:
         self._heard.pop(node, None)
+
+    def forget_streams(self, known: Container[LogStreamId]) -> None:
+        """Nothing is remembered of streams that exist no more."""
+        self._behind = {key: seen for key, seen in self._behind.items() if key[0] in known}
+        self._accusations = {key: accused for key, accused in self._accusations.items() if key[0] in known}
 
     def silence(self, node: StorageNodeId, now: Instant) -> int | None:
         """For how long nothing was heard of the node, counted from the leader's beginning at most."""

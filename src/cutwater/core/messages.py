@@ -105,6 +105,13 @@ class TrimReplica(Struct, frozen=True, tag=True):
     before: GLSN
 
 
+class DropReplica(Struct, frozen=True, tag=True):
+    """The topic of the stream is deleted, and that is stored: remove the replica and its data for ever. Numbers of
+    streams are never given out twice, so this is true whenever it arrives."""
+
+    stream: LogStreamId
+
+
 LeaderMessage = (
     LeaderHello
     | CreateReplica
@@ -115,6 +122,7 @@ LeaderMessage = (
     | ExcludeReplica
     | LearnFrom
     | TrimReplica
+    | DropReplica
 )
 
 # Between storage nodes.

@@ -28,6 +28,8 @@ from cutwater.core.order_events import (
     Alarm,
     Asked,
     Compact,
+    NodeGone,
+    NodeUnreachable,
     OrderEffect,
     OrderEvent,
     PeerComplaint,
@@ -161,6 +163,13 @@ class OrderLayer:
                 stream = self.state.streams.get(event.stream)
                 if stream is not None and {event.complainer, event.peer} <= set(stream.members):
                     self._liveness.accuse(event.stream, event.complainer, event.peer, now)
+            case NodeGone():
+                self._liveness.lose(event.node, now)
+                self._leave_out(event.node, f"the process of storage node {event.node} has ended")
+            case NodeUnreachable():
+                for stream in self.state.streams_on(event.node):
+                    self._liveness.avoid(stream.stream, event.node, now)
+                self._leave_out(event.node, f"storage node {event.node} cannot be reached")
             case Wake():
                 self._wake(now)
         return self._turn(now)
@@ -205,6 +214,9 @@ class OrderLayer:
 
     def _examine(self, node: StorageNodeId, ur: UncommitReport) -> None:
         """Hold one replica's words against what was decided."""
+        if self.state.was_deleted(ur.log_stream_id):
+            # The herald will tell it.
+            return
         stream = self.state.streams.get(ur.log_stream_id)
         if stream is None or not self._can_be(stream, ur):
             self._halt(f"storage node {node} reports {ur}, of which the order layer knows nothing")
@@ -294,7 +306,7 @@ class OrderLayer:
         self._liveness.wake(now)
         self._wakes += 1
         if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
-            self._short_topics = [topic for topic in self.state.topics.values() if not topic.deleted]
+            self._short_topics = list(self.state.topics.values())
         self._settled_high_watermark = self._high_watermark_at_wake
         self._high_watermark_at_wake = self.state.high_watermark
         for stream in self.state.streams.values():
@@ -305,6 +317,11 @@ class OrderLayer:
                 continue
             if not stream.is_open or stream.members != stream.replicas:
                 self._attention.add(stream.stream)
+
+    def _leave_out(self, node: StorageNodeId, why: str) -> None:
+        for stream in self.state.streams_on(node):
+            if stream.is_open and node in stream.members:
+                self._want_seal(stream, why)
 
     def _watch_members(self, stream: LogStream, now: Instant) -> None:
         for node in stream.members:
@@ -317,6 +334,13 @@ class OrderLayer:
             elif self._is_stuck(stream, node, now):
                 self._liveness.avoid(stream.stream, node, now)
                 self._want_seal(stream, f"the replica on storage node {node} makes no progress")
+            elif report is not None and not self._book.is_writable(node) and self._can_spare(stream, node, now):
+                self._want_seal(stream, f"storage node {node} has no room left")
+
+    def _can_spare(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        """Whether the stream can go on without one of its members."""
+        others = sum(1 for other in stream.members if other != node and self._usable(other, now))
+        return others >= max(1, self.options.min_replication)
 
     def _is_stuck(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
         ur = self._book.of(stream.stream, node)
@@ -385,6 +409,19 @@ class OrderLayer:
             self._book.void(decision.stream)
         if isinstance(decision, (d.Seal, d.CreateStream)):
             self._sealed_since[decision.stream] = now.monotonic
+        if isinstance(decision, d.DeleteTopic):
+            self._forget_streams()
+
+    def _forget_streams(self) -> None:
+        """Nothing is remembered of streams that exist no more."""
+        known = self.state.streams
+        self._moved &= known.keys()
+        self._attention &= known.keys()
+        self._seals = {lsid: reason for lsid, reason in self._seals.items() if lsid in known}
+        self._distrusted = {lsid: nodes for lsid, nodes in self._distrusted.items() if lsid in known}
+        self._sealed_since = {lsid: since for lsid, since in self._sealed_since.items() if lsid in known}
+        self._liveness.forget_streams(known)
+        self.explanations = {lsid: why for lsid, why in self.explanations.items() if lsid in known}
 
     def _next_cut(self, now: Instant) -> d.Cut | None:
         candidates = [self._candidate(self.state.streams[lsid]) for lsid in self._moved if lsid not in self._distrusted]
@@ -493,7 +530,7 @@ class OrderLayer:
 
     def _decide_replacements(self, topic: Topic, now: Instant, decided: list[d.Decision]) -> None:
         """Keep the number of log streams that take appends, or soon will."""
-        if topic.deleted:
+        if topic.topic not in self.state.topics:
             return
         live = [s for s in self.state.streams_of(topic.topic) if not s.final]
         active = [s for s in live if s.is_open or s.held or not self._is_given_up(s, now)]

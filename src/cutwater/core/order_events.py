@@ -51,11 +51,23 @@ class PeerComplaint(Struct, frozen=True):
     peer: StorageNodeId
 
 
+class NodeGone(Struct, frozen=True):
+    """Nobody listens any more where the storage node did: its process has ended."""
+
+    node: StorageNodeId
+
+
+class NodeUnreachable(Struct, frozen=True):
+    """The storage node reports, but the leader's own probes of its address fail, as do those of whoever complained."""
+
+    node: StorageNodeId
+
+
 class Wake(Struct, frozen=True):
     """Time has passed. Comes every few ten milliseconds."""
 
 
-OrderEvent = ReportArrived | Asked | Stored | StoreRefused | PeerComplaint | Wake
+OrderEvent = ReportArrived | Asked | Stored | StoreRefused | PeerComplaint | NodeGone | NodeUnreachable | Wake
 
 
 # Effects

@@ -115,7 +115,6 @@ def catalog(state: OrderState) -> r.Catalog:
                 t.topic, t.name, t.trimmed_before, t.replication, t.streams, t.schemas, t.event_time, t.retention
             )
             for t in state.topics.values()
-            if not t.deleted
         ),
         nodes=tuple(r.NodeInfo(node.node, node.address) for node in state.nodes.values()),
         streams=tuple(
@@ -134,7 +133,6 @@ def catalog(state: OrderState) -> r.Catalog:
                 s.final_at,
             )
             for s in state.streams.values()
-            if not state.topics[s.topic].deleted
         ),
     )
 
@@ -155,7 +153,7 @@ def _check_name(kind: str, name: str) -> None:
 def _topic(state: OrderState, name: str) -> Topic:
     topic = state.topic_named(name)
     if topic is None:
-        names = ", ".join(sorted(t.name for t in state.topics.values() if not t.deleted)) or "none"
+        names = ", ".join(sorted(t.name for t in state.topics.values())) or "none"
         raise NotFound(f"there is no topic {name!r}; topics: {names}")
     return topic
 
@@ -312,8 +310,7 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
             raise Refused(
                 f"storage node {request.node} is a replica of log stream {stream.stream}: replace it there first"
             )
-        deleted = state.topics[stream.topic].deleted
-        if not deleted and not any(around.ready(stream, node) for node in left):
+        if not any(around.ready(stream, node) for node in left):
             raise LastCopy(
                 f"storage node {request.node} holds the last copy of log stream {stream.stream} that is known to be "
                 "complete: bring another one up first"

@@ -61,7 +61,6 @@ class Topic(Struct):
     event_time: str = ""
     retention: Retention = Retention()
     trimmed_before: GLSN = GLSN(1)
-    deleted: bool = False
 
 
 class LogStream(Struct):
@@ -178,7 +177,7 @@ class OrderState:
         )
 
     def topic_named(self, name: str) -> Topic | None:
-        return next((t for t in self.topics.values() if t.name == name and not t.deleted), None)
+        return next((t for t in self.topics.values() if t.name == name), None)
 
     def streams_of(self, topic: TopicId) -> list[LogStream]:
         return [stream for stream in self.streams.values() if stream.topic == topic]
@@ -236,10 +235,7 @@ class OrderState:
             case d.DeleteTopic():
                 live = [s.stream for s in self.streams_of(decision.topic) if not s.final]
                 self._require(not live, decision, f"log streams {live} are not finished")
-                self.topics[decision.topic].deleted = True
-                # With the topic all is gone that its producers ever produced, so their names are free as well.
-                of_topic = {s.stream for s in self.streams_of(decision.topic)}
-                self.producers = {name: p for name, p in self.producers.items() if p.stream not in of_topic}
+                self._delete_topic(decision.topic)
             case d.CreateStream():
                 self._create_stream(decision)
             case d.Release():
@@ -254,7 +250,7 @@ class OrderState:
                 topic = self.topics[decision.topic]
                 self._require(decision.before > topic.trimmed_before, decision, "trim never goes back")
                 topic.trimmed_before = decision.before
-                self.clock.trim(min(t.trimmed_before for t in self.topics.values() if not t.deleted or t is topic))
+                self.clock.trim(min(t.trimmed_before for t in self.topics.values()))
             case d.OpenProducer():
                 self._open_producer(decision)
             case d.MoveProducer():
@@ -344,6 +340,18 @@ class OrderState:
             since=create.time,
         )
         self.histories[create.stream] = CommitHistory()
+
+    def _delete_topic(self, topic: TopicId) -> None:
+        """All of it is forgotten, also its producers, whose names are free again. Numbers are never given out twice, so
+        whoever speaks of a stream that is unknown here but not new speaks of one that was deleted."""
+        gone = {stream.stream for stream in self.streams_of(topic)}
+        del self.topics[topic]
+        for lsid in gone:
+            del self.streams[lsid], self.histories[lsid]
+        self.producers = {name: p for name, p in self.producers.items() if p.stream not in gone}
+
+    def was_deleted(self, stream: LogStreamId) -> bool:
+        return stream not in self.streams and stream <= self.last_stream
 
     def _open_producer(self, decision: d.OpenProducer) -> None:
         producer = self.producers.get(decision.producer)

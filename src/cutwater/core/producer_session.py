@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 
 from cutwater.core.dedup import WINDOW_BATCHES_MAX, Remembered
 from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant
-from cutwater.errors import ProducerFenced, ProtocolViolation, ResourceExhausted
+from cutwater.errors import NotFound, ProducerFenced, ProtocolViolation, ResourceExhausted
 from cutwater.types import (
     Ack,
     Batch,
@@ -53,6 +53,7 @@ class Phase(enum.Enum):
     SETTLING = "waits to hear the fate of its batches in a sealed stream"
     MOVING = "waits for another stream"
     FENCED = "someone else has opened the name"
+    GONE = "its topic was deleted"
 
 
 class SendBatch(Struct, frozen=True):
@@ -103,6 +104,11 @@ class ProducerSession:
         return self._grant.stream
 
     @property
+    def is_over(self) -> bool:
+        """Nothing more will be sent: what is unsettled remains unknown."""
+        return self.phase in (Phase.FENCED, Phase.GONE)
+
+    @property
     def unsettled(self) -> tuple[Sequence, ...]:
         return tuple(self._unsettled)
 
@@ -117,7 +123,7 @@ class ProducerSession:
         if self._is_open:
             is_next = self.phase is Phase.MOVING and grant.epoch == self._grant.epoch + 1
         else:
-            is_next = self.phase is not Phase.FENCED and grant.epoch > self._grant.epoch
+            is_next = not self.is_over and grant.epoch > self._grant.epoch
         if not is_next:
             return []
         self._grant, self.phase = grant, Phase.FENCING
@@ -137,6 +143,8 @@ class ProducerSession:
         """Number a batch and send it."""
         if self.phase is Phase.FENCED:
             raise ProducerFenced(f"producer {self.producer!r} was opened again elsewhere: stop using it")
+        if self.phase is Phase.GONE:
+            raise NotFound(f"the topic of producer {self.producer!r} was deleted: open it on another one")
         if (
             len(self._unsettled) >= IN_FLIGHT_BATCHES_MAX
             or not self._is_open
@@ -169,7 +177,7 @@ class ProducerSession:
             case Phase.MOVING:
                 assert self._move is not None
                 return [AskMetadata(self._move)]
-            case Phase.FENCED:
+            case Phase.FENCED | Phase.GONE:
                 return []
 
     # Moving.
@@ -224,6 +232,11 @@ class ProducerSession:
             is_over = refused == self._move and self.phase is Phase.MOVING
         if is_over:
             self.phase = Phase.FENCED
+
+    def topic_deleted(self) -> None:
+        """Our stream, which was in the catalog, is there no more."""
+        if not self.is_over:
+            self.phase = Phase.GONE
 
     # Helpers.
 

@@ -24,6 +24,7 @@ from cutwater.core.journal import Journal
 from cutwater.core.learner import Learner
 from cutwater.core.messages import (
     CatchUp,
+    DropReplica,
     ExcludeReplica,
     LearnFrom,
     Replicate,
@@ -49,6 +50,7 @@ from cutwater.core.replica_events import (
     Failed,
     Forward,
     RefuseEntry,
+    Remove,
     Reopen,
     ReplicaEffect,
     ReplicaEvent,
@@ -206,6 +208,9 @@ class Replica:
             case Dropped():
                 self.first_llsn = max(self.first_llsn, event.first_llsn)
                 return []
+            case DropReplica():
+                # A cut may have committed what somebody waits for, and nobody will tell any more.
+                return [*(Unsettled(waiter) for waiter in self._pending.waiters()), Remove()]
             case Tidy():
                 return self._drop_trimmed()
             case ReplicateFailed():

@@ -13,6 +13,7 @@ from msgspec import Struct
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import (
     CatchUp,
+    DropReplica,
     ExcludeReplica,
     LearnFrom,
     Replicate,
@@ -103,6 +104,7 @@ ReplicaEvent = (
     | LearnFrom
     | SyncMessage
     | TrimReplica
+    | DropReplica
     | Tidy
     | Dropped
     | ReplicateFailed
@@ -203,6 +205,10 @@ class AskSync(Struct, frozen=True):
     request: SyncRequest
 
 
+class Remove(Struct, frozen=True):
+    """Close the files and remove them for ever: this replica is no more. Always the last effect."""
+
+
 class Reopen(Struct, frozen=True):
     """Cut the files back to what is known to be durable (None: leave them as they are), then recover the replica from
     disk as after a restart."""
@@ -229,6 +235,7 @@ ReplicaEffect = (
     | Complain
     | AskSync
     | Reopen
+    | Remove
 )
 
 BARRIERS = (SaveHardState, SaveDedup, Truncate, Restart)

@@ -123,8 +123,10 @@ class Subscription:
         """What the sources hold together."""
         self._gaps: dict[TopicId, tuple[GLSN, GLSN]] = {}
         """What was trimmed before it arrived: the first GLSN of it, and the first one that is left."""
-        self._ended: dict[TopicId, bool] = {}
-        """Topics that are gone, and whether that was told."""
+        self._ended: dict[TopicId, GLSN] = {}
+        """Topics that are gone, and from where on nothing of them is handed on."""
+        self._told: set[TopicId] = set()
+        """Those of which that was told."""
 
     # What to read.
 
@@ -229,7 +231,7 @@ class Subscription:
             raise NotFound("none of the topics of this subscription exists any more: they were deleted")
         for topic in self.topics | {source.info.topic for source in self._sources.values()}:
             if topic not in left:
-                self._ended.setdefault(topic, False)
+                self._ended.setdefault(topic, self.next_glsn)
                 self._gaps.pop(topic, None)
 
     def _knows(self, revision: Revision) -> bool:
@@ -268,10 +270,12 @@ class Subscription:
             raise Trimmed(*self._gaps.pop(topic))
         return ready
 
-    def take_ended(self) -> list[TopicId]:
-        """Topics that were deleted: nothing more of them comes, whether or not all of it had arrived. Told once."""
-        news = [topic for topic, is_told in self._ended.items() if not is_told]
-        self._ended = dict.fromkeys(self._ended.keys() & self.topics, True)
+    def take_ended(self) -> dict[TopicId, GLSN]:
+        """Topics that were deleted: from this position on nothing of them is handed on, whether or not it had arrived.
+        Told once."""
+        news = {topic: at for topic, at in self._ended.items() if topic not in self._told}
+        self._told = self._ended.keys() & set(self.topics)
+        self._ended = {topic: at for topic, at in self._ended.items() if topic in self._told}
         return news
 
 

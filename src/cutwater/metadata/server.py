@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from cutwater.core.messages import LeaderHello
 from cutwater.core.order import OrderOptions
-from cutwater.core.order_events import PeerComplaint, ReportArrived
+from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
 from cutwater.core.order_state import OrderState
 from cutwater.core.requests import AddNodeRequest, Answer, Done, FoundClusterRequest, Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity
@@ -27,7 +27,7 @@ from cutwater.metadata.counters import Counters
 from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.metadata.ways import Ways
-from cutwater.types import ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
+from cutwater.types import SECOND, ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire import metadata_api as api
 from cutwater.wire import storage_api
 from cutwater.wire.addresses import format_address, parse_address
@@ -41,6 +41,7 @@ from cutwater.wire.serving import Call, Notification
 _log = logging.getLogger(__name__)
 
 CONNECT_MS_MAX = 500
+PROBE_SECONDS = 0.2
 JOIN_MS_MAX = 5_000
 
 
@@ -86,6 +87,7 @@ class MetadataServer:
         self._followers: dict[Connection, dict[StorageNodeId, str] | None] = {}
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._probing: set[StorageNodeId] = set()
         self._endpoint = Endpoint(options.cluster, "metadata repository", str(options.node), self._methods())
 
     @property
@@ -136,6 +138,7 @@ class MetadataServer:
         methods.hears(storage_api.COMPLAINT)(self._complaint)
         methods.hears(api.REPORT_UP)(self._report_up)
         methods.hears(api.COMPLAINT_UP)(self._complaint_up)
+        methods.hears(api.SUSPECT_UP)(self._suspect_up)
         methods.hears(api.FOLLOW)(self._follow)
         methods.hears(api.HEARTBEAT)(self._heartbeat)
         methods.hears(api.RELAY_DOWN)(self._relay_down)
@@ -145,8 +148,49 @@ class MetadataServer:
         connection.closed.add_done_callback(lambda _: self._disconnected(connection))
 
     def _disconnected(self, connection: Connection) -> None:
-        self._ways.lose(connection)
         self._followers.pop(connection, None)
+        for node in self._ways.lose(connection):
+            self._suspect(node)
+
+    # Storage nodes that may be dead.
+
+    def _suspect(self, node: StorageNodeId) -> None:
+        """Something says that a storage node may be dead: the leader looks at once, others tell it to."""
+        if self.term is not None:
+            if node not in self._probing:
+                self._probing.add(node)
+                self._spawn(self._probe(self.term, node))
+        else:
+            self._pass_up(api.SUSPECT_UP, api.Suspect(node))
+
+    def _suspect_up(self, notification: Notification[api.Suspect]) -> None:
+        self._suspect(notification.argument.node)
+
+    async def _probe(self, term: Term, node: StorageNodeId) -> None:
+        """A refused connection proves that the process has ended. Any other failure proves nothing alone; if the node
+        does not greet for as long as a silent one takes to be dead, it is left out, whatever it reports."""
+        give_up = self._loop.time() + self.options.order.node_dead_after_us / SECOND
+        try:
+            while self.term is term:
+                known = term.layer.state.nodes.get(node)
+                if known is None or not known.address:
+                    return
+                try:
+                    host, port = parse_address(known.address)
+                    (await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS_MAX)).abort()
+                    return
+                except CutwaterError as error:
+                    if isinstance(error.__cause__, ConnectionRefusedError):
+                        _log.info("nobody listens at the address of storage node %s", node)
+                        term.feed(NodeGone(node))
+                        return
+                if self._loop.time() >= give_up:
+                    _log.warning("storage node %s cannot be reached at %s", node, known.address)
+                    term.feed(NodeUnreachable(node))
+                    return
+                await asyncio.sleep(PROBE_SECONDS)
+        finally:
+            self._probing.discard(node)
 
     # Leading and following.
 
@@ -333,6 +377,8 @@ class MetadataServer:
 
     def _complaint_up(self, notification: Notification[storage_api.Complaint]) -> None:
         complaint = notification.argument
+        if self.term is not None:
+            self._suspect(complaint.peer)
         self._take(PeerComplaint(complaint.stream, complaint.complainer, complaint.peer))
 
     def _take(self, event: ReportArrived | PeerComplaint) -> None:

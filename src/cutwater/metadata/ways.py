@@ -39,11 +39,13 @@ class Ways:
             self._tell_addresses(connection)
         self._heard.setdefault(node, {})[connection] = self._now()
 
-    def lose(self, connection: Connection) -> None:
+    def lose(self, connection: Connection) -> list[StorageNodeId]:
+        """The connection is closed. Returns the storage nodes at its other end."""
+        is_relay = connection in self._relays
         self._relays.discard(connection)
         self._told.pop(connection, None)
-        for ways in self._heard.values():
-            ways.pop(connection, None)
+        lost = [node for node, ways in self._heard.items() if ways.pop(connection, None) is not None]
+        return [] if is_relay else lost
 
     def send(self, node: StorageNodeId, message: LeaderMessage) -> None:
         """On every way that is in use: what arrives twice does no harm, and what is lost on one arrives on another."""

@@ -273,6 +273,9 @@ def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Ro
 
 
 def _as_text(value: Any) -> str:
+    """A text as it is, anything else as JSON."""
+    if isinstance(value, str):
+        return value
     try:
         return json.encode(value, order="deterministic").decode()
     except (TypeError, NotImplementedError):

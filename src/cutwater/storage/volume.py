@@ -7,6 +7,7 @@
         node                                   keys of cluster and node, number of starts
         lsid=<lsid>/                           one replica
         lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
+        lsid=<lsid>.removed/                   one whose topic was deleted, until it is gone
         lsid=<lsid>.damaged-<start>/           one that could not be opened and was replaced by a copy of a peer's
 
 A directory's name proves nothing, because directories are copied and mounted elsewhere. So the keys, random and made
@@ -40,6 +41,7 @@ from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId
 NODE_FILE_BYTES_MAX = 64 * 1024
 PID_BYTES_MAX = 20
 NEW = ".new"
+REMOVED = ".removed"
 
 
 class NodeIdentity(Struct, frozen=True):
@@ -226,6 +228,9 @@ class NodeVolumes:
             path = self._path(volume)
             with self._at(volume, "read"):
                 names = self._files.names(path)
+            for name in names:
+                if name.endswith(REMOVED):
+                    self._erase(path / name)
             for stream in _streams(names):
                 if stream in found:
                     raise VolumeConflict(
@@ -302,6 +307,22 @@ class NodeVolumes:
             self._files.sync_dir(path.parent)
         del self.replicas[stream]
         return aside
+
+    def remove(self, stream: LogStreamId) -> None:
+        """Remove a replica for ever. From when it has lost its name it is gone, also if the rest is not done."""
+        path = self.replicas[stream]
+        doomed = path.with_name(path.name + REMOVED)
+        with self._at(path.parent):
+            self._files.rename(path, doomed)
+            self._files.sync_dir(path.parent)
+        del self.replicas[stream]
+        self._erase(doomed)
+
+    def _erase(self, path: Path) -> None:
+        with self._at(path.parent):
+            for name in self._files.names(path):
+                self._files.unlink(path / name)
+            path.rmdir()
 
 
 def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdentity:

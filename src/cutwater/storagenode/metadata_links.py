@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 JOIN_MS_MAX = 2_000
 JOIN_AGAIN_SECONDS = 1.0
+COVERED_BY = 2
 
 
 class Joining(Protocol):
@@ -56,11 +57,20 @@ class MetadataLinks:
 
     def tell(self, notice: Notice[Any], argument: object) -> None:
         """What cannot be told now is told again with the next report, or found out otherwise."""
-        for connection in list(self._joined):
+        for connection in self._covering():
             try:
                 connection.notify(notice, argument)
             except CutwaterError as error:
                 _log.debug("%s cannot be told to %r: %s", notice.name, connection, error.message)
+
+    def _covering(self) -> list[Connection]:
+        """Two of the metadata nodes hear from this node: one may die without a report being lost, and more would only
+        pass the same on. Storage nodes begin at different ones, so that the work is divided."""
+        if len(self._joined) <= COVERED_BY:
+            return list(self._joined)
+        found = sorted(self._joined, key=lambda connection: connection.peer.name if connection.peer else "")
+        start = self._node.introduce().node
+        return [found[(start + i) % len(found)] for i in range(COVERED_BY)]
 
     def has_joined(self, connection: Connection) -> bool:
         """Whether this connection leads to a metadata repository that knows this node."""

@@ -14,6 +14,7 @@ from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
     CreateReplica,
+    DropReplica,
     ExcludeReplica,
     LeaderHello,
     LeaderMessage,
@@ -62,6 +63,7 @@ REPORT_AGAIN_SECONDS = 0.001
 APPEND_BYTES_MAX = 64 * 1024 * 1024
 """Appends that wait for their commit, of all log streams together; beyond that, clients are told to wait. So neither
 queues to disks nor those to the next node of a chain grow without bound."""
+REMOVE_SECONDS_MAX = 60.0
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Entries of other heads that may wait for the disk of one replica."""
 
@@ -103,6 +105,9 @@ class Stores(Protocol):
 
     def set_aside(self, stream: LogStreamId) -> str:
         """Keep files that cannot be opened elsewhere, and say where."""
+
+    def remove(self, stream: LogStreamId) -> None:
+        """Remove the files for ever."""
 
 
 class StorageNode:
@@ -269,7 +274,10 @@ class StorageNode:
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self._pass_on(message.stream, message)
-            case CatchUp() | TrimReplica():
+            case DropReplica() if message.stream in self.unreadable:
+                del self.unreadable[message.stream]
+                self._erase(message.stream, None)
+            case CatchUp() | TrimReplica() | DropReplica():
                 self._pass_on(message.stream, message)
 
     def _commit(self, message: CommitMessage) -> None:
@@ -284,7 +292,7 @@ class StorageNode:
     def _pass_on(
         self,
         stream: LogStreamId,
-        message: SealReplica | UnsealReplica | ExcludeReplica | LearnFrom | CatchUp | TrimReplica,
+        message: SealReplica | UnsealReplica | ExcludeReplica | LearnFrom | CatchUp | TrimReplica | DropReplica,
     ) -> None:
         if stream in self.replicas:
             self.replicas[stream].feed(message)
@@ -390,9 +398,29 @@ class StorageNode:
     def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
         driver = self.replicas.pop(stream, None)
         if driver is not None:
-            driver.end()
+            driver.abandon("its files cannot be opened any more")
             self._note_unreadable(stream, error)
             self.report_soon()
+
+    def remove(self, stream: LogStreamId) -> None:
+        driver = self.replicas.pop(stream)
+        driver.abandon("its topic was deleted")
+        self._erase(stream, driver)
+        self.report_soon()
+
+    def _erase(self, stream: LogStreamId, driver: ReplicaDriver | None) -> None:
+        """Remove the files of a log stream whose topic was deleted, which may take a while."""
+        self._say(logging.WARNING, stream, "is removed, because its topic was deleted")
+
+        def work() -> None:
+            if driver is not None:
+                driver.close(REMOVE_SECONDS_MAX)
+            try:
+                self._stores.remove(stream)
+            except CutwaterError as error:
+                self._say(logging.ERROR, stream, f"could not be removed: {error.message}")
+
+        self._loop.run_in_executor(None, work)
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
         self._say(logging.ERROR, stream, f"is opened anew, because a write failed: {error.message}")

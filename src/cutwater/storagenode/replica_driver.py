@@ -28,6 +28,7 @@ from cutwater.core.replica_events import (
     Failed,
     Forward,
     RefuseEntry,
+    Remove,
     Reopen,
     ReplicaEffect,
     ReplicaEvent,
@@ -92,6 +93,9 @@ class Host(Protocol):
 
     def cannot_open(self, stream: LogStreamId, error: Damaged) -> None:
         """The files cannot be opened any more, and trying again will not help."""
+
+    def remove(self, stream: LogStreamId) -> None:
+        """The replica is no more: close its files and remove them."""
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
         """A write failed. The replica is being opened anew."""
@@ -184,6 +188,18 @@ class ReplicaDriver:
         """Open the files anew: what kept the replica from being trusted may have been repaired."""
         if not self.is_busy and not self.replica.trusted and self.replica.learner is None:
             self._reopen(Reopen(None, None, "repaired"))
+
+    def abandon(self, why: str) -> None:
+        """The replica is no longer here: let nobody wait for it, and do nothing any more."""
+        for effect in self.replica.handle(StorageFailed(why)):
+            if isinstance(effect, Unsettled):
+                self._do(effect)
+        self._is_waiting = True
+        for _, on_refusal in self._events:
+            if on_refusal is not None:
+                on_refusal(Unavailable(f"log stream {self.stream} is no longer on storage node {self.node}: {why}"))
+        self._events.clear()
+        self.writer.end()
 
     def end(self) -> None:
         """Make durable what was given and take nothing more; ``close`` waits for it."""
@@ -280,6 +296,9 @@ class ReplicaDriver:
                 return
             if isinstance(effect, Reopen):
                 self._reopen(effect)
+                return
+            if isinstance(effect, Remove):
+                self._host.remove(self.stream)
                 return
             self._do(effect)
 
@@ -406,10 +425,6 @@ class ReplicaDriver:
         self._host.storage_failed(self.stream, error)
         self._host.report_soon()
         if isinstance(error, Damaged):
-            for _, on_refusal in self._events:
-                if on_refusal is not None:
-                    on_refusal(Unavailable(f"log stream {self.stream} cannot be opened here any more"))
-            self._events.clear()
             self._host.cannot_open(self.stream, error)
         else:
             asyncio.get_running_loop().call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)

@@ -33,6 +33,9 @@ class VolumeStores:
     def set_aside(self, stream: LogStreamId) -> str:
         return str(self._volumes.set_aside(stream))
 
+    def remove(self, stream: LogStreamId) -> None:
+        self._volumes.remove(stream)
+
     def _identity(self, stream: LogStreamId) -> ReplicaIdentity:
         identity = self._volumes.identity
         return ReplicaIdentity(identity.cluster, identity.node, stream)

@@ -121,11 +121,17 @@ class Syncing:
                         return
                     self._node.counters.sync_received_bytes += len(item.body)
                     self._take(driver, parts, item.value, bytes(item.body))
-                    await _let_the_disk_keep_up(driver)
+                    await self._let_the_disk_keep_up(driver)
         except CutwaterError as error:
             reason = error.message
         # If the end was taken before, this says nothing new.
         driver.feed(SyncFailed(request.stream, request.attempt, reason))
+
+    async def _let_the_disk_keep_up(self, driver: ReplicaDriver) -> None:
+        while driver.is_busy or driver.writer.backlog_bytes > BACKLOG_BYTES_MAX:
+            if self._node.replicas.get(driver.stream) is not driver:
+                raise Refused("the replica that was to learn is gone")
+            await asyncio.sleep(BACKLOG_LOOK_SECONDS)
 
     def _take(self, driver: ReplicaDriver, parts: _Parts, item: api.SyncItem, body: bytes) -> None:
         match item:
@@ -179,8 +185,3 @@ def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _R
 def _entries_of(data: bytes) -> tuple[Entry, ...]:
     """The entries of a part, each verified."""
     return tuple(frame.entry for frame in frames_in(data))
-
-
-async def _let_the_disk_keep_up(driver: ReplicaDriver) -> None:
-    while driver.is_busy or driver.writer.backlog_bytes > BACKLOG_BYTES_MAX:
-        await asyncio.sleep(BACKLOG_LOOK_SECONDS)

@@ -27,6 +27,7 @@ from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
+from cutwater.testing import bench_wire
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -226,6 +227,7 @@ def main() -> int:
         f"{events / 1e3:.0f} thousand events per second and core, {clusters:.1f} whole clusters per second and core",
         "with random faults, checks included; limited by CPU.",
         "",
+        *bench_wire.lines(),
     ]
     REPORT.write_text("\n".join(lines))
     print("\n".join(lines))

@@ -9,6 +9,7 @@ import asyncio
 import multiprocessing
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -140,7 +141,6 @@ def _child(kind: str, pipe: Any) -> None:
 
 def _answer_cpu(pipe: Any) -> None:
     """Processes that do not speak the protocol tell their processor time through the pipe, from a thread."""
-    import threading  # noqa: PLC0415
 
     def answer() -> None:
         while pipe.recv():

@@ -86,7 +86,7 @@ def _print_outage(cluster: DemoCluster) -> None:
 def _print_summary(cluster: DemoCluster) -> None:
     outcomes = Counter(op.outcome.value for op in cluster.record.appends)
     records = sum(op.batch.count for op in cluster.record.appends if op.outcome is Outcome.OK)
-    delivered = [sum(run.batch.count for run in segments[-1].runs) for segments in cluster.record.segments.values()]
+    delivered = [sum(run.batch.count for run in seen.runs) for seen in cluster.record.subscribers.values()]
     print("At the end:")
     print(f"  {outcomes['ok']} appends acknowledged: {records} records; the two subscribers saw {delivered} in order")
     print(

@@ -7,6 +7,7 @@ for anything that must last (docs/metadata-stores.md says why); as a server to t
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -73,6 +74,8 @@ class EtcdMember:
         """It answers nothing any more, and its connections stay open."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        # A signal takes effect later than it is sent.
+        os.waitpid(self.process.pid, os.WUNTRACED)
 
     def go_on(self) -> None:
         assert self.process is not None

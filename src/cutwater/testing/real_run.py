@@ -44,7 +44,7 @@ from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import Endpoint
 
 CONNECT_MS = 1_000
-APPEND_MS = 10_000
+APPEND_MS = 3_000
 READ_BYTES = 1024 * 1024
 PAUSE_SECONDS = 0.02
 CATALOG_US_MAX = 500_000
@@ -131,6 +131,8 @@ class Load:
             answer = await connection.call(api.APPEND, arguments, op.batch.body, timeout_ms=APPEND_MS)
         except CutwaterError as error:
             self._settle(op, Outcome.UNKNOWN if is_unknown(error) else Outcome.FAIL)
+            if isinstance(error, DeadlineExceeded):
+                await self._repository.complain(stream.stream, stream.chain[0], timeout_ms=CONNECT_MS)
             self._catalog = None
             await asyncio.sleep(PAUSE_SECONDS)
         else:

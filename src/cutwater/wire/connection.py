@@ -236,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     async def close(self, *, timeout_ms: int = 5_000) -> None:
-        """Ask nothing more, answer nothing more, let what was asked be answered, and close."""
+        """Ask nothing more, take no more requests, let what was asked be answered, and close."""
         deadline = self._loop.time() + timeout_ms / 1_000
         try:
             if self.state is State.OPEN:

@@ -59,8 +59,15 @@ class RelayDown(Struct, frozen=True):
     message: LeaderMessage
 
 
+class Suspect(Struct, frozen=True):
+    """A connection of this storage node broke: the leader should see whether it lives."""
+
+    node: StorageNodeId
+
+
 FOLLOW: Notice[Follow] = Notice("follow", Follow)
 HEARTBEAT: Notice[Heartbeat] = Notice("heartbeat", Heartbeat)
 REPORT_UP: Notice[Report] = Notice("report_up", Report)
 COMPLAINT_UP: Notice[Complaint] = Notice("complaint_up", Complaint)
+SUSPECT_UP: Notice[Suspect] = Notice("suspect_up", Suspect)
 RELAY_DOWN: Notice[RelayDown] = Notice("relay_down", RelayDown)

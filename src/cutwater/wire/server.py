@@ -165,7 +165,8 @@ class Listener:
             await _readable(loop, listening)
             try:
                 sock, _ = listening.accept()
-            except BlockingIOError:
+            except (BlockingIOError, ConnectionAbortedError):
+                # Whoever knocked is gone again.
                 continue
             except OSError as error:
                 _log.warning("%s:%s cannot accept a connection: %s", self.host, self.port, error)

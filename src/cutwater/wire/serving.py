@@ -68,6 +68,9 @@ class Call(Struct, Generic[A], eq=False):
     sender: StreamSender[Any] | None = None
     _on_cancel: Callable[[], None] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Call {self.number}, {self.size} bytes>"
+
     @property
     def connection(self) -> Connection:
         return self._serving.connection

@@ -110,14 +110,14 @@ async def test_a_member_without_a_majority_confirms_nothing(on_three: Etcd) -> N
     assert await lonely.leader() == LeaderInfo(E1, ONE, HERE)
     for member in stopped:
         member.stop()
-    for call in (
-        lonely.append(E1, history.state.index, (), timeout_ms=400),
-        lonely.leader(timeout_ms=400),
-        lonely.load(timeout_ms=400),
-        store.append(E1, history.state.index, (), timeout_ms=400),
+    for attempt in (
+        lambda: lonely.append(E1, history.state.index, (), timeout_ms=400),
+        lambda: lonely.leader(timeout_ms=400),
+        lambda: lonely.load(timeout_ms=400),
+        lambda: store.append(E1, history.state.index, (), timeout_ms=400),
     ):
         with pytest.raises(DeadlineExceeded):
-            await call
+            await attempt()
     for member in stopped:
         member.go_on()
     await lonely.append(E1, history.state.index, (), timeout_ms=20_000)

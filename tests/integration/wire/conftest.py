@@ -11,23 +11,30 @@ import asyncio
 import inspect
 import itertools
 import ssl
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
+from cutwater.errors import CutwaterError
 from cutwater.types import ClusterId
 from cutwater.wire.client import connect
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import Frame
+from cutwater.wire.errors import from_wire
+from cutwater.wire.frames import Frame, Kind
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import new_event_loop
 from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
 from cutwater.wire.methods import Methods
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.server import Listener, listen
+
+# Lets the tests of this folder import ``wire_kit`` by name.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 TEST_SECONDS_MAX = 20
 CONNECT_MS = 5_000
@@ -70,6 +77,14 @@ class Raw(asyncio.BufferedProtocol):
         async with asyncio.timeout(5):
             while not condition(self.frames):
                 await asyncio.sleep(0.005)
+
+    async def farewell(self) -> CutwaterError:
+        """The reason that the other side gave before it closed."""
+        await self.until(lambda frames: any(frame.kind == Kind.GOAWAY for frame in frames))
+        if not self.stays:
+            await asyncio.wait_for(self.gone, 5)
+        (error,) = [from_wire(frame.header.error) for frame in self.frames if frame.kind == Kind.GOAWAY]
+        return error
 
 
 class Network:

@@ -83,15 +83,6 @@ def served_by(listener: Any) -> Connection:
     return connection
 
 
-async def farewell(raw: Any) -> CutwaterError:
-    """The reason that the other side gave before it closed."""
-    await raw.until(lambda frames: any(frame.kind == Kind.GOAWAY for frame in frames))
-    if not raw.stays:
-        await asyncio.wait_for(raw.gone, 5)
-    (error,) = [from_wire(frame.header.error) for frame in raw.frames if frame.kind == Kind.GOAWAY]
-    return error
-
-
 @asynccontextmanager
 async def undisturbed(connection: Connection) -> AsyncIterator[None]:
     """Calls of someone else go on all the time, and each is answered before its deadline."""
@@ -326,7 +317,7 @@ async def test_bad_frames_end_the_connection_of_who_sent_them(network: Any, data
     raw = await greeted(network, listener)
     async with undisturbed(friend):
         raw.send(data)
-        reason = await farewell(raw)
+        reason = await raw.farewell()
         await asyncio.sleep(0.02)
     assert isinstance(reason, error)
     assert listener.gate.snapshot().connections == 1
@@ -338,7 +329,7 @@ async def test_what_an_oversized_frame_announces_is_not_allocated(tcp: Any) -> N
     tracemalloc.start()
     try:
         raw.send(FIXED.pack(1 << 30, 0, 1, Kind.REQUEST, 0) + bytes(1_000))
-        reason = await farewell(raw)
+        reason = await raw.farewell()
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -380,7 +371,7 @@ async def test_items_without_credit_end_the_connection(network: Any) -> None:
     await raw.until(lambda frames: any(frame.kind == Kind.STREAM_OPEN for frame in frames))
     item = encode_frame(Kind.STREAM_ITEM, 1, msgpack.encode((0, 0, None)))
     raw.send(item * 3)
-    assert "without credit" in str(await farewell(raw))
+    assert "without credit" in str(await raw.farewell())
     assert await stream.receive(timeout_ms=1_000) is not None
     assert await stream.receive(timeout_ms=1_000) is not None
     with pytest.raises(ConnectionLost):
@@ -396,7 +387,7 @@ async def test_a_message_that_never_ends_is_not_waited_for(network: Any) -> None
         while not any(frame.kind == Kind.GOAWAY for frame in raw.frames):
             raw.send(b"x")
             await asyncio.sleep(0.01)
-    assert isinstance(await farewell(raw), DeadlineExceeded)
+    assert isinstance(await raw.farewell(), DeadlineExceeded)
 
 
 # ---------------------------------------------------------------------------------------------------------- too much
@@ -521,7 +512,7 @@ async def test_large_notices_share_the_budget_of_the_listener(network: Any) -> N
         await raw.until(lambda frames: len(frames) > 1)
         assert listener.gate.snapshot().bytes == 0, "what was dealt with does not count any more"
         raw.send(encode_frame(Kind.NOTIFY, 0, header, bytes(600 * KIB))[:1_000])
-        reason = await farewell(raw)
+        reason = await raw.farewell()
     assert isinstance(reason, ResourceExhausted)
     assert "no room now for a message of" in str(reason)
 
@@ -570,7 +561,7 @@ async def test_those_who_cannot_be_told_at_once_are_told_one_after_another(tcp: 
     friend = await tcp.connect(listener)
     async with undisturbed(friend):
         strangers = [await tcp.raw(listener, stays=True) for _ in range(10)]
-        reasons = [await farewell(stranger) for stranger in strangers]
+        reasons = [await stranger.farewell() for stranger in strangers]
     assert {type(reason) for reason in reasons} == {ResourceExhausted}
     assert listener.gate.snapshot().refused_total == 10
 
@@ -597,21 +588,6 @@ async def test_strangers_that_say_nothing_do_not_keep_others_out_for_long(tcp: A
 # ----------------------------------------------------------------------------------------------------------- silence
 
 
-async def test_a_half_open_connection_is_found_by_both_sides(memory: Any) -> None:
-    options = WireOptions(ping_ms=40)
-    listener = await memory.listen(Server().methods, options=options)
-    connection = await memory.connect(listener, options=options)
-    held = asyncio.create_task(connection.call(HOLD, None, timeout_ms=60_000))
-    await asyncio.sleep(0.01)
-    (served,) = listener.gate.connections
-    memory.net.links[-1].go_silent()
-    with pytest.raises(ConnectionLost, match="has not been heard of") as caught:
-        await held
-    assert caught.value.outcome_unknown
-    await asyncio.wait_for(served.closed, 5)
-    assert listener.gate.snapshot().connections == 0
-
-
 async def test_a_half_open_connection_is_found_over_tcp(tcp: Any) -> None:
     """The peer is there for the operating system, but says nothing and answers no ping."""
     listener = await tcp.listen(options=WireOptions(ping_ms=40))
@@ -628,23 +604,3 @@ async def test_an_idle_connection_stays(network: Any) -> None:
     await asyncio.sleep(0.5)
     assert connection.state is State.OPEN
     assert (await connection.call(ECHO, None, b"x", timeout_ms=1_000)).body == b"x"
-
-
-async def test_a_stalled_network_goes_on_where_it_was(memory: Any) -> None:
-    listener = await memory.listen(Server().methods)
-    connection = await memory.connect(listener)
-    link = memory.net.links[-1]
-    link.stall()
-    task = asyncio.create_task(connection.call(ECHO, None, bytes(500 * KIB), timeout_ms=5_000))
-    await asyncio.sleep(0.05)
-    assert not task.done()
-    link.go_on()
-    assert len((await task).body) == 500 * KIB
-
-
-async def test_a_connection_that_breaks_in_a_message(memory: Any) -> None:
-    memory.faults = Faults(break_after_bytes=300 * KIB)
-    listener = await memory.listen(Server().methods)
-    connection = await memory.connect(listener)
-    with pytest.raises(ConnectionLost, match="was lost"):
-        await connection.call(ECHO, None, bytes(500 * KIB), timeout_ms=5_000)

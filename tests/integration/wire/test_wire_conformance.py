@@ -7,134 +7,37 @@ import logging
 from typing import Any
 
 import pytest
-from msgspec import Struct
+from wire_kit import (
+    ASK,
+    BACK,
+    ECHO,
+    FAIL,
+    FOREVER,
+    LATE,
+    SLOW,
+    TELL,
+    TWICE,
+    Answer,
+    Question,
+    Server,
+    drain,
+    pair,
+)
 
 from cutwater.errors import (
     CutwaterError,
     DeadlineExceeded,
     InvalidArgument,
-    ResourceExhausted,
     Trimmed,
     Unavailable,
 )
-from cutwater.types import GLSN
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
 from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Received, Reply, StreamMethod
 from cutwater.wire.options import WireOptions
-from cutwater.wire.serving import Call, Notification
+from cutwater.wire.serving import Call
 from cutwater.wire.states import State
-from cutwater.wire.streams import SharedCredit, StreamSender
-
-
-class Question(Struct, frozen=True):
-    text: str
-    number: int = 0
-
-
-class Answer(Struct, frozen=True):
-    text: str
-
-
-ASK = Method[Question, Answer]("ask", Question, Answer)
-ECHO = Method[None, None]("echo", None, None)
-SLOW = Method[int, str]("slow", int, str)
-FAIL = Method[str, None]("fail", str, None)
-LATE = Method[int, int]("late", int, int)
-BACK = Method[str, str]("back", str, str)
-COUNT = StreamMethod[int, int]("count", int, int)
-FOREVER = StreamMethod[None, int]("forever", None, int)
-TWICE = Method[str, int]("twice", str, int)
-TELL = Notice[Question]("tell", Question)
-
-
-class Server:
-    """Handlers of every sort, and what they have seen."""
-
-    def __init__(self) -> None:
-        self.methods = methods = Methods()
-        self.events: list[str] = []
-        self.told: list[tuple[str, bytes]] = []
-        self.late: list[Call[int]] = []
-        methods.answers(ASK)(self.ask)
-        methods.answers(ECHO)(lambda call: Reply(None, call.body))
-        methods.answers(SLOW)(self.slow)
-        methods.answers(FAIL)(self.fail)
-        methods.answers(LATE)(self.answer_late)
-        methods.answers(BACK)(self.back)
-        methods.streams_to(COUNT)(self.count)
-        methods.streams_to(FOREVER)(self.forever)
-        methods.hears(TELL)(self.tell)
-
-    def ask(self, call: Call[Question]) -> Answer:
-        return Answer(call.argument.text.upper() * call.argument.number)
-
-    async def slow(self, call: Call[int]) -> str:
-        self.events.append("begun")
-        try:
-            await asyncio.sleep(call.argument / 1_000)
-        except asyncio.CancelledError:
-            self.events.append("cancelled")
-            raise
-        self.events.append("done")
-        return "slept"
-
-    def fail(self, call: Call[str]) -> None:
-        if call.argument == "trimmed":
-            raise Trimmed(GLSN(3), GLSN(9))
-        if call.argument == "unencodable":
-            return object()  # type: ignore[return-value]
-        raise ValueError("a secret of the server")
-
-    def answer_late(self, call: Call[int]) -> Later:
-        self.late.append(call)
-        call.on_cancel(lambda: self.events.append("late cancelled"))
-        if call.argument == 0:
-            call.answer(0)
-        return LATER
-
-    async def back(self, call: Call[str]) -> str:
-        """Asks the caller the same."""
-        received = await call.connection.call(BACK, call.argument + "!", timeout_ms=2_000)
-        return received.value
-
-    async def count(self, call: Call[int], out: StreamSender[int]) -> None:
-        for number in range(call.argument):
-            left = call.argument - number - 1
-            await out.send(number, b"x" * 1_000, backlog_items=left, backlog_bytes=left * 1_000)
-        if call.argument == 13:
-            raise Trimmed(GLSN(1), GLSN(2))
-
-    async def forever(self, call: Call[None], out: StreamSender[int]) -> None:
-        self.events.append("begun")
-        number = 0
-        try:
-            while True:
-                await out.send(number)
-                number += 1
-        finally:
-            self.events.append(f"ended after {min(number, 1)}")
-
-    def tell(self, notification: Notification[Question]) -> None:
-        if notification.argument.text == "bad":
-            raise ValueError("on purpose")
-        self.told.append((notification.argument.text, bytes(notification.body)))
-
-    async def saw(self, *events: str) -> None:
-        async with asyncio.timeout(5):
-            while self.events != list(events):
-                await asyncio.sleep(0.005)
-
-
-async def pair(network: Any, **more: Any) -> tuple[Server, Connection, Any]:
-    server = Server()
-    listener = await network.listen(server.methods, **more)
-    return server, await network.connect(listener), listener
-
-
-async def drain(stream: Any, values: list[int]) -> None:
-    while (item := await stream.receive(timeout_ms=5_000)) is not None:
-        values.append(item.value)
+from cutwater.wire.streams import SharedCredit
 
 
 async def test_a_call_and_its_answer(network: Any) -> None:
@@ -403,117 +306,6 @@ async def test_a_notice_that_fails_harms_nobody(network: Any, caplog: pytest.Log
     assert server.told == [("good", b"")]
 
 
-async def test_a_stream_from_beginning_to_end(network: Any) -> None:
-    _, connection, _ = await pair(network)
-    async with connection.open_stream(COUNT, 500) as stream:
-        values = [item.value async for item in stream]
-    assert values == list(range(500))
-    assert connection.snapshot().calls == 0
-
-
-async def test_a_stream_ends_with_the_error_of_its_handler(network: Any) -> None:
-    _, connection, _ = await pair(network)
-    values: list[int] = []
-    with pytest.raises(Trimmed):
-        await drain(connection.open_stream(COUNT, 13), values)
-    assert values == list(range(13))
-
-
-async def test_a_receiver_that_takes_nothing_is_sent_no_more_than_its_room(network: Any) -> None:
-    server, connection, _ = await pair(network)
-    room = SharedCredit(5, 100_000)
-    async with connection.open_stream(FOREVER, None, credit=room) as stream:
-        await server.saw("begun")
-        await connection.call(ECHO, None, timeout_ms=5_000)
-        assert stream.queued[0] == 5
-        assert stream.backlog[0] == 0 or stream.backlog[0] == 1
-        taken = [await stream.receive(timeout_ms=2_000) for _ in range(12)]
-        assert [item.value for item in taken if item] == list(range(12))
-        assert stream.queued[0] <= 5
-    await server.saw("begun", "ended after 1")
-    assert room.pool.free_items == 5
-    assert room.pool.free_bytes == 100_000
-
-
-async def test_an_item_larger_than_the_room_is_let_through(network: Any) -> None:
-    _, connection, _ = await pair(network)
-    async with connection.open_stream(COUNT, 4, credit=SharedCredit(4, 600)) as stream:
-        assert [item.value async for item in stream] == [0, 1, 2, 3]
-
-
-async def test_streams_share_their_room(network: Any) -> None:
-    server = Server()
-    listener = await network.listen(server.methods)
-    room = SharedCredit(16, 16_000, 4)
-    connections = [await network.connect(listener) for _ in range(2)]
-    streams = [connection.open_stream(COUNT, 100, credit=room) for connection in connections for _ in range(2)]
-
-    async def consume(stream: Any) -> list[int]:
-        values = []
-        async for item in stream:
-            values.append(item.value)
-            assert sum(one.queued[0] for one in streams) <= 16
-            assert sum(one.queued[1] for one in streams) <= 16_000
-        return values
-
-    assert await asyncio.gather(*(consume(stream) for stream in streams)) == [list(range(100))] * 4
-    assert (room.pool.free_items, room.pool.free_bytes) == (16, 16_000)
-
-
-async def test_an_item_of_another_type_ends_its_stream_and_gives_its_room_back(network: Any) -> None:
-    _, connection, _ = await pair(network)
-    room = SharedCredit(8, 8_000, 2)
-    with pytest.raises(MalformedFrame, match=r"count: the answer is not as expected"):
-        await connection.open_stream(StreamMethod[int, str]("count", int, str), 3, credit=room).receive(
-            timeout_ms=2_000
-        )
-    values: list[int] = []
-    await drain(connection.open_stream(COUNT, 20, credit=room), values)
-    assert values == list(range(20))
-    assert (room.pool.free_items, room.pool.free_bytes) == (8, 8_000)
-
-
-async def test_a_stream_that_nobody_reads_holds_up_no_other_on_its_connection(network: Any) -> None:
-    server, connection, listener = await pair(network)
-    stuck = connection.open_stream(FOREVER, None, credit=SharedCredit(4, 10_000))
-    await server.saw("begun")
-    values: list[int] = []
-    await drain(connection.open_stream(COUNT, 2_000), values)
-    assert values == list(range(2_000))
-    assert (await connection.call(ASK, Question("a", 1), timeout_ms=5_000)).value == Answer("A")
-    assert stuck.queued[0] == 4
-    (served,) = listener.gate.connections
-    assert served.snapshot().send_bytes == 0, "what waits for the stuck one waits in its handler"
-    assert server.events == ["begun"]
-    stuck.cancel()
-    await server.saw("begun", "ended after 1")
-
-
-async def test_waiting_for_an_item_has_a_deadline_if_wanted(network: Any) -> None:
-    methods = Methods()
-
-    @methods.streams_to(FOREVER)
-    async def nothing(call: Call[None], out: StreamSender[int]) -> None:
-        await asyncio.sleep(60)
-
-    connection = await network.connect(await network.listen(methods))
-    async with connection.open_stream(FOREVER, None) as stream:
-        with pytest.raises(DeadlineExceeded):
-            await stream.receive(timeout_ms=30)
-        assert stream.receive_nowait() is None
-    with pytest.raises(DeadlineExceeded, match="time of this stream"):
-        await connection.open_stream(FOREVER, None, timeout_ms=50).receive()
-
-
-async def test_a_handler_whose_receiver_takes_nothing_gives_up(network: Any) -> None:
-    server, connection, _ = await pair(network, options=WireOptions(stall_ms_max=50))
-    stream = connection.open_stream(FOREVER, None, credit=SharedCredit(2, 1_000))
-    await server.saw("begun", "ended after 1")
-    assert [(await stream.receive(timeout_ms=1_000)).value for _ in range(2)] == [0, 1]  # type: ignore[union-attr]
-    with pytest.raises(ResourceExhausted, match="took nothing for 50 ms"):
-        await stream.receive(timeout_ms=1_000)
-
-
 async def test_what_is_too_large_for_the_peer_does_not_leave(network: Any) -> None:
     small = WireOptions(frame_bytes_max=100_000, header_bytes_max=10_000, call_bytes_max=150_000)
     _, connection, _ = await pair(network, options=small)
@@ -572,26 +364,6 @@ async def test_a_close_has_a_deadline(network: Any) -> None:
         await task
     assert caught.value.outcome_unknown
     await server.saw("begun", "cancelled")
-
-
-async def test_a_close_ends_streams(network: Any) -> None:
-    server, connection, listener = await pair(network)
-    stream = connection.open_stream(FOREVER, None)
-    await stream.receive(timeout_ms=2_000)
-    await listener.close(timeout_ms=5_000)
-    with pytest.raises(Unavailable, match="closing"):
-        await drain(stream, [])
-    assert server.events[-1] == "ended after 1"
-
-
-async def test_streams_of_the_side_that_closes_do_not_end_as_if_they_were_complete(network: Any) -> None:
-    server, connection, _ = await pair(network)
-    stream = connection.open_stream(FOREVER, None)
-    await stream.receive(timeout_ms=2_000)
-    await connection.close()
-    with pytest.raises(ConnectionLost, match="closing"):
-        await drain(stream, [])
-    await server.saw("begun", "ended after 1")
 
 
 async def test_whoever_is_cancelled_while_closing_leaves_nothing_behind(network: Any) -> None:

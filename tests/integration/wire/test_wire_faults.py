@@ -10,6 +10,7 @@ import asyncio
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -221,11 +222,53 @@ async def check_nothing_is_left(both: list[tuple[Side, Connection]], listener: A
     chunk=st.sampled_from([0, 25, 300, 5_000, 70_000]),
     delay=st.sampled_from([0, 0, 1]),
     capacity=st.sampled_from([1_000, 20_000, 256 * 1024]),
+    late=st.booleans(),
 )
 @settings(max_examples=25)
-def test_whatever_happens_everything_ends_as_it_should(seed: int, chunk: int, delay: int, capacity: int) -> None:
+def test_whatever_happens_everything_ends_as_it_should(
+    seed: int, chunk: int, delay: int, capacity: int, late: bool
+) -> None:
     # Pieces that are both small and late would take for ever.
     delay = delay if chunk == 0 else 0
-    faults = Faults(seed=seed, chunk_bytes_max=chunk, delay_ms_max=delay, capacity_bytes=capacity)
+    faults = Faults(seed=seed, chunk_bytes_max=chunk, delay_ms_max=delay, capacity_bytes=capacity, pauses_late=late)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(bounded(seed, faults))
+
+
+def one_of_each() -> Methods:
+    return Side(random.Random(0)).methods
+
+
+async def test_a_half_open_connection_is_found_by_both_sides(memory: Any) -> None:
+    options = WireOptions(ping_ms=40)
+    listener = await memory.listen(one_of_each(), options=options)
+    connection = await memory.connect(listener, options=options)
+    held = asyncio.create_task(connection.call(SLEEP, 60_000, timeout_ms=60_000))
+    await asyncio.sleep(0.01)
+    (served,) = listener.gate.connections
+    memory.net.links[-1].go_silent()
+    with pytest.raises(ConnectionLost, match="has not been heard of") as caught:
+        await held
+    assert caught.value.outcome_unknown
+    await asyncio.wait_for(served.closed, 5)
+    assert listener.gate.snapshot().connections == 0
+
+
+async def test_a_stalled_network_goes_on_where_it_was(memory: Any) -> None:
+    listener = await memory.listen(one_of_each())
+    connection = await memory.connect(listener)
+    link = memory.net.links[-1]
+    link.stall()
+    task = asyncio.create_task(connection.call(ECHO, 1, bytes(500_000), timeout_ms=5_000))
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    link.go_on()
+    assert len((await task).body) == 500_000
+
+
+async def test_a_connection_that_breaks_in_a_message(memory: Any) -> None:
+    memory.faults = Faults(break_after_bytes=300_000)
+    listener = await memory.listen(one_of_each())
+    connection = await memory.connect(listener)
+    with pytest.raises(ConnectionLost, match="was lost"):
+        await connection.call(ECHO, 1, bytes(500_000), timeout_ms=5_000)

@@ -26,7 +26,6 @@ from cutwater.wire.errors import (
     Untrusted,
     WrongCluster,
     WrongVersion,
-    from_wire,
 )
 from cutwater.wire.frames import Hello, Kind, PeerLimits
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
@@ -46,14 +45,6 @@ methods.answers(WHO)(lambda call: call.connection.peer.identity.name if call.con
 def hello(*, limits: PeerLimits = LIMITS, **changes: Any) -> bytes:
     fields = {"magic": "cutwater", "low": 1, "high": 1, "cluster": 1, "role": "raw", "name": "r", "token": ""} | changes
     return encode_frame(Kind.HELLO, 0, msgpack.encode((*fields.values(), limits)))
-
-
-async def farewell(raw: Any) -> CutwaterError:
-    """The reason that the other side gave before it closed."""
-    await raw.until(lambda frames: any(frame.kind == Kind.GOAWAY for frame in frames))
-    await asyncio.wait_for(raw.gone, 5)
-    (error,) = [from_wire(frame.header.error) for frame in raw.frames if frame.kind == Kind.GOAWAY]
-    return error
 
 
 async def test_another_cluster_is_refused(network: Any) -> None:
@@ -123,7 +114,7 @@ async def test_no_common_version(network: Any) -> None:
     listener = await network.listen(options=CURT)
     raw = await network.raw(listener)
     raw.send(hello(low=2, high=9))
-    error = await farewell(raw)
+    error = await raw.farewell()
     assert type(error) is WrongVersion
     assert "upgrade the older side" in str(error)
 
@@ -132,7 +123,7 @@ async def test_a_greeting_of_an_unknown_shape_still_finds_out_about_versions(net
     listener = await network.listen(options=CURT)
     raw = await network.raw(listener)
     raw.send(encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 2, 9, {"all": "new"}))))
-    assert type(await farewell(raw)) is WrongVersion
+    assert type(await raw.farewell()) is WrongVersion
 
 
 async def test_a_newer_peer_that_speaks_ours_too_is_welcome(network: Any) -> None:
@@ -167,7 +158,7 @@ async def test_strangers_hear_what_is_wrong(network: Any, data: bytes, error: st
     friend = await network.connect(listener)
     raw = await network.raw(listener)
     raw.send(data)
-    reason = await farewell(raw)
+    reason = await raw.farewell()
     assert isinstance(reason, CutwaterError)
     assert re.search(error, str(reason)) is not None
     assert friend.state is State.OPEN
@@ -176,7 +167,7 @@ async def test_strangers_hear_what_is_wrong(network: Any, data: bytes, error: st
 async def test_who_says_nothing_is_sent_away(network: Any) -> None:
     listener = await network.listen(options=QUICK)
     raw = await network.raw(listener)
-    assert type(await farewell(raw)) is DeadlineExceeded
+    assert type(await raw.farewell()) is DeadlineExceeded
     assert listener.gate.snapshot().handshakes == 0
 
 
@@ -188,7 +179,7 @@ async def test_who_greets_byte_by_byte_is_sent_away(network: Any) -> None:
         await asyncio.sleep(0.01)
         if raw.gone.done() or raw.frames:
             break
-    assert type(await farewell(raw)) is DeadlineExceeded
+    assert type(await raw.farewell()) is DeadlineExceeded
 
 
 async def test_a_listener_that_says_nothing_is_not_waited_for(tcp: Any) -> None:

@@ -20,10 +20,9 @@ import grpc
 import grpc.aio
 from msgspec import Struct
 
-from cutwater.errors import CutwaterError, InvalidArgument, Refused
+from cutwater.errors import CutwaterError, InvalidArgument, ReadOnly, Refused
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import Tls
-from cutwater.storage.errors import DiskFull
 
 ATTEMPT_SECONDS_MIN = 1.0
 ATTEMPT_SECONDS_MAX = 8.0
@@ -144,6 +143,8 @@ class EtcdClient:
             await asyncio.sleep(RETRY_SECONDS_MAX)
         finally:
             watch.cancel()
+            # Wait until nothing of it is under way any more.
+            await watch.code()
 
     async def close(self) -> None:
         await asyncio.gather(*(member.channel.close() for member in self._members))
@@ -178,9 +179,10 @@ class EtcdClient:
             case grpc.StatusCode.OUT_OF_RANGE:
                 raise Compacted(what) from error
             case grpc.StatusCode.RESOURCE_EXHAUSTED if "space exceeded" in details:
-                raise DiskFull(
-                    f"{what}: its quota is used up, nothing was written; compact and defragment it, "
-                    "then disarm its alarm"
+                # An earlier attempt may have been carried out, so this does not say that nothing was written.
+                raise ReadOnly(
+                    f"{what}: its quota is used up, so it takes no writes; compact and defragment it, then disarm "
+                    "its alarm"
                 ) from error
             case grpc.StatusCode.UNAUTHENTICATED | grpc.StatusCode.PERMISSION_DENIED:
                 raise Refused(f"{what}: check the certificate and the role it belongs to") from error

@@ -14,10 +14,9 @@ from msgspec import Struct
 
 from cutwater.core import decisions as d
 from cutwater.core.order_state import OrderState
-from cutwater.core.subscription import Run
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
-from cutwater.testing.simulator.record import Outcome, Record, event_times
+from cutwater.testing.simulator.record import Outcome, Record, Subscribed, event_times
 from cutwater.testing.simulator.world import Violation
 from cutwater.types import (
     GLSN,
@@ -31,6 +30,7 @@ from cutwater.types import (
     Epoch,
     LogStreamId,
     StorageNodeId,
+    TopicId,
 )
 
 
@@ -67,23 +67,42 @@ class Log:
         self.cuts: list[d.Cut] = []
         self.seals: list[d.Seal] = []
         self.contexts: dict[LogStreamId, list[CommitContext]] = {}
+        self.topics: dict[str, TopicId] = {}
+        """By name; no name is used twice."""
+        self.topic_of: dict[LogStreamId, TopicId] = {}
+        self.trims: dict[TopicId, list[GLSN]] = {}
         try:
             for decision in evidence.decisions:
                 self.state.apply(decision)
-                if isinstance(decision, d.Cut):
-                    self.cuts.append(decision)
-                    for commit in decision.commits:
-                        self.contexts.setdefault(commit.stream, []).append(commit.context)
-                elif isinstance(decision, d.Seal):
-                    self.seals.append(decision)
+                self._note(decision)
         except CutwaterError as error:
             raise Violation("12 one cut sequence", str(error)) from error
-        self.trimmed_before = max((t.trimmed_before for t in self.state.topics.values()), default=GLSN(1))
         self.batches: list[LoggedBatch] = []
         """Every committed batch in GLSN order."""
         for cut in self.cuts:
             for commit in cut.commits:
                 self._add(commit.stream, commit.context, evidence)
+
+    def _note(self, decision: d.Decision) -> None:
+        match decision:
+            case d.Cut():
+                self.cuts.append(decision)
+                for commit in decision.commits:
+                    self.contexts.setdefault(commit.stream, []).append(commit.context)
+            case d.Seal():
+                self.seals.append(decision)
+            case d.CreateTopic():
+                self.topics[decision.name] = decision.topic
+            case d.CreateStream():
+                self.topic_of[decision.stream] = decision.topic
+            case d.Trim():
+                self.trims.setdefault(decision.topic, []).append(decision.before)
+
+    def trims_of(self, topic: TopicId) -> list[GLSN]:
+        return self.trims.get(topic, [GLSN(1)])
+
+    def trimmed_before(self, stream: LogStreamId) -> GLSN:
+        return self.trims_of(self.topic_of[stream])[-1]
 
     def _add(self, stream: LogStreamId, context: CommitContext, evidence: Evidence) -> None:
         llsn = context.first_llsn
@@ -148,15 +167,15 @@ def check_durable(log: Log, evidence: Evidence) -> None:
         assert op.ack is not None
         if run is not None and (run.first_glsn != op.ack.glsn or evidence.record.op_of(run.batch) is not op):
             raise Violation("3 durable", f"a read of GLSN {op.ack.glsn} gave {run}")
-        if read.error == "trimmed" and not op.ack.glsn < read.first_left <= log.trimmed_before:
+        if read.error == "trimmed" and not op.ack.glsn < read.first_left <= log.trimmed_before(read.stream):
             raise Violation("3 durable", f"a read of {op.ack.glsn} said trimmed before {read.first_left}, nobody asked")
 
 
 def _check_held(log: Log, evidence: Evidence) -> None:
     """Every committed record that was not trimmed is on every replica that counts."""
     for stream, dumps in evidence.dumps.items():
-        info = log.state.streams[stream]
-        keep = [llsn for glsn, s, llsn, _, b in log.batches if s == stream and glsn + b.count - 1 >= log.trimmed_before]
+        info, before = log.state.streams[stream], log.trimmed_before(stream)
+        keep = [llsn for glsn, s, llsn, _, b in log.batches if s == stream and glsn + b.count - 1 >= before]
         for dump in dumps:
             held = {entry.first_llsn for entry in dump.entries}
             lost = [llsn for llsn in keep if llsn not in held]
@@ -187,20 +206,18 @@ def check_no_phantom(log: Log, evidence: Evidence) -> None:
 
 
 def check_real_time(log: Log, evidence: Evidence) -> None:
-    """5: an append that ended before another began has the smaller GLSN."""
-    done = [op for op in evidence.record.appends if op.ack is not None]
-    ends = sorted(done, key=lambda op: op.completed)
+    """5: an append that ended before another began has the smaller GLSN. The second one need not have been
+    acknowledged: it is enough that it is in the log."""
+    ends = sorted((op for op in evidence.record.appends if op.ack is not None), key=lambda op: op.completed)
+    places = [(evidence.record.op_of(batch), glsn) for glsn, _, _, _, batch in log.batches]
     highest, i = 0, 0
-    for op in sorted(done, key=lambda op: op.invoked):
+    for op, glsn in sorted(((op, glsn) for op, glsn in places if op is not None), key=lambda place: place[0].invoked):
         while i < len(ends) and ends[i].completed < op.invoked:
             ack = ends[i].ack
             assert ack is not None
             highest, i = max(highest, ack.glsn), i + 1
-        assert op.ack is not None
-        if op.ack.glsn <= highest:
-            raise Violation(
-                "5 real time", f"append {op.payload} got GLSN {op.ack.glsn} after {highest} was acknowledged"
-            )
+        if glsn <= highest:
+            raise Violation("5 real time", f"append {op.payload} got GLSN {glsn} after {highest} was acknowledged")
 
 
 def check_tail(log: Log, evidence: Evidence) -> None:
@@ -217,42 +234,35 @@ def check_tail(log: Log, evidence: Evidence) -> None:
 
 
 def check_subscribe(log: Log, evidence: Evidence) -> None:
-    """7: subscribe is exactly the log from its start, over any failover."""
-    data = [(glsn, stream, llsn, batch) for glsn, stream, llsn, _, batch in log.batches if batch.kind is BatchKind.DATA]
-    index = {glsn: i for i, (glsn, _, _, _) in enumerate(data)}
-    for subscriber, segments in evidence.record.segments.items():
-        for segment in segments:
-            _check_segment(subscriber, segment.start, segment.through, segment.runs, data, index)
-        if segments and segments[-1].through < evidence.subscribed_through:
-            raise Violation(
-                "7 subscribe",
-                f"subscriber {subscriber} stands at {segments[-1].through}, not {evidence.subscribed_through}",
-            )
-        if any(after.start > log.trimmed_before for after in segments[1:]):
-            raise Violation("7 subscribe", f"subscriber {subscriber} was told trimmed where nobody trimmed")
+    """7: subscribe is exactly the log of its topics from its start, over any failover, but for what it was told to be
+    trimmed, and what was left of a topic when it was deleted."""
+    data = [item for item in log.batches if item[4].kind is BatchKind.DATA]
+    at = {glsn: (stream, llsn, batch) for glsn, stream, llsn, _, batch in data}
+    for number, seen in evidence.record.subscribers.items():
+        got = [run.first_glsn for run in seen.runs]
+        if any(before >= after for before, after in pairwise(got)):
+            raise Violation("7 subscribe", f"subscriber {number} got records out of order, or twice")
+        for run in seen.runs:
+            if at.get(run.first_glsn) != (run.stream, run.first_llsn, run.batch):
+                raise Violation("7 subscribe", f"subscriber {number} got {run}, which is not in the log")
+        handed_on = set(got)
+        for glsn, stream, _, _, batch in data:
+            last = GLSN(glsn + batch.count - 1)
+            if glsn not in handed_on and last <= seen.through and not _may_be_missed(log, seen, stream, last):
+                raise Violation("7 subscribe", f"subscriber {number} went past GLSN {glsn} without it")
+        if seen.through < evidence.subscribed_through:
+            raise Violation("7 subscribe", f"subscriber {number} stands at {seen.through}")
+        if any(not any(first_left in trims for trims in log.trims.values()) for _, first_left in seen.gaps):
+            raise Violation("7 subscribe", f"subscriber {number} was told {seen.gaps}, trims were {log.trims}")
 
 
-def _check_segment(
-    subscriber: int,
-    start: GLSN,
-    through: GLSN,
-    runs: list[Run],
-    data: list[tuple[GLSN, LogStreamId, LLSN, Batch]],
-    index: dict[GLSN, int],
-) -> None:
-    got = [(run.first_glsn, run.stream, run.first_llsn, run.batch) for run in runs]
-    if got:
-        i = index.get(got[0][0])
-        if i is None or data[i : i + len(got)] != got:
-            raise Violation("7 subscribe", f"subscriber {subscriber} from {start} got another sequence than the log")
-        skipped = i > 0 and data[i - 1][0] + data[i - 1][3].count - 1 >= start
-        if skipped:
-            raise Violation("7 subscribe", f"subscriber {subscriber} from {start} missed GLSN {data[i - 1][0]}")
-        rest = data[i + len(got)] if i + len(got) < len(data) else None
-    else:
-        rest = next((item for item in data if item[0] + item[3].count - 1 >= start), None)
-    if rest is not None and rest[0] + rest[3].count - 1 <= through:
-        raise Violation("7 subscribe", f"subscriber {subscriber} went past GLSN {rest[0]} without it")
+def _may_be_missed(log: Log, seen: Subscribed, stream: LogStreamId, last: GLSN) -> bool:
+    topic = log.topic_of[stream]
+    if seen.topics is not None and topic not in seen.topics:
+        return True
+    if topic not in log.state.topics and last >= seen.ended.get(topic, 0):
+        return True
+    return any(begin <= last < end and end in log.trims_of(topic) for begin, end in seen.gaps)
 
 
 def check_producer_order(log: Log, evidence: Evidence) -> None:
@@ -285,8 +295,9 @@ def check_exactly_once(log: Log, evidence: Evidence) -> None:
 def check_trim(log: Log, evidence: Evidence) -> None:
     """10: trim is monotone and durable."""
     for trim in evidence.record.trims:
-        if trim.before > log.trimmed_before:
-            raise Violation("10 trim", f"a trim before {trim.before} was answered, the log says {log.trimmed_before}")
+        decided = log.trims_of(log.topics[trim.topic])[-1]
+        if trim.before > decided:
+            raise Violation("10 trim", f"a trim before {trim.before} was answered, the log says {decided}")
     gone: dict[tuple[StorageNodeId, LogStreamId], GLSN] = {}
     told = sorted((read for read in evidence.record.reads if read.error == "trimmed"), key=lambda read: read.completed)
     i = 0

@@ -25,7 +25,7 @@ from cutwater.core.requests import (
     Request,
     StreamInfo,
 )
-from cutwater.core.subscription import ReadAnswer, Subscription
+from cutwater.core.subscription import RUN_OVERHEAD_BYTES, ReadAnswer, Subscription
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
@@ -37,7 +37,7 @@ from cutwater.errors import (
     Trimmed,
 )
 from cutwater.testing.simulator.protocol import AppendAnswer, AppendCall, Call, FateCall, ReadCall, Return
-from cutwater.testing.simulator.record import AppendOp, Outcome, ReadOp, Record, Segment, TailOp
+from cutwater.testing.simulator.record import AppendOp, Outcome, ReadOp, Record, Subscribed, TailOp
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -162,6 +162,8 @@ class Producer(Client):
         self.session = ProducerSession(ProducerId(name), topic, number)
         self._ops: dict[Sequence, AppendOp] = {}
         self._seen_closed = 0
+        self._seen_stream = LogStreamId(0)
+        """The last one that the catalog had."""
 
     def on_start(self) -> None:
         self.refresh(lambda: self._do(self.session.start()))
@@ -183,11 +185,15 @@ class Producer(Client):
         """Now and then look whether things move on, and repeat the present step if they do not."""
         self.after(self.RETRY_US, self._tick)
         waits = bool(self.session.unsettled) or self.session.phase is not Phase.READY
-        if waits and self.session.phase is not Phase.FENCED:
+        if waits and not self.session.is_over:
             self.refresh(self._nudge)
 
     def _nudge(self) -> None:
         session, info = self.session, self.stream(self.session.stream)
+        if info is not None:
+            self._seen_stream = info.stream
+        elif session.stream == self._seen_stream:
+            session.topic_deleted()
         self._seen_closed = self._seen_closed + 1 if info is not None and not info.is_open else 0
         effects: list[SessionEffect] = []
         if info is not None and info.is_open:
@@ -256,20 +262,19 @@ class Producer(Client):
 
 
 class Subscriber(Client):
-    """Follows all topics from the first record on."""
+    """Follows its topics, or whatever topics there are, from the first record on."""
 
     POLL_US = 25 * MILLISECOND
+    BYTES_MAX = 16 * RUN_OVERHEAD_BYTES
+    """So little that streams wait for each other."""
 
-    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int, topics: set[TopicId]) -> None:
+    def __init__(
+        self, world: World, number: int, record: Record, metadata_nodes: int, topics: frozenset[TopicId] | None
+    ) -> None:
         super().__init__(world, number, record, metadata_nodes)
-        self.topics = topics
-        self.segments = record.segments[number] = []
+        self.subscription = Subscription(topics or (), GLSN(1), bytes_max=self.BYTES_MAX)
+        self.seen = record.subscribers[number] = Subscribed(topics, [], [], {})
         self._reading: set[LogStreamId] = set()
-        self._restart(GLSN(1))
-
-    def _restart(self, start: GLSN) -> None:
-        self.subscription = Subscription(self.topics, start)
-        self.segments.append(Segment(start, [], GLSN(start - 1)))
 
     def on_start(self) -> None:
         self._poll()
@@ -280,42 +285,49 @@ class Subscriber(Client):
         self.after(100 * MILLISECOND, self._refresh)
 
     def _take_catalog(self) -> None:
-        self._feed(lambda: self.subscription.take_catalog(self.catalog))
+        if self.seen.topics is None:
+            self.subscription.topics = frozenset(topic.topic for topic in self.catalog.topics)
+        if self.catalog.revision:
+            self._feed(lambda: self.subscription.take_catalog(self.catalog))
+        self.seen.ended.update(self.subscription.take_ended())
 
     def _poll(self) -> None:
         self.after(self.POLL_US, self._poll)
         if self.subscription.needs_catalog:
             self.refresh(self._take_catalog)
         for info, position in self.subscription.wants():
-            if info.stream not in self._reading and info.replicas:
+            if info.stream not in self._reading and info.replicas and self.subscription.has_room(info.stream):
                 self._reading.add(info.stream)
                 self._read(info.stream, self.rng.choice(info.replicas), position)
 
     def _read(self, stream: LogStreamId, node: int, position: GLSN) -> None:
-        subscription = self.subscription
-
         def answered(outcome: Any) -> None:
             self._reading.discard(stream)
-            if subscription is not self.subscription:
-                return
             if isinstance(outcome, ReadAnswer):
-                self._feed(lambda: subscription.take_answer(outcome))
-            elif isinstance(outcome, Trimmed) and outcome.first_left > subscription.next_glsn:
-                self._restart(outcome.first_left)
+                self._feed(lambda: self.subscription.take_answer(outcome))
+            elif isinstance(outcome, Trimmed):
+                self._feed(lambda: self.subscription.take_trimmed(stream, outcome.first_left))
 
         self.call(("sn", node), ReadCall(stream, position, 8), 80 * MILLISECOND, answered)
 
     def _feed(self, take: Callable[[], None]) -> None:
         try:
             take()
-        except Trimmed as error:
-            self._restart(error.first_left)
-            return
+            while self._hand_on():
+                pass
         except CutwaterError as error:
             raise Violation("7 subscribe", str(error)) from error
-        segment = self.segments[-1]
-        segment.runs += self.subscription.take_ready()
-        segment.through = GLSN(self.subscription.next_glsn - 1)
+        self.seen.through = GLSN(self.subscription.next_glsn - 1)
+
+    def _hand_on(self) -> bool:
+        """Whether there may be more."""
+        try:
+            runs = self.subscription.take_ready()
+        except Trimmed as error:
+            self.seen.gaps.append((error.asked, error.first_left))
+            return True
+        self.seen.runs += runs
+        return bool(runs)
 
 
 class Reader(Client):

@@ -91,9 +91,9 @@ class Cluster:
             node.start()
         return node
 
-    def add_producer(self, name: str) -> None:
+    def add_producer(self, name: str, topic: str = topic) -> None:
         nodes = self.options.metadata_nodes
-        producer = Producer(self.world, next(self._numbers), self.record, nodes, name, self.topic)
+        producer = Producer(self.world, next(self._numbers), self.record, nodes, name, topic)
         self.producers.append(producer)
         self.clients.append(producer)
         producer.start()
@@ -150,7 +150,7 @@ class Cluster:
             self.clients.append(Appender(self.world, next(self._numbers), self.record, options.metadata_nodes))
         for _ in range(options.subscribers):
             number = next(self._numbers)
-            topics = {TopicId(1)}
+            topics = frozenset([TopicId(1)]) if number % 2 else None
             self.clients.append(Subscriber(self.world, number, self.record, options.metadata_nodes, topics))
         self.clients.append(Reader(self.world, next(self._numbers), self.record, options.metadata_nodes))
         for client in self.clients:
@@ -210,15 +210,19 @@ class Cluster:
                 if not replica.durable_committed_end == replica.written_end == stream.committed_end:
                     return f"log stream {stream.stream} on storage node {node} is not at {stream.committed_end}"
         for producer in self.producers:
-            if producer.session.unsettled and producer.session.phase.name != "FENCED":
+            if producer.session.unsettled and not producer.session.is_over:
                 return f"producer {producer.number} has unsettled batches in {producer.session.phase}"
         kept = sum(len(history) for history in state.histories.values())
         if kept > sum(1 for stream in state.streams.values() if stream.final):
             return f"the commit history still has {kept} ranges"
         last = max((stream.last_glsn for stream in state.streams.values()), default=GLSN(0))
-        for number, segments in self.record.segments.items():
-            if segments[-1].through < last:
-                return f"subscriber {number} stands at {segments[-1].through} of {last}"
+        for number, seen in self.record.subscribers.items():
+            if seen.through < last:
+                return f"subscriber {number} stands at {seen.through} of {last}"
+        for node_id in state.nodes:
+            left = [stream for stream in nodes[node_id].disks if state.was_deleted(stream)]
+            if left:
+                return f"storage node {node_id} still holds {left} of deleted topics"
         return None
 
     def _explain(self) -> str:
@@ -247,13 +251,14 @@ class Cluster:
             if not bad:
                 return
             for node, stream, llsn in bad:
-                node.repair_entry(stream, llsn)
+                node.fetch_copy(stream, llsn)
             self.world.run_until(self.world.now + 50 * MILLISECOND)
         raise Violation("13 damage", f"not repaired: {[(n.node, s, llsn) for n, s, llsn in damaged()]}")
 
     def _replicas(self, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
         leader = self.leader()
-        return leader.state.streams[stream].replicas if leader is not None else ()
+        info = leader.state.streams.get(stream) if leader is not None else None
+        return info.replicas if info is not None else ()
 
     # Inspection.
 
@@ -271,7 +276,7 @@ class Cluster:
         applied: dict[LogStreamId, list[CommitContext]] = {}
         for node in self.storage_nodes:
             for lsid, contexts in node.applied.items():
-                applied.setdefault(lsid, []).extend(contexts.values())
+                applied.setdefault(lsid, []).extend(contexts)
         for op in self.record.appends:
             if op.outcome is Outcome.PENDING:
                 op.outcome = Outcome.UNKNOWN

@@ -93,18 +93,23 @@ class MetadataNode(Process):
         self._feed(Wake())
 
     def _elect(self) -> None:
-        """Take over when the leader has not been heard of for a while."""
-        if self.order is None and (
-            self.world.now - self._leader_heard >= ELECTION_AFTER_US or self.store.leader_epoch == 0
-        ):
-            loaded = self.store.acquire(self.node, self._seen_epoch())
-            if loaded is not None:
-                state = OrderState(loaded.snapshot, loaded.decisions)
-                self._lead(loaded.leader_epoch, state)
+        """Take over when the leader has not been heard of for a while. Between looking who leads and taking over,
+        others may do the same."""
+        if self._is_leaderless():
+            self.after(self._store_delay(), self._acquire, self.store.leader_epoch)
         self.after(self._election_delay(), self._elect)
 
-    def _seen_epoch(self) -> LeaderEpoch:
-        return self.store.leader_epoch
+    def _is_leaderless(self) -> bool:
+        silence = self.world.now - self._leader_heard
+        return self.order is None and (silence >= ELECTION_AFTER_US or self.store.leader_epoch == 0)
+
+    def _store_delay(self) -> int:
+        return int(self.world.rng.random() * self.world.options.store_us_max)
+
+    def _acquire(self, seen: LeaderEpoch) -> None:
+        loaded = self.store.acquire(self.node, seen) if self._is_leaderless() else None
+        if loaded is not None:
+            self._lead(loaded.leader_epoch, OrderState(loaded.snapshot, loaded.decisions))
 
     def _lead(self, epoch: LeaderEpoch, state: OrderState) -> None:
         self._write = None

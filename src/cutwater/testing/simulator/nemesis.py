@@ -10,6 +10,8 @@ from cutwater.core.requests import (
     AddNodeRequest,
     AddStreamRequest,
     Created,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     RemoveNodeRequest,
     ReplaceRequest,
     SealRequest,
@@ -32,6 +34,7 @@ class Nemesis:
         self.world = cluster.world
         self.rng = Random(f"nemesis/{self.world.seed}")
         self.stopped = False
+        self._topics = 0
         self.bad_disk = StorageNodeId(self.rng.randint(1, cluster.options.storage_nodes))
 
     def start(self) -> None:
@@ -52,6 +55,7 @@ class Nemesis:
             (options.add_stream_every_us, self._add_stream),
             (options.nodes_come_and_go_every_us, self._nodes_come_and_go),
             (options.reopen_producer_every_us, self._reopen_producer),
+            (options.topics_come_and_go_every_us, self._topics_come_and_go),
         ):
             if every_us:
                 self._again(every_us, strike)
@@ -220,13 +224,14 @@ class Nemesis:
     def _trim(self) -> None:
         operator = self.cluster.operator
         before = GLSN(int(operator.catalog.high_watermark * self.rng.random() * 0.7) + 1)
+        topic = self.rng.choice([topic.name for topic in operator.catalog.topics] or [self.cluster.topic])
 
         def trimmed(outcome: object) -> None:
             if outcome is not None and not isinstance(outcome, Exception):
-                self.cluster.record.trims.append(TrimOp(before, self.cluster.topic, self.world.now))
+                self.cluster.record.trims.append(TrimOp(before, topic, self.world.now))
 
         operator.refresh()
-        operator.request(TrimRequest(self.cluster.topic, before), trimmed)
+        operator.request(TrimRequest(topic, before), trimmed)
 
     def _add_stream(self) -> None:
         if len(self.cluster.operator.catalog.streams) < 8:
@@ -244,5 +249,22 @@ class Nemesis:
     def _reopen_producer(self) -> None:
         """Someone else opens a producer's name while the old holder goes on as if nothing had happened."""
         if self.cluster.producers and len(self.cluster.producers) < 6:
-            old = self.rng.choice(self.cluster.producers)
-            self.cluster.add_producer(old.session.producer)
+            old = self.rng.choice(self.cluster.producers).session
+            self.cluster.add_producer(old.producer, old.topic)
+
+    def _topics_come_and_go(self) -> None:
+        """Besides the one that is always there."""
+        operator, options = self.cluster.operator, self.cluster.options
+        others = [topic.name for topic in operator.catalog.topics if topic.name != self.cluster.topic]
+        operator.refresh()
+        if len(others) > 1 or (others and self.rng.random() < 0.5):
+            operator.request(DeleteTopicRequest(self.rng.choice(others)))
+            return
+        self._topics += 1
+        name = f"{self.cluster.topic}{self._topics}"
+
+        def created(outcome: object) -> None:
+            if isinstance(outcome, Created) and len(self.cluster.producers) < 6:
+                self.cluster.add_producer(f"producer of {name}", name)
+
+        operator.request(CreateTopicRequest(name, self.rng.randint(1, 2), options.replication), created)

@@ -63,6 +63,7 @@ class Options(Struct, frozen=True):
     trim_every_us: int = 0
     add_stream_every_us: int = 0
     nodes_come_and_go_every_us: int = 0
+    topics_come_and_go_every_us: int = 0
     reopen_producer_every_us: int = 0
 
     def faults(self) -> dict[str, object]:
@@ -133,6 +134,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "reopen_producer_every_us": (400_000,),
     "process_deaths": (0.5, 1.0),
     "deadly_disk_errors": (0.3, 1.0),
+    "topics_come_and_go_every_us": (250_000, 600_000),
 }
 
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from cutwater.core.subscription import Run
 from cutwater.storage.checksum import crc32c
-from cutwater.types import GLSN, Ack, Batch, EventTime, LogStreamId, ProducerEpoch, ProducerId, Sequence, StorageNodeId
+from cutwater.types import GLSN, Ack, Batch, EventTime, LogStreamId, ProducerId, Sequence, StorageNodeId, TopicId
 
 
 class Outcome(enum.Enum):
@@ -26,7 +26,6 @@ class AppendOp(Struct):
     invoked: int
     batch: Batch
     producer: ProducerId | None = None
-    producer_epoch: ProducerEpoch = ProducerEpoch(0)
     sequence: Sequence = Sequence(0)
     outcome: Outcome = Outcome.PENDING
     completed: int = 0
@@ -59,11 +58,14 @@ class TrimOp(Struct):
     completed: int
 
 
-class Segment(Struct):
-    """What a subscriber handed on from ``start`` on, until it was told that its position is trimmed."""
+class Subscribed(Struct):
+    """What a subscriber handed on. ``topics`` None: all there are. ``gaps`` are from where to where it was told that
+    records are trimmed, ``ended`` where it was when it was told that a topic is deleted."""
 
-    start: GLSN
+    topics: frozenset[TopicId] | None
     runs: list[Run]
+    gaps: list[tuple[GLSN, GLSN]]
+    ended: dict[TopicId, GLSN]
     through: GLSN = GLSN(0)
 
 
@@ -75,8 +77,7 @@ class Record:
         self.tails: list[TailOp] = []
         self.reads: list[ReadOp] = []
         self.trims: list[TrimOp] = []
-        self.segments: dict[int, list[Segment]] = {}
-        """By subscriber."""
+        self.subscribers: dict[int, Subscribed] = {}
 
     def new_append(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
         payload = len(self.appends) + 1

@@ -11,6 +11,7 @@ from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
     CreateReplica,
+    DropReplica,
     ExcludeReplica,
     LeaderHello,
     LearnFrom,
@@ -40,6 +41,7 @@ from cutwater.core.replica_events import (
     Failed,
     Forward,
     RefuseEntry,
+    Remove,
     Reopen,
     ReplicaEffect,
     ReplicaEvent,
@@ -61,7 +63,6 @@ from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
     Damaged,
-    NotFound,
     NotSealed,
     ProtocolViolation,
     ReadOnly,
@@ -125,7 +126,7 @@ class StorageNode(Process):
         self.metadata_nodes = metadata_nodes
         self.disks: dict[LogStreamId, ReplicaDisk | SegmentDisk] = {}
         self.disk_full = False
-        self.applied: dict[LogStreamId, dict[GLSN, CommitContext]] = {}
+        self.applied: dict[LogStreamId, set[CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
         self._reset()
@@ -254,7 +255,7 @@ class StorageNode(Process):
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self._handle(message.stream, message)
-            case CatchUp() | TrimReplica():
+            case CatchUp() | TrimReplica() | DropReplica():
                 self._leader_heard = self.world.now
                 self._handle(message.stream, message)
             case Replicate():
@@ -324,7 +325,7 @@ class StorageNode(Process):
                 self._sync_soon(stream)
             case WriteCommit():
                 disk.write_context(effect.context)
-                self.applied.setdefault(stream, {})[effect.context.high_watermark] = effect.context
+                self.applied.setdefault(stream, set()).add(effect.context)
                 self._sync_soon(stream)
             case SaveHardState():
                 disk.save(effect.hard_state)
@@ -364,6 +365,10 @@ class StorageNode(Process):
                 self._open(stream)
                 self._report_now()
                 return False
+            case Remove():
+                self._unreadable.pop(stream, None)
+                del self.disks[stream], self.replicas[stream]
+                self._report_now()
             case RefuseEntry():
                 pass
         return True
@@ -431,7 +436,9 @@ class StorageNode(Process):
         written: Written,
     ) -> None:
         self._syncing.discard(stream)
-        disk = self.disks[stream]
+        disk = self.disks.get(stream)
+        if disk is None:
+            return
         if self.replicas.get(stream) is not replica or (replica.generation, replica.commits_generation) != generations:
             if disk.dirty:
                 self._sync_soon(stream)
@@ -546,7 +553,8 @@ class StorageNode(Process):
     def _replica(self, stream: LogStreamId) -> Replica:
         replica = self.replicas.get(stream)
         if replica is None:
-            raise NotFound(f"storage node {self.node} has no replica of log stream {stream}")
+            # Not yet, although the catalog says so already, or not any more.
+            raise Unavailable(f"storage node {self.node} has no replica of log stream {stream}: ask another")
         return replica
 
     def _read(self, call: ReadCall) -> ReadAnswer:
@@ -641,15 +649,12 @@ class StorageNode(Process):
             self._open(copy.stream)
             self._report_now()
 
-    def repair_entry(self, stream: LogStreamId, llsn: LLSN) -> None:
-        self._fetch_copy(stream, llsn)
-
     def _fetch_copies(self, stream: LogStreamId, first: LLSN, last: LLSN) -> None:
         """Of the first and the last of the damaged entries; the others are next."""
         for llsn in sorted({first, last}):
-            self._fetch_copy(stream, llsn)
+            self.fetch_copy(stream, llsn)
 
-    def _fetch_copy(self, stream: LogStreamId, llsn: LLSN) -> None:
+    def fetch_copy(self, stream: LogStreamId, llsn: LLSN) -> None:
         """Damage is repaired from whoever has an intact copy."""
         for kind, peer in self.world.processes:
             if kind == "sn" and peer != self.node:

@@ -25,7 +25,6 @@ class SimulatedStore:
     def __init__(self, world: World) -> None:
         self.world = world
         self.leader_epoch = LeaderEpoch(0)
-        self.leader: MetadataNodeId | None = None
         self.decisions: list[Decision] = []
         self.high_watermark = GLSN(0)
         self._snapshot = Snapshot()
@@ -39,7 +38,6 @@ class SimulatedStore:
         if self.leader_epoch != seen:
             return None
         self.leader_epoch = LeaderEpoch(self.leader_epoch + 1)
-        self.leader = node
         self.world.trace("leader", node, self.leader_epoch)
         return self.load()
 

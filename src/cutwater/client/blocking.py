@@ -1,0 +1,89 @@
+"""How a blocking class is derived from its asynchronous one: one line per method, with the same signature and words.
+
+::
+
+    class Client(Blocking[AsyncClient]):
+        append = blocking(AsyncClient.append)
+
+The type checker sees ``append`` with the parameters of ``AsyncClient.append`` and with what that one returns when it is
+awaited.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+
+from cutwater.client.loop_thread import LoopThread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+A = TypeVar("A")
+W = TypeVar("W")
+Self = TypeVar("Self")
+
+
+class Blocking(Generic[A]):
+    """An asynchronous object, and the loop that it lives on."""
+
+    def __init__(self, loop: LoopThread, wrapped: A) -> None:
+        self._loop = loop
+        self._async = wrapped
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Overridden by what has an end."""
+
+
+class Method(Protocol[P, R_co]):
+    """A method as a class has it: a function that binds its object."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Callable[Concatenate[Any, P], R_co]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Callable[P, R_co]: ...
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> Method[P, R]:
+    """Waits for the outcome of a coroutine method."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> R:
+        return self._loop.run(method(self._async, *args, **kwargs))
+
+    return cast("Method[P, R]", call)
+
+
+def blocking_made(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, A]], wrap: Callable[[LoopThread, A], W]
+) -> Method[P, W]:
+    """The same for one that makes an object, which is wrapped too."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
+        return wrap(self._loop, self._loop.run(method(self._async, *args, **kwargs)))
+
+    return cast("Method[P, W]", call)
+
+
+def made(method: Callable[Concatenate[Any, P], A], wrap: Callable[[LoopThread, A], W]) -> Method[P, W]:
+    """The same for a plain method that makes an object, on the loop's own thread."""
+
+    @functools.wraps(method)
+    def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
+        async def make() -> A:
+            return method(self._async, *args, **kwargs)
+
+        return wrap(self._loop, self._loop.run(make()))
+
+    return cast("Method[P, W]", call)

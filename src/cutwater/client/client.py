@@ -1,0 +1,282 @@
+"""The client for programs without asyncio: ``AsyncClient`` on an event loop in a thread of its own.
+
+A ``Client`` may be used from several threads. It cannot be used in a process that was forked from the one that made it.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ssl
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.blocking import Blocking, blocking, blocking_made, made
+from cutwater.client.cursors import AsyncCursor, NamedCursor
+from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
+from cutwater.client.encoding import Compression, Limits
+from cutwater.client.errors import ClientClosed
+from cutwater.client.loop_thread import LoopThread
+from cutwater.client.producer import AsyncProducer
+from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.types import Ack
+
+T = TypeVar("T")
+
+
+class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
+    """An iterator. While its user works on some records, the next ones are already being fetched::
+
+    for record in log.subscribe("orders"): ...
+    """
+
+    def __init__(self, loop: LoopThread, wrapped: AsyncSubscription[T]) -> None:
+        super().__init__(loop, wrapped)
+        self._ready: deque[T] = deque()
+        self._ahead: concurrent.futures.Future[list[T]] | None = None
+        self._is_over = False
+        # So that it is known from where on it delivers.
+        loop.run(wrapped.begun())
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        if not self._ready:
+            self._ready.extend(self._fetched(None))
+            if not self._ready:
+                raise StopIteration
+        return self._ready.popleft()
+
+    def take(self, timeout: float | None = None) -> list[T]:
+        """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
+        seconds, or as long as it takes."""
+        if not self._ready:
+            self._ready.extend(self._fetched(timeout))
+        taken, self._ready = list(self._ready), deque()
+        return taken
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._ahead is not None:
+            self._ahead.cancel()
+        self._ready.clear()
+        self._loop.run(self._async.close())
+
+    def _fetched(self, timeout: float | None) -> list[T]:
+        if self._is_over:
+            return []
+        ahead = self._ahead or self._loop.begin(self._async.take())
+        # It stays where it is if its user is interrupted while waiting, so nothing is lost.
+        self._ahead = ahead
+        try:
+            found = self._loop.wait(ahead, timeout)
+        except TimeoutError:
+            raise DeadlineExceeded(f"nothing came within {timeout} s") from None
+        except CutwaterError:
+            self._ahead = None
+            raise
+        self._is_over = not found
+        self._ahead = None if self._is_over else self._loop.begin(self._async.take())
+        return found
+
+
+class Cursor(Blocking[AsyncCursor], NamedCursor):
+    """How far a consumer has come, kept in the cluster under a name."""
+
+    @property
+    def name(self) -> str:
+        return self._async.name
+
+    get = blocking(AsyncCursor.get)
+    commit = blocking(AsyncCursor.commit)
+    drop = blocking(AsyncCursor.drop)
+
+
+class Producer(Blocking[AsyncProducer]):
+    """See ``Client.producer``. Any thread may send."""
+
+    def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
+        super().__init__(loop, wrapped)
+        self._lock = threading.Condition()
+        self._given: list[tuple[Any, int, int, float, concurrent.futures.Future[Ack]]] = []
+        """On their way to the loop's thread, so that a thread which sends much does not wake it each time."""
+        self._held_bytes = 0
+        self._is_closed = False
+
+    @property
+    def id(self) -> str:
+        return self._async.id
+
+    @property
+    def topic(self) -> str:
+        return self._async.topic
+
+    def send(
+        self,
+        records: object,
+        *,
+        key: object = None,
+        timestamp: object = None,
+        headers: object = None,
+        timeout: float | None = None,
+    ) -> concurrent.futures.Future[Ack]:
+        """Hand over one record or several, as for ``append``; several stay together. Returns when there is room for
+        them, with a future of the acknowledgement.
+
+        After ``timeout`` the future fails: with ``DeadlineExceeded`` if nothing was sent, so that nothing will appear,
+        otherwise with ``AppendUnknown``; then the producer still goes on trying.
+        """
+        producer = self._async
+        seconds = producer.timeout if timeout is None else timeout
+        part, count, size = producer.prepare(records, key, timestamp, headers)
+        future: concurrent.futures.Future[Ack] = concurrent.futures.Future()
+        with self._lock:
+            has_room = self._lock.wait_for(lambda: self._has_room(size), seconds)
+            if self._is_closed:
+                raise ClientClosed(f"producer {producer.id!r} was closed")
+            if not has_room:
+                raise DeadlineExceeded(f"producer {producer.id!r} has no room, after {seconds:g} s: nothing was sent")
+            if not self._given:
+                # Before the lock is given back: whoever flushes after this call comes after it on the loop, too.
+                self._loop.call_soon(self._take_over)
+            self._held_bytes += size
+            self._given.append((part, count, size, seconds, future))
+        return future
+
+    def _has_room(self, size: int) -> bool:
+        held = self._held_bytes
+        return self._is_closed or not held or held + size <= self._async.buffer_bytes
+
+    def _take_over(self) -> None:
+        """On the loop's thread."""
+        with self._lock:
+            given, self._given = self._given, []
+        for part, count, size, seconds, future in given:
+            try:
+                sent = self._async.enqueue(part, count, size, Deadline(seconds))
+            except CutwaterError as error:
+                self._settle(size, future, error, None)
+                continue
+            sent.add_done_callback(
+                lambda done, size=size, future=future: self._settle(  # type: ignore[misc]
+                    size, future, done.exception(), done
+                )
+            )
+
+    def _settle(self, size: int, future: concurrent.futures.Future[Ack], error: Any, done: Any) -> None:
+        with self._lock:
+            self._held_bytes -= size
+            self._lock.notify_all()
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(done.result())
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
+        also if its future was already asked."""
+        # What was sent before reaches the loop before this does.
+        self._loop.run(self._async.flush(timeout=timeout))
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+        self._loop.run(self._async.close(timeout=timeout))
+
+
+class Client(Blocking[AsyncClient]):
+    """Made by ``cutwater.connect`` or ``cutwater.open``::
+
+    with cutwater.connect("cutwater://127.0.0.1:7000") as log:
+        ack = log.append("orders", b"hello")
+        for record in log.subscribe("orders", start=ack.glsn): ...
+    """
+
+    def __init__(
+        self, loop: LoopThread, wrapped: AsyncClient, on_close: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """``on_close``: what else ends with the client, on its loop."""
+        super().__init__(loop, wrapped)
+        self._on_close = on_close
+        self._closing = threading.Lock()
+        self._is_closed = False
+        loop.at_end(self._close)
+
+    @property
+    def cluster(self) -> int:
+        return self._async.cluster
+
+    create_topic = blocking(AsyncClient.create_topic)
+    change_topic = blocking(AsyncClient.change_topic)
+    delete_topic = blocking(AsyncClient.delete_topic)
+    topics = blocking(AsyncClient.topics)
+    topic = blocking(AsyncClient.topic)
+    trim = blocking(AsyncClient.trim)
+    append = blocking(AsyncClient.append)
+    read = blocking(AsyncClient.read)
+    tail = blocking(AsyncClient.tail)
+    find = blocking(AsyncClient.find)
+    table = blocking(AsyncClient.table)
+    subscribe = made(AsyncClient.subscribe, Subscription)
+    batches = made(AsyncClient.batches, Subscription)
+    producer = blocking_made(AsyncClient.producer, Producer)
+    cursor = made(AsyncClient.cursor, Cursor)
+
+    def close(self) -> None:
+        """Close producers, which lets them finish what was sent, and then everything else."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        try:
+            self._loop.run(self._close())
+        finally:
+            self._loop.close()
+
+    async def _close(self) -> None:
+        try:
+            await self._async.close()
+        finally:
+            if self._on_close is not None:
+                await self._on_close()
+
+
+def connect(
+    servers: str,
+    *,
+    timeout: float = TIMEOUT_SECONDS,
+    compression: Compression | None = None,
+    cluster: int | None = None,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    insecure: bool = False,
+    limits: Limits | None = None,
+) -> Client:
+    """Connect to a cluster: ``cutwater.connect("cutwater://host:port,host:port")``. Close the client when done, best by
+    using it in a ``with`` statement. What the arguments mean is said at ``AsyncClient.connect``."""
+    loop = LoopThread("cutwater client")
+    try:
+        client = loop.run(
+            AsyncClient.connect(
+                servers,
+                timeout=timeout,
+                compression=compression,
+                cluster=cluster,
+                token=token,
+                tls=tls,
+                insecure=insecure,
+                limits=limits,
+            )
+        )
+    except BaseException:
+        loop.close()
+        raise
+    return Client(loop, client)

@@ -1,0 +1,140 @@
+"""An event loop in a thread of its own, for those who have none: calls go in, results come out, nothing hangs.
+
+At the end of the interpreter every loop is closed, because a thread that still runs then can crash it. After a fork the
+child has the object but not the thread; whoever uses it there is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from cutwater.client.errors import ClientClosed
+from cutwater.wire.loops import new_event_loop
+
+R = TypeVar("R")
+
+LOOK_SECONDS = 5.0
+"""How often a waiting thread looks whether anyone is left who could answer it."""
+END_SECONDS = 5.0
+"""How long the end of the interpreter waits for one loop."""
+
+_running: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+class LoopThread:
+    def __init__(self, name: str) -> None:
+        self._loop = new_event_loop()
+        self._pid = os.getpid()
+        self._is_closed = False
+        self._on_end: Callable[[], Awaitable[None]] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        _running.add(self)
+
+    def at_end(self, close: Callable[[], Awaitable[None]]) -> None:
+        """What to do before the loop is closed, if the interpreter ends first."""
+        self._on_end = close
+
+    def begin(self, work: Coroutine[Any, Any, R]) -> concurrent.futures.Future[R]:
+        try:
+            self._check()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except BaseException:
+            work.close()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Wait for it. Whoever is interrupted meanwhile gives it up."""
+        future = self.begin(work)
+        try:
+            return self.wait(future)
+        except BaseException:
+            future.cancel()
+            raise
+
+    def wait(self, future: concurrent.futures.Future[R], timeout: float | None = None) -> R:
+        """Its result; ``TimeoutError`` if that takes longer."""
+        while True:
+            step = LOOK_SECONDS if timeout is None else min(timeout, LOOK_SECONDS)
+            done, _ = concurrent.futures.wait((future,), step)
+            if done:
+                break
+            if not self._thread.is_alive():
+                raise ClientClosed("this client was closed meanwhile")
+            if timeout is not None:
+                timeout -= step
+                if timeout <= 0:
+                    raise TimeoutError
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise ClientClosed("this client was closed meanwhile") from None
+
+    def call_soon(self, function: Callable[[], None]) -> None:
+        """Run something on the loop, without waiting."""
+        self._check()
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            raise ClientClosed("this client was closed: make another one") from None
+
+    def close(self) -> None:
+        """Give up what still runs, and end the thread."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        _running.discard(self)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(END_SECONDS)
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ClientClosed("this client was made before the process was forked: make another one in the child")
+        if self._is_closed:
+            raise ClientClosed("this client was closed: make another one")
+        if threading.current_thread() is self._thread:
+            raise ClientClosed("a blocking call was made from the client's own thread, which would wait for itself")
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    def end(self) -> None:
+        """The interpreter ends."""
+        if self._is_closed or self._pid != os.getpid():
+            return
+        if self._on_end is not None:
+            try:
+                closing = asyncio.run_coroutine_threadsafe(_awaited(self._on_end()), self._loop)
+                concurrent.futures.wait((closing,), END_SECONDS)
+            except RuntimeError:
+                pass
+        self.close()
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+@atexit.register
+def _end_all() -> None:
+    for thread in list(_running):
+        thread.end()

@@ -1,0 +1,479 @@
+"""A named producer: pipelined, collected into batches, and exactly once over retries, seals and restarts.
+
+What is sent waits in a buffer of bounded size until it becomes part of a batch; batches are numbered and sent by
+``core.producer_session``, which keeps each of them until its fate is known. Here is what that machine needs: messages
+to the head of its log stream, all over one connection so that they keep their order, questions to sealed replicas and
+to the metadata repository, and a look at the catalog whenever things do not move on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import structs
+
+from cutwater.client.catalogs import Catalogs
+from cutwater.client.coalescing import Part, joined
+from cutwater.client.deadlines import Deadline
+from cutwater.client.errors import ClientClosed
+from cutwater.client.nodes import Nodes
+from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
+from cutwater.client.repository import Repository
+from cutwater.client.schemas import TopicSchema
+from cutwater.core.producer_session import (
+    AskFate,
+    AskMetadata,
+    Phase,
+    ProducerSession,
+    SendBatch,
+    SessionEffect,
+    Settled,
+)
+from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant, StreamInfo
+from cutwater.errors import (
+    AppendUnknown,
+    CutwaterError,
+    DeadlineExceeded,
+    NotSealed,
+    ProducerFenced,
+    SequenceExpired,
+    SequenceReused,
+    Unavailable,
+)
+from cutwater.types import Ack, Batch, BatchKind, ProducerId, ProducerTag, Sequence
+from cutwater.wire.errors import ConnectionLost
+from cutwater.wire.methods import Received
+from cutwater.wire.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
+
+BATCH_BYTES_MAX = 1024 * 1024
+IN_FLIGHT_MAX = 8
+BUFFER_BYTES_MAX = 32 * 1024 * 1024
+
+SEND_MS_MAX = 10_000
+"""How long one attempt may take; the next one finds what became of it."""
+ASK_MS_MAX = 3_000
+CONNECT_SECONDS = 3.0
+RETRY_SECONDS_MIN = 0.01
+RETRY_SECONDS_MAX = 0.5
+PATIENCE_SECONDS = 0.5
+"""A log stream that is sealed for longer than this is left, if the metadata repository has another one."""
+STUCK_SECONDS = 2.0
+"""Without any answer for this long, the present step is done again."""
+
+
+class _Flight:
+    """A numbered batch."""
+
+    __slots__ = ("attempts", "open_calls", "sent")
+
+    def __init__(self, sent: list[Sent]) -> None:
+        self.sent = sent
+        self.attempts = 0
+        self.open_calls = 0
+
+
+class AsyncProducer:
+    """Made by ``AsyncClient.producer``; see there."""
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        nodes: Nodes,
+        repository: Repository,
+        topic: str,
+        name: str,
+        prepare: Callable[..., tuple[Part, int, int]],
+        encode: Callable[[pa.RecordBatch], Batch],
+        schema: TopicSchema,
+        timeout: float,
+        buffer_bytes: int = BUFFER_BYTES_MAX,
+    ) -> None:
+        self.topic, self.id = topic, name
+        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
+        self.prepare, self._encode, self._schema = prepare, encode, schema
+        self.timeout, self.buffer_bytes = timeout, buffer_bytes
+        self._buffer = ProducerBuffer(buffer_bytes)
+        self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
+        self._loop = asyncio.get_running_loop()
+        self._flights: dict[Sequence, _Flight] = {}
+        self._changed = asyncio.Event()
+        """Something was settled, or there is room again, or the phase has changed."""
+        self._trouble = asyncio.Event()
+        """Something was refused or lost, so the present step has to be done again."""
+        self._closed_since: float | None = None
+        self._moved_at = self._loop.time()
+        self._is_due = False
+        self._failure: CutwaterError | None = None
+        """Why nothing more can be sent."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._keeper: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    # What users do with it.
+
+    async def open(self, deadline: Deadline) -> None:
+        """Fence whoever had the name before, and return when it is ready."""
+        self._keeper = self._loop.create_task(self._keep())
+        self._do(self._session.start())
+        try:
+            await self._until(lambda: self._session.phase is Phase.READY or self._failure is not None, deadline)
+        except DeadlineExceeded:
+            await self._stop(ClientClosed("the producer was never open"))
+            raise DeadlineExceeded(
+                f"producer {self.id!r} is not open after {deadline.seconds:g} s: it {self._session.phase.value}"
+            ) from None
+        if self._failure is not None:
+            await self._stop(self._failure)
+            raise self._failure
+
+    async def send(
+        self,
+        records: object,
+        *,
+        key: object = None,
+        timestamp: object = None,
+        headers: object = None,
+        timeout: float | None = None,
+    ) -> asyncio.Future[Ack]:
+        """Hand over one record or several, as for ``append``; several stay together. Returns when there is room for
+        them, with a future of the acknowledgement.
+
+        After ``timeout`` the future fails: with ``DeadlineExceeded`` if nothing was sent, so that nothing will appear,
+        otherwise with ``AppendUnknown``; then the producer still goes on trying.
+        """
+        deadline = Deadline(self.timeout if timeout is None else timeout)
+        part, count, size = self.prepare(records, key, timestamp, headers)
+        await self._until(
+            lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing, deadline
+        )
+        return self.enqueue(part, count, size, deadline)
+
+    def enqueue(self, part: Part, count: int, size: int, deadline: Deadline) -> asyncio.Future[Ack]:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closing:
+            raise ClientClosed(f"producer {self.id!r} was closed")
+        sent = Sent(part, count, size, deadline, self._loop.create_future())
+        self._buffer.add(sent)
+        self._depart_soon()
+        return sent.future
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
+        also if its future was already asked."""
+        given = [*self._buffer, *(sent for flight in self._flights.values() for sent in flight.sent)]
+        waiting = [sent.future for sent in given if not sent.future.done()]
+        deadline = Deadline(self.timeout if timeout is None else timeout)
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=deadline.left)
+            if late:
+                raise DeadlineExceeded(f"{len(late)} calls of send() have no outcome yet, after {deadline.seconds:g} s")
+        error, self._buffer.unheard = self._buffer.unheard, None
+        if error is not None:
+            raise error
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._changed.set()
+        try:
+            await self.flush(timeout=timeout)
+        finally:
+            await self._stop(ClientClosed(f"producer {self.id!r} was closed before this was sent"))
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closing
+
+    # From records to numbered batches.
+
+    async def _until(self, holds: Callable[[], bool], deadline: Deadline) -> None:
+        while not holds():
+            self._changed.clear()
+            try:
+                async with asyncio.timeout_at(deadline.at):
+                    await self._changed.wait()
+            except TimeoutError:
+                raise DeadlineExceeded(
+                    f"producer {self.id!r} has no room: {len(self._buffer)} calls of send() wait to be sent"
+                ) from None
+
+    def _depart_soon(self) -> None:
+        """Whatever is sent in this turn of the event loop goes along."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._depart)
+
+    def _depart(self) -> None:
+        self._is_due = False
+        while len(self._buffer) and len(self._flights) < IN_FLIGHT_MAX and self._session.phase is Phase.READY:
+            group = self._buffer.next_group(BATCH_BYTES_MAX)
+            if not group:
+                continue
+            try:
+                batch = self._encode(joined(self._schema, [sent.part for sent in group]))
+            except CutwaterError as error:
+                self._buffer.fail(group, error)
+                continue
+            sequence, effects = self._session.submit(batch)
+            for sent in group:
+                sent.is_numbered = True
+            if not self._flights:
+                self._moved_at = self._loop.time()
+            self._flights[sequence] = _Flight(group)
+            self._do(effects)
+        self._changed.set()
+
+    # What the session wants.
+
+    def _do(self, effects: list[SessionEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case SendBatch():
+                    self._send(effect)
+                case AskFate():
+                    self._spawn(self._ask_fate(effect))
+                case AskMetadata():
+                    self._spawn(self._ask_metadata(effect.request))
+                case Settled():
+                    self._settle(effect)
+
+    def _settle(self, settled: Settled) -> None:
+        self._moved_at = self._loop.time()
+        flight = self._flights.pop(settled.sequence)
+        self._buffer.bytes -= sum(sent.size for sent in flight.sent)
+        settle(flight.sent, settled.ack)
+        self._changed.set()
+        self._depart_soon()
+
+    def _send(self, effect: SendBatch) -> None:
+        """To the head, if it can be reached now; otherwise the keeper will see to it."""
+        info = self._catalogs.view.streams.get(effect.stream)
+        address = self._catalogs.view.addresses.get(info.chain[0]) if info is not None and info.chain else None
+        connection = self._nodes.ready(address) if address is not None else None
+        if info is None or not info.is_open or connection is None:
+            self._trouble.set()
+            return
+        batch, tag = effect.batch, effect.batch.producer
+        assert tag is not None
+        flight = self._flights.get(tag.sequence) if batch.kind is BatchKind.DATA else None
+        arguments = AppendArguments(effect.stream, info.epoch, structs.replace(batch, body=b""))
+        try:
+            connection.begin(
+                APPEND,
+                arguments,
+                batch.body,
+                timeout_ms=SEND_MS_MAX,
+                on_answer=lambda outcome: self._answered(batch.kind, tag, flight, outcome),
+            )
+        except ConnectionLost:
+            assert address is not None
+            self._nodes.drop(address)
+            self._trouble.set()
+        except CutwaterError:
+            self._trouble.set()
+        else:
+            if flight is not None:
+                flight.attempts += 1
+                flight.open_calls += 1
+
+    def _answered(
+        self, kind: BatchKind, tag: ProducerTag, flight: _Flight | None, outcome: Received[AppendAnswer] | CutwaterError
+    ) -> None:
+        if flight is not None:
+            flight.open_calls -= 1
+        if isinstance(outcome, Received):
+            answer = outcome.value
+            if kind is BatchKind.FENCE:
+                self._do(self._session.fence_committed(tag, answer.last_sequence))
+                self._changed.set()
+                self._depart_soon()
+            else:
+                self._do(self._session.acked(tag.sequence, answer.ack))
+        elif isinstance(outcome, ProducerFenced):
+            self._session.fenced(tag)
+            if flight is not None and flight.attempts == 1 and self._session.phase is Phase.FENCED:
+                # It was never taken before, and it was not taken now.
+                self._give_up_flight(tag.sequence, outcome)
+        elif isinstance(outcome, SequenceReused | SequenceExpired):
+            self._give_up(outcome)
+        else:
+            self._trouble.set()
+        if self._session.phase is Phase.FENCED:
+            self._give_up(_fenced(self.id))
+        elif self._failure is not None:
+            self._give_up(self._failure)
+
+    async def _ask_fate(self, question: AskFate) -> None:
+        info = self._catalogs.view.streams.get(question.stream)
+        arguments = FateArguments(question.stream, question.stream_epoch, self._session.producer)
+        for node in dict.fromkeys((*info.chain, *info.replicas)) if info is not None else ():
+            try:
+                address = self._catalogs.view.address(node)
+                connection = await self._nodes.connection(address, Deadline(CONNECT_SECONDS))
+                fate = (await connection.call(FATE, arguments, timeout_ms=ASK_MS_MAX)).value
+            except CutwaterError:
+                continue
+            self._do(self._session.fate_known(fate))
+            if self._session.phase is Phase.FENCED:
+                self._give_up(_fenced(self.id))
+            return
+        self._trouble.set()
+
+    async def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest) -> None:
+        try:
+            grant = await self._repository.ask(request, ProducerGrant, timeout_ms=ASK_MS_MAX)
+            await self._know(grant)
+            self._do(self._session.granted(grant))
+        except ProducerFenced as error:
+            if isinstance(request, MoveProducerRequest):
+                self._session.fenced(request)
+            if self._session.phase is Phase.FENCED:
+                self._give_up(error)
+        except NotSealed:
+            if isinstance(request, MoveProducerRequest):
+                self._do(self._session.move_refused(request))
+        except Unavailable:
+            self._trouble.set()
+        except CutwaterError as error:
+            self._give_up(error)
+
+    async def _know(self, grant: ProducerGrant) -> None:
+        """The log stream may be newer than the catalog here, and its head may not be connected."""
+        deadline = Deadline(CONNECT_SECONDS)
+        view = self._catalogs.view
+        info = view.streams.get(grant.stream)
+        if info is None or not info.is_open:
+            view = await self._catalogs.fresh(deadline)
+            info = view.streams.get(grant.stream)
+        if info is not None and info.chain:
+            await self._connected(info)
+
+    async def _connected(self, info: StreamInfo) -> None:
+        head = info.chain[0]
+        try:
+            await self._nodes.connection(self._catalogs.view.address(head), Deadline(CONNECT_SECONDS))
+        except ConnectionLost:
+            self._nodes.unreachable(info.stream, head)
+            raise
+
+    # When things do not move on.
+
+    async def _keep(self) -> None:
+        wait = RETRY_SECONDS_MIN
+        while True:
+            is_troubled = await self._pause(wait)
+            self._buffer.expire(self._loop.time(), self.id)
+            if self._session.phase is Phase.FENCED or self._failure is not None:
+                continue
+            waits = bool(self._flights) or self._session.phase is not Phase.READY
+            is_stuck = waits and self._loop.time() - self._moved_at > STUCK_SECONDS
+            if not (is_troubled and waits) and not is_stuck:
+                wait = RETRY_SECONDS_MIN
+                continue
+            self._moved_at = self._loop.time() if is_stuck else self._moved_at
+            await self._nudge()
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, RETRY_SECONDS_MAX)
+
+    async def _pause(self, wait: float) -> bool:
+        """Until there is trouble, or it is time to look whether there is; whether there is."""
+        try:
+            async with asyncio.timeout(max(wait, self._next_deadline())):
+                await self._trouble.wait()
+        except TimeoutError:
+            return False
+        self._trouble.clear()
+        return True
+
+    def _next_deadline(self) -> float:
+        deadline = self._buffer.next_deadline()
+        left = STUCK_SECONDS if deadline is None else deadline - self._loop.time()
+        return min(max(left, RETRY_SECONDS_MIN), STUCK_SECONDS / 4)
+
+    async def _nudge(self) -> None:
+        session = self._session
+        try:
+            view = await self._catalogs.fresh(Deadline(CONNECT_SECONDS))
+            info = view.streams.get(session.stream)
+            if info is not None and info.is_open and info.chain:
+                self._closed_since = None
+                await self._connected(info)
+                self._do(session.stream_reopened(info.stream) or session.retry())
+                return
+        except CutwaterError:
+            self._trouble.set()
+            return
+        now = self._loop.time()
+        if info is None and session.stream:
+            self._give_up(Unavailable(f"log stream {session.stream} of producer {self.id!r} is gone with its topic"))
+            return
+        self._closed_since = now if self._closed_since is None else self._closed_since
+        effects: list[SessionEffect] = []
+        if info is not None and (info.final or now - self._closed_since >= PATIENCE_SECONDS):
+            effects = session.stream_closed(info.stream, info.epoch)
+        if not effects and session.phase in (Phase.OPENING, Phase.SETTLING, Phase.MOVING):
+            effects = session.retry()
+        self._do(effects)
+        self._trouble.set()
+
+    # The end.
+
+    def _give_up(self, error: CutwaterError) -> None:
+        """Nothing more can be sent."""
+        if self._failure is None:
+            self._failure = error
+        self._buffer.fail_all(self._failure)
+        for sequence, flight in list(self._flights.items()):
+            if not flight.open_calls:
+                self._give_up_flight(sequence, _unknown(self.id, self._failure))
+        self._changed.set()
+
+    def _give_up_flight(self, sequence: Sequence, error: CutwaterError) -> None:
+        flight = self._flights.pop(sequence, None)
+        if flight is not None:
+            self._buffer.fail(flight.sent, error)
+            self._changed.set()
+
+    async def _stop(self, error: CutwaterError) -> None:
+        self._is_closing = True
+        tasks = [*self._tasks, *([self._keeper] if self._keeper is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failure is None:
+            self._failure = error
+        self._buffer.fail_all(error)
+        for sequence in list(self._flights):
+            self._give_up_flight(sequence, _unknown(self.id, error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _fenced(name: str) -> ProducerFenced:
+    return ProducerFenced(f"producer {name!r} was opened again elsewhere: stop using it here")
+
+
+def _unknown(name: str, error: CutwaterError) -> AppendUnknown:
+    return AppendUnknown(
+        f"producer {name!r} ended ({error.message}) before it knew what became of this: read the log to see whether it "
+        "is there"
+    )

@@ -1,0 +1,109 @@
+"""What was given to a producer and is not yet part of a numbered batch; and how long its callers will wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import deque
+
+from cutwater.client.coalescing import Part, part_of
+from cutwater.client.deadlines import Deadline
+from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.types import Ack
+
+
+class Sent:
+    """Records that were given with one call. ``future`` gets their outcome, once."""
+
+    __slots__ = ("count", "deadline", "future", "is_numbered", "part", "size")
+
+    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, future: asyncio.Future[Ack]) -> None:
+        self.part, self.count, self.size, self.deadline, self.future = part, count, size, deadline, future
+        self.is_numbered = False
+        """Part of a batch that has a number: it may appear, whatever happens."""
+
+
+def settle(group: list[Sent], ack: Ack) -> None:
+    """The batch that these are made into is in the log."""
+    offset = 0
+    for sent in group:
+        if not sent.future.done():
+            sent.future.set_result(part_of(ack, offset, sent.count))
+        offset += sent.count
+
+
+class ProducerBuffer:
+    """``bytes`` counts what is here and what the producer has under way, which gives it back when it is settled."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = 0
+        self.unheard: CutwaterError | None = None
+        """The first failure since the last flush."""
+        self._queue: deque[Sent] = deque()
+        self._deadlines: list[tuple[float, int, Sent]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> itertools.chain[Sent]:
+        return itertools.chain(self._queue)
+
+    def has_room(self, size: int) -> bool:
+        """One that is larger than all the room is let in alone."""
+        return not self.bytes or self.bytes + size <= self._bytes_max
+
+    def add(self, sent: Sent) -> None:
+        self._queue.append(sent)
+        self.bytes += sent.size
+        heapq.heappush(self._deadlines, (sent.deadline.at, next(self._numbers), sent))
+
+    def next_group(self, bytes_max: int) -> list[Sent]:
+        """What shall travel together; perhaps nothing, because callers have given up meanwhile."""
+        group: list[Sent] = []
+        size = 0
+        while self._queue and (not group or size + self._queue[0].size <= bytes_max):
+            sent = self._queue.popleft()
+            if sent.future.done():
+                self.bytes -= sent.size
+                continue
+            group.append(sent)
+            size += sent.size
+        return group
+
+    def fail(self, group: list[Sent], error: CutwaterError) -> None:
+        for sent in group:
+            self.bytes -= sent.size
+            self._tell(sent, error)
+
+    def fail_all(self, error: CutwaterError) -> None:
+        queue, self._queue = self._queue, deque()
+        self.fail(list(queue), error)
+
+    def _tell(self, sent: Sent, error: CutwaterError) -> None:
+        if not sent.future.done():
+            sent.future.set_exception(error)
+            # Nobody need look at each future: whoever flushes or closes hears of failures too.
+            sent.future.exception()
+            self.unheard = self.unheard or error
+
+    def next_deadline(self) -> float | None:
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float, name: str) -> None:
+        """Tell those whose time is up. What has a number stays where it is: it may still appear."""
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].future.done()):
+            sent = heapq.heappop(self._deadlines)[2]
+            seconds = f"{sent.deadline.seconds:g} s"
+            if sent.is_numbered:
+                self._tell(
+                    sent,
+                    AppendUnknown(
+                        f"no answer came within {seconds}, so whether it is in the log is not known yet; "
+                        f"producer {name!r} goes on trying"
+                    ),
+                )
+            else:
+                self._tell(sent, DeadlineExceeded(f"producer {name!r} could not send it within {seconds}"))

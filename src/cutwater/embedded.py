@@ -1,0 +1,220 @@
+"""The embedded log: a metadata repository and one storage node inside the caller's process, on loopback.
+
+::
+
+    <path>/lock              held by the process that opened the log, as long as it has it open
+    <path>/holder.json       which process that is, and where it listens
+    <path>/metadata.sqlite   decisions and catalog
+    <path>/volume/           records
+
+The servers are the same as in a cluster, and so are the files and all guarantees but replication. Other processes that
+open the same path connect to the one that opened it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.client import Client
+from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
+from cutwater.client.encoding import Compression, Limits
+from cutwater.client.loop_thread import LoopThread
+from cutwater.client.repository import SCHEME, Repository
+from cutwater.core.order import OrderOptions
+from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description, Done
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Unavailable
+from cutwater.metadata.open_store import open_store
+from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.storage.files import Lock, OsFiles
+from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.server import NodeOptions, StorageNodeServer
+from cutwater.types import SECOND, ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.wire.handshake import Endpoint
+
+CLUSTER = ClusterId(1)
+NODE = StorageNodeId(1)
+LOOPBACK = "127.0.0.1"
+POLL_SECONDS = 0.01
+STOP_MS_MAX = 5_000
+ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
+"""One event loop serves both, and the caller's program may keep it waiting."""
+
+
+class Holder(Struct, frozen=True):
+    """What ``holder.json`` says."""
+
+    pid: int
+    servers: str
+
+
+class EmbeddedLog:
+    """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand."""
+
+    def __init__(self, path: Path, lock: Lock) -> None:
+        self._path, self._lock = path, lock
+        self._metadata: MetadataServer | None = None
+        self._node: StorageNodeServer | None = None
+        self._volumes: NodeVolumes | None = None
+
+    async def start(self, deadline: float) -> str:
+        """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
+        store = await open_store(f"sqlite:{self._path / 'metadata.sqlite'}", cluster=CLUSTER)
+        self._metadata = MetadataServer(MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER), store)
+        await self._metadata.start()
+        volume = self._path / "volume"
+        volume.mkdir(exist_ok=True)
+        self._volumes = volumes = NodeVolumes([volume], CLUSTER, NODE)
+        address = self._metadata.address
+        repository = Repository(Endpoint(CLUSTER, "client"), (address,))
+        try:
+            await self._add(repository, volumes, deadline)
+            self._node = StorageNodeServer(NodeOptions(LOOPBACK, 0, (address,)), volumes)
+            await self._node.start()
+            await self._until_open(repository, deadline)
+        finally:
+            repository.close()
+        holder = Holder(os.getpid(), SCHEME + address)
+        temporary = self._path / "holder.json.new"
+        temporary.write_bytes(msgspec.json.encode(holder))
+        temporary.replace(self._path / "holder.json")
+        return holder.servers
+
+    async def stop(self) -> None:
+        with suppress(OSError):
+            (self._path / "holder.json").unlink()
+        try:
+            if self._node is not None:
+                await self._node.stop(timeout_ms=STOP_MS_MAX)
+            if self._metadata is not None:
+                await self._metadata.stop(timeout_ms=STOP_MS_MAX)
+        finally:
+            if self._volumes is not None:
+                self._volumes.release()
+            self._lock.release()
+
+    async def _add(self, repository: Repository, volumes: NodeVolumes, deadline: float) -> None:
+        """Before it starts, so that it need not wait to be known."""
+        description = await repository.ask(DescribeRequest(), Description, timeout_ms=_left_ms(deadline))
+        if not any(node.node == NODE for node in description.nodes):
+            paths = tuple(str(volume) for volume in volumes.volumes)
+            request = AddNodeRequest(NODE, "", volumes.identity.node_key, paths)
+            await repository.ask(request, Done, timeout_ms=_left_ms(deadline))
+
+    async def _until_open(self, repository: Repository, deadline: float) -> None:
+        """Log streams that were there before have to be opened again."""
+        assert self._node is not None
+        while True:
+            if self._node.fatal.done():
+                raise self._node.fatal.result()
+            description = await repository.ask(DescribeRequest(), Description, timeout_ms=_left_ms(deadline))
+            closed = [s.stream for s in description.streams if not (s.is_open or s.final or s.held)]
+            if all(node.is_alive for node in description.nodes) and not closed:
+                return
+            if asyncio.get_running_loop().time() >= deadline:
+                raise Unavailable(f"{self._path} was opened, but log streams {closed} do not take appends yet")
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def open_log(
+    path: str | os.PathLike[str],
+    *,
+    exclusive: bool = False,
+    timeout: float = TIMEOUT_SECONDS,
+    compression: Compression | None = None,
+    limits: Limits | None = None,
+) -> Client:
+    """Open the log in a directory, which is made if it does not exist; closing the client closes the log.
+
+    If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
+    who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
+    """
+    directory = _directory(Path(path))
+    deadline = time.monotonic() + check_timeout(timeout)
+    loop = LoopThread("cutwater log")
+    try:
+        while True:
+            lock = _locked(directory)
+            if lock is not None:
+                break
+            holder = _holder(directory)
+            if exclusive:
+                raise AlreadyExists(
+                    f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
+                    "or leave out exclusive= to connect to it"
+                )
+            if holder is not None:
+                with suppress(CutwaterError):
+                    client = loop.run(
+                        AsyncClient.connect(holder.servers, timeout=timeout, compression=compression, limits=limits)
+                    )
+                    return Client(loop, client)
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"{directory} is open in another process, which does not answer: see {directory}/lock"
+                )
+            time.sleep(POLL_SECONDS)
+        return loop.run(_own(loop, directory, lock, timeout, compression, limits))
+    except BaseException:
+        loop.close()
+        raise
+
+
+async def _own(
+    loop: LoopThread,
+    directory: Path,
+    lock: Lock,
+    timeout: float,
+    compression: Compression | None,
+    limits: Limits | None,
+) -> Client:
+    log = EmbeddedLog(directory, lock)
+    try:
+        servers = await log.start(asyncio.get_running_loop().time() + timeout)
+        client = await AsyncClient.connect(servers, timeout=timeout, compression=compression, limits=limits)
+    except BaseException:
+        await log.stop()
+        raise
+    return Client(loop, client, on_close=log.stop)
+
+
+def _directory(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"{path} cannot hold a log ({error.strerror}): name a directory that may be written"
+        ) from error
+    if (path / "cluster.json").exists():
+        raise InvalidArgument(f"{path} holds a local cluster: connect to it, `cutwater cluster status` says where")
+    return path
+
+
+def _locked(directory: Path) -> Lock | None:
+    """The lock, or None if someone else has it. What an earlier holder left behind is removed."""
+    try:
+        lock = OsFiles().lock(directory / "lock")
+    except OSError as error:
+        raise InvalidArgument(f"{directory} cannot be used ({error.strerror}): check its permissions") from error
+    if lock is not None:
+        with suppress(FileNotFoundError):
+            (directory / "holder.json").unlink()
+    return lock
+
+
+def _holder(directory: Path) -> Holder | None:
+    try:
+        return msgspec.json.decode((directory / "holder.json").read_bytes(), type=Holder)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _left_ms(deadline: float) -> int:
+    return max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))

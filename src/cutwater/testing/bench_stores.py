@@ -1,0 +1,205 @@
+"""What it costs to store a decision: SQLite and etcd, next to a bare ``fdatasync`` of 4 KiB on the same disk.
+
+The decision is a cut of 64 log streams, one append in flight, as the leader of the metadata repository does it. Rounds of
+all of them take turns, because a disk that others use is now fast and now slow. ``make bench`` includes ``lines()``; run
+alone, it prints them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+from msgspec import Struct
+
+from cutwater.core import decisions as d
+from cutwater.core.cut import Candidate, make_cut
+from cutwater.core.order_state import OrderState
+from cutwater.metadata.encoding import encode_batch
+from cutwater.metadata.open_store import open_store
+from cutwater.metadata.store_interface import MetadataStore
+from cutwater.testing.local_etcd import MISSING, LocalEtcd, find_etcd
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    ClusterId,
+    CutTime,
+    DecisionIndex,
+    Epoch,
+    LeaderEpoch,
+    LogStreamId,
+    MetadataNodeId,
+    Revision,
+    StorageNodeId,
+    TopicId,
+)
+from cutwater.wire.loops import run
+
+STREAMS = 64
+ROUNDS = 5
+COUNT = 100
+NODES = tuple(StorageNodeId(n) for n in (1, 2, 3))
+EPOCH = LeaderEpoch(1)
+TIMEOUT_MS = 30_000
+"""Figures of a disk that stood still for a while are better than none."""
+
+
+class Figures(Struct):
+    """Seconds that each call took, and of the processor."""
+
+    name: str
+    seconds: list[float]
+    cpu: float = 0.0
+
+    def row(self, reference: float) -> str:
+        ordered = sorted(self.seconds)
+        middle = median(ordered)
+        tail = ordered[int(len(ordered) * 0.99)]
+        return (
+            f"| {self.name} | {middle * 1e6:.0f} µs | {tail * 1e6:.0f} µs | {middle / reference:.2f} "
+            f"| {len(ordered) / sum(ordered):.0f} | {self.cpu / len(ordered) * 1e6:.0f} µs |"
+        )
+
+
+class Subject:
+    """A store under measurement: a leader that makes one cut after the other."""
+
+    def __init__(self, name: str, store: MetadataStore) -> None:
+        self.store = store
+        self.state = OrderState(None, _opening())
+        self.appends = Figures(f"{name}: append of one cut", [])
+        self.confirms = Figures(f"{name}: empty append", [])
+        self.trims = Figures(f"{name}: trim after {ROUNDS * COUNT} cuts", [])
+        self.loads = Figures(f"{name}: load of {ROUNDS * COUNT} cuts", [])
+
+    async def start(self) -> None:
+        await self.store.acquire(MetadataNodeId(1), "127.0.0.1:1", LeaderEpoch(0))
+        await self.store.append(EPOCH, DecisionIndex(0), tuple(_opening()), timeout_ms=TIMEOUT_MS)
+
+    async def round(self) -> None:
+        for _ in range(COUNT):
+            cut, after = _cut(self.state), self.state.index
+            self.state.apply(cut)
+            await _timed(self.appends, lambda c=cut, a=after: self.store.append(EPOCH, a, (c,), timeout_ms=TIMEOUT_MS))
+        for _ in range(COUNT // 2):
+            await _timed(self.confirms, lambda: self.store.append(EPOCH, self.state.index, (), timeout_ms=TIMEOUT_MS))
+
+    async def finish(self) -> None:
+        await _timed(self.loads, lambda: self.store.load(timeout_ms=TIMEOUT_MS))
+        snapshot = self.state.snapshot()
+        await _timed(self.trims, lambda: self.store.trim(EPOCH, snapshot))
+
+    def figures(self) -> list[Figures]:
+        return [self.appends, self.confirms, self.loads, self.trims]
+
+
+async def _timed(figures: Figures, call: Callable[[], Awaitable[object]]) -> None:
+    started, cpu = time.perf_counter(), time.process_time()
+    await call()
+    figures.seconds.append(time.perf_counter() - started)
+    figures.cpu += time.process_time() - cpu
+
+
+def _opening() -> list[d.Decision]:
+    streams = [LogStreamId(n) for n in range(1, STREAMS + 1)]
+    return [
+        *(d.AddNode(node) for node in NODES),
+        d.CreateTopic(TopicId(1), "bench", len(NODES)),
+        *(d.CreateStream(stream, TopicId(1), NODES, GLSN(0), CutTime(1)) for stream in streams),
+        *(d.Unseal(stream, Epoch(1), LLSN(0), NODES) for stream in streams),
+    ]
+
+
+def _cut(state: OrderState) -> d.Cut:
+    candidates = [
+        Candidate(stream.stream, Epoch(1), stream.committed_end, (LLSN(stream.committed_end + 2),) * len(NODES))
+        for stream in state.streams.values()
+    ]
+    time_of_cut = CutTime(state.cut_time + 1_000)
+    commits = make_cut(state.high_watermark, time_of_cut, candidates)
+    return d.Cut(commits[0].context.high_watermark, state.high_watermark, time_of_cut, Revision(1), commits)
+
+
+def _fdatasyncs(figures: Figures, path: Path) -> None:
+    block = os.urandom(4096)
+    cpu = time.process_time()
+    with path.open("ab", buffering=0) as file:
+        for _ in range(COUNT):
+            started = time.perf_counter()
+            file.write(block)
+            os.fdatasync(file.fileno())
+            figures.seconds.append(time.perf_counter() - started)
+    figures.cpu += time.process_time() - cpu
+
+
+@asynccontextmanager
+async def _subject(name: str, url: str) -> AsyncIterator[Subject]:
+    store = await open_store(url, cluster=ClusterId(1))
+    try:
+        subject = Subject(name, store)
+        await subject.start()
+        yield subject
+    finally:
+        await store.close()
+
+
+async def _measure(folder: Path, etcd_url: str | None) -> list[Figures]:
+    reference = Figures("write of 4 KiB and `fdatasync` (reference)", [])
+    async with AsyncExitStack() as stack:
+        subjects = [await stack.enter_async_context(_subject("SQLite", f"sqlite:{folder / 'metadata.db'}"))]
+        if etcd_url is not None:
+            subjects.append(await stack.enter_async_context(_subject("etcd, 3 members here", etcd_url)))
+        for _ in range(ROUNDS):
+            _fdatasyncs(reference, folder / "reference")
+            for subject in subjects:
+                await subject.round()
+        for subject in subjects:
+            await subject.finish()
+    return [reference, *(figures for subject in subjects for figures in subject.figures())]
+
+
+def lines() -> list[str]:
+    """A section of the benchmark report, in Markdown."""
+    # Next to the other files of a run: the folder of temporary files may be in memory.
+    folder = Path(tempfile.mkdtemp(prefix="bench-stores-", dir="."))
+    try:
+        if find_etcd() is None:
+            print(f"etcd is not measured: {MISSING}")
+            figures = run(_measure(folder, None))
+        else:
+            with LocalEtcd(folder, members=3) as etcd:
+                figures = run(_measure(folder, etcd.url("bench")))
+    finally:
+        shutil.rmtree(folder)
+    reference = median(figures[0].seconds)
+    size = len(encode_batch(EPOCH, DecisionIndex(1), (_cut(OrderState(None, _opening())),)))
+    return [
+        "## Metadata stores",
+        "",
+        f"One cut of {STREAMS} log streams ({size} bytes) at a time, with nothing else in flight; an empty append asks "
+        "the store whether the leader still leads. All on one disk, so the three members of etcd are in each other's "
+        "way. CPU is that of this process, without the servers'.",
+        "",
+        "| what | median | 99 % | in `fdatasync`s | per second | CPU |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        *(one.row(reference) for one in figures),
+        "",
+        *([] if len(figures) > 5 else [f"etcd was not measured: {MISSING}.", ""]),
+    ]
+
+
+def main() -> int:
+    print("\n".join(lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

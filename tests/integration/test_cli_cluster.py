@@ -1,0 +1,140 @@
+"""The command line against a real cluster: what it prints, what it returns, and that nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutwater.admin import local_cluster, processes
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def cutwater(*arguments: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "cutwater.cli", *arguments], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(cutwater(*arguments, "-o", "json"))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    found = tmp_path_factory.mktemp("cluster")
+    told = cutwater("cluster", "start", "--dir", str(found), "--storage-nodes", "2")
+    try:
+        assert "2 storage nodes and 1 metadata node on SQLite run; replication 2" in told
+        yield found
+    finally:
+        pids = [member.pid for member in local_cluster.load(found).processes() if member.pid]
+        processes.stop(pids, 10.0)
+
+
+def test_the_description_of_the_cluster_is_a_file(directory: Path) -> None:
+    told = json.loads((directory / "cluster.json").read_text())
+    assert told["servers"].startswith("cutwater://127.0.0.1:")
+    assert [set(member) >= {"id", "pid", "address"} for member in told["metadata"]] == [True]
+    assert [member["id"] for member in told["storage_nodes"]] == [1, 2]
+
+
+def test_a_cluster_that_runs_is_not_started_again(directory: Path) -> None:
+    told = cutwater("cluster", "start", "--dir", str(directory), code=31)
+    assert "runs already" in told
+    assert "code already_exists" in told
+
+
+def test_topics_and_streams(directory: Path) -> None:
+    where = ("--dir", str(directory))
+    assert "takes appends in log streams" in cutwater("topic", "create", "orders", "--streams", "2", *where)
+    assert "exists already" in cutwater("topic", "create", "orders", *where, code=31)
+    (topic,) = as_json("topic", "list", *where)
+    assert (topic["name"], topic["streams"], topic["replication"]) == ("orders", 2, 2)
+    streams = [stream["stream"] for stream in as_json("topic", "describe", "orders", *where)["streams"]]
+    first = str(streams[0])
+    assert "sealed in epoch 1 at LLSN 0" in cutwater("stream", "seal", first, *where)
+    told = cutwater("stream", "describe", first, *where)
+    assert "sealed by an operator" in told
+    assert "takes appends" in cutwater("stream", "unseal", first, *where)
+    assert as_json("stream", "describe", first, *where)["is_open"]
+    assert "there is no log stream 99; log streams:" in cutwater("stream", "describe", "99", *where, code=30)
+    assert "is complete already" in cutwater("stream", "sync", first, "--node", "1", *where, code=32)
+    replace = ("stream", "replace", first, "--old", "1", "--new", "2", *where)
+    assert "storage node 2 cannot become a replica" in cutwater(*replace, code=2)
+    assert "takes appends" in cutwater("stream", "create", "orders", *where)
+    cutwater("topic", "change", "orders", "--retention-hours", "24", *where)
+    assert "retention 24 hours" in cutwater("topic", "describe", "orders", *where)
+    assert "trim before GLSN 100000" in cutwater("topic", "trim", "orders", "--before", "100000", *where, code=2)
+    cutwater("topic", "delete", "orders", *where)
+    assert as_json("topic", "list", *where) == []
+    assert "there is no topic 'orders'; topics: none" in cutwater("topic", "describe", "orders", *where, code=30)
+
+
+def test_events_say_why(directory: Path) -> None:
+    where = ("--dir", str(directory))
+    cutwater("topic", "create", "events", *where)
+    told = as_json("cluster", "events", *where)["events"]
+    kinds = [event["kind"] for event in told]
+    assert kinds[0] == "FoundCluster"
+    assert {"AddNode", "CreateTopic", "CreateStream", "Unseal"} <= set(kinds)
+    assert all(event["reason"] for event in told if event["kind"] == "Unseal")
+    assert "topic 'events' created" in cutwater("cluster", "events", *where)
+
+
+def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
+    where = ("--dir", str(directory))
+    assert "all is well" in cutwater("cluster", "health", *where)
+    cluster = local_cluster.load(directory)
+    os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)
+    told = cutwater("cluster", "health", *where, code=3)
+    assert f"process {cluster.storage_nodes[1].pid} of node 2 does not run" in told
+    assert "started storage node 2" in cutwater("cluster", "restart", *where)
+    servers = local_cluster.load(directory).servers
+    assert [node["node"] for node in as_json("cluster", "status", "--servers", servers)["nodes"]] == [1, 2]
+
+
+def test_whoever_names_no_cluster_is_told_how() -> None:
+    told = cutwater("topic", "list", code=2)
+    assert "which cluster? Say --servers cutwater://HOST:PORT" in told
+    assert "there is no" in cutwater("cluster", "stop", "--dir", "/nonexistent-cutwater", code=30)
+    assert "does not name a cluster" in cutwater("topic", "list", "--servers", "http://x", code=2)
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    where = ("--dir", str(tmp_path))
+    assert "not 2" in cutwater("cluster", "start", *where, "--metadata", "2", code=2)
+    told = cutwater("cluster", "start", *where, "--storage-nodes", "2", "--replication", "3", code=2)
+    assert "replication 3 needs as many storage nodes, and there are 2" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_metadata_node_says_what_is_wrong_with_its_store(tmp_path: Path) -> None:
+    start = ("mr", "start", "--cluster-id", "1", "--id", "1", "--listen", "127.0.0.1:0", "--store")
+    assert "names no metadata store: write sqlite:PATH" in cutwater(*start, "mysql:x", code=2)
+    told = cutwater(*start, f"sqlite:{tmp_path}/no/such/place", code=2)
+    assert "no/such" in told
+
+
+def test_a_stopped_cluster_starts_again_with_its_data(tmp_path: Path) -> None:
+    where = ("--dir", str(tmp_path))
+    cutwater("cluster", "start", *where, "--storage-nodes", "1")
+    try:
+        cutwater("topic", "create", "kept", *where)
+        assert "stopped" in cutwater("cluster", "stop", *where)
+        assert not any(member.pid for member in local_cluster.load(tmp_path).processes())
+        cutwater("cluster", "start", *where)
+        assert [topic["name"] for topic in as_json("topic", "list", *where)] == ["kept"]
+    finally:
+        pids = [member.pid for member in local_cluster.load(tmp_path).processes() if member.pid]
+        processes.stop(pids, 10.0)

@@ -1,0 +1,134 @@
+"""The small parts of a storage node by themselves: its writer, its sense of room, its histograms."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cutwater.errors import CutwaterError
+from cutwater.storage.errors import DiskFull, StorageBroken
+from cutwater.storage.memory import MemoryStorage
+from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
+from cutwater.storagenode.room import MIB, RoomWatch
+from cutwater.storagenode.writer import Durable, Writer
+from cutwater.types import LLSN, Entry, NodeState
+from cutwater.wire.storage_api import VolumeRoom
+from tests.unit.storage_kit import entries_from
+
+WITHIN_SECONDS = 10
+
+
+class FullStorage(MemoryStorage):
+    """Has no room while ``is_full``."""
+
+    is_full = False
+
+    def write(self, entries: list[Entry]) -> None:  # type: ignore[override]
+        if self.is_full:
+            raise DiskFull("no room")
+        super().write(entries)
+
+
+class Told:
+    """A writer, and what it says, in order."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self._said: queue.Queue[Durable | CutwaterError | str] = queue.Queue()
+        self.writer = Writer(storage, lambda job: job(), self._said.put, self._said.put, "writer")
+
+    def submit(self, name: str, *, reopens: bool = False) -> None:
+        def done(error: CutwaterError | None) -> None:
+            self._said.put(name if error is None else error)
+
+        self.writer.submit(lambda: None, done, reopens=reopens)
+
+    def next(self) -> Durable | CutwaterError | str:
+        return self._said.get(timeout=WITHIN_SECONDS)
+
+
+@pytest.fixture
+def storage() -> FullStorage:
+    return FullStorage()
+
+
+@pytest.fixture
+def told(storage: FullStorage) -> Iterator[Told]:
+    told = Told(storage)
+    yield told
+    told.writer.end()
+    assert told.writer.join(WITHIN_SECONDS)
+
+
+def test_what_was_written_is_told_when_it_is_durable(storage: FullStorage, told: Told) -> None:
+    for entry in entries_from(1, 3):
+        told.writer.write(entry, 7)
+    while told.writer.backlog_bytes:
+        last = told.next()
+    assert isinstance(last, Durable)
+    assert (last.entries_end, last.entries_generation) == (storage.durable_end, 7)
+    assert sum(told.writer.entry_syncs.counts) >= 1
+
+
+def test_after_a_failure_nothing_is_done_until_the_files_are_opened_anew(storage: FullStorage, told: Told) -> None:
+    first, second, third = entries_from(1, 3)
+    storage.is_full = True
+    told.writer.write(first, 0)
+    assert isinstance(told.next(), DiskFull)
+    # There is room again, but what comes now was made for files that have the first entry.
+    storage.is_full = False
+    told.writer.write(second, 0)
+    told.submit("too early")
+    assert isinstance(told.next(), StorageBroken)
+    told.submit("reopened", reopens=True)
+    assert told.next() == "reopened"
+    assert storage.end == LLSN(0)
+    told.writer.write(first, 1)
+    durable = told.next()
+    assert isinstance(durable, Durable)
+    assert (durable.entries_end, durable.entries_generation) == (first.last_llsn, 1)
+    assert told.writer.backlog_bytes == 0
+    assert third.first_llsn > storage.end
+
+
+def room(free_mib: int) -> tuple[VolumeRoom, ...]:
+    return VolumeRoom("a", 10_000 * MIB, 9_000 * MIB), VolumeRoom("b", 10_000 * MIB, free_mib * MIB)
+
+
+def test_the_volume_with_the_least_room_decides() -> None:
+    changes: list[NodeState] = []
+    watch = RoomWatch([Path("a"), Path("b")], 64 * MIB, lambda state, why: changes.append(state), lambda: 0)
+    for free_mib, state in ((100, "READY"), (65, "READY"), (63, "READ_ONLY"), (70, "READ_ONLY"), (80, "READY")):
+        watch.judge(room(free_mib))
+        assert (changes or [NodeState.READY])[-1].name == state, free_mib
+    assert changes == [NodeState.READ_ONLY, NodeState.READY]
+
+
+def test_what_is_not_written_yet_takes_room_too() -> None:
+    changes: list[NodeState] = []
+    backlog = [0]
+    watch = RoomWatch([Path("b")], 64 * MIB, lambda state, why: changes.append(state), lambda: backlog[0])
+    backlog[0] = 40 * MIB
+    watch.judge(room(100))
+    assert changes == [NodeState.READ_ONLY]
+
+
+def test_a_write_that_found_no_room_counts_more_than_what_the_file_system_says() -> None:
+    changes: list[NodeState] = []
+    watch = RoomWatch([Path("b")], 0, lambda state, why: changes.append(state), lambda: 0)
+    watch.judge(room(5_000))
+    watch.found_full()
+    watch.judge(room(5_000))
+    assert changes == [NodeState.READ_ONLY], "not for a moment"
+
+
+def test_a_histogram_counts_by_bounds() -> None:
+    histogram = Histogram()
+    for seconds in (0.0, BOUNDS_SECONDS[0], 0.003, 99.0):
+        histogram.observe(seconds)
+    assert histogram.counts[0] == 2
+    assert histogram.counts[BOUNDS_SECONDS.index(0.005)] == 1
+    assert histogram.counts[-1] == 1
+    assert histogram.seconds == pytest.approx(99.003 + BOUNDS_SECONDS[0])
