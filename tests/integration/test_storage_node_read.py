@@ -67,14 +67,17 @@ def test_columns_and_schemas_that_make_no_sense_are_refused(tmp_path: Path) -> N
     async def test(cluster: Cluster) -> None:
         await append(cluster, serialize(rows(0)).to_pybytes(), ROWS, schema=1)
         schema = SCHEMA.serialize().to_pybytes()
+        other = pa.schema([(name, pa.string()) for name in "abcdef"]).serialize().to_pybytes()
         async with cluster.client(1) as connection:
             for wanted, text in (
                 (api.Columns(schema, ("price",)), "there is no single column 'price': choose among user, amount, note"),
                 (api.Columns(schema, ()), "names at least one column"),
                 (api.Columns(b"nonsense", ("user",)), "no Arrow schema in its IPC form"),
+                (api.Columns(other, ("f",)), "the batch at LLSN 1 is not of the schema that was given for number 1"),
             ):
                 asked = api.ReadArguments(STREAM, GLSN(1), 1 << 20, {1: wanted})
                 with pytest.raises(InvalidArgument, match=text):
                     await connection.call(api.READ, asked, timeout_ms=5_000)
+        assert cluster.nodes[1].node.counters.damage_met == 0
 
     with_cluster(tmp_path, test, nodes=1)

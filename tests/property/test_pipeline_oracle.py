@@ -140,7 +140,7 @@ def check(seed: int) -> None:
                 (time, entry.data)
                 for real_operator in machine.operators(node.uid)
                 for entry in real_operator.store.entries()
-                for time in entry.event_timers
+                for time in entry.event_timers or ()
             ]
             assert sorted(timers) == sorted(operator.event_timers), (order, node.label)
 

@@ -115,13 +115,16 @@ def test_what_is_not_written_yet_takes_room_too() -> None:
     assert changes == [NodeState.READ_ONLY]
 
 
-def test_a_write_that_found_no_room_counts_more_than_what_the_file_system_says() -> None:
+def test_a_write_that_found_no_room_counts_more_than_what_the_file_system_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cutwater.storagenode.room.FULL_FOR_SECONDS_MIN", 3_600.0)
     changes: list[NodeState] = []
     watch = RoomWatch([Path("b")], 0, lambda state, why: changes.append(state), lambda: 0)
     watch.judge(room(5_000))
     watch.found_full()
     watch.judge(room(5_000))
-    assert changes == [NodeState.READ_ONLY], "not for a moment"
+    assert changes == [NodeState.READ_ONLY]
 
 
 def test_a_histogram_counts_by_bounds() -> None:

@@ -79,6 +79,8 @@ class Shipping:
         """To the log stream ``pin``, or to any open one of the topic."""
         wait = RETRY_SECONDS_MIN
         failed: set[LogStreamId] = set()
+        if pin is not None and pin not in self._catalogs.view.streams:
+            await self._catalogs.fresh(deadline)
         while True:
             info = self._choose(topic, pin, failed)
             if isinstance(info, CutwaterError):

@@ -35,7 +35,7 @@ from cutwater.client.repository import Repository, parse_servers
 from cutwater.client.schemas import SchemaLike, TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, topic_of
-from cutwater.core.requests import TopicInfo
+from cutwater.core.requests import Catalog, CatalogRequest, TopicInfo
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, LLSN, Ack, Batch, ClusterId, CutTime, EventTime, LogStreamId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
@@ -105,8 +105,7 @@ class AsyncClient:
         repository = Repository(Endpoint(ClusterId(cluster or ANY_CLUSTER), "client"), addresses, access)
         deadline = Deadline(min(check_timeout(timeout), CONNECT_SECONDS_MAX))
         try:
-            catalogs = Catalogs(repository)
-            await catalogs.fresh(deadline)
+            catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=deadline.left_ms())
             client = cls(
                 repository,
                 repository.cluster,
@@ -115,7 +114,7 @@ class AsyncClient:
                 compression=check_compression(compression),
                 limits=limits or Limits(),
             )
-            client._catalogs.take(catalogs.view.catalog)
+            client._catalogs.take(catalog)
         except BaseException:
             repository.close()
             raise

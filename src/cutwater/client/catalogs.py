@@ -8,7 +8,7 @@ from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import TopicSchema
 from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
-from cutwater.errors import CutwaterError, NotFound, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
 from cutwater.types import GLSN, CutTime, LogStreamId, Revision, StorageNodeId, TopicId
 
 FETCH_MS_MAX = 10_000
@@ -108,8 +108,10 @@ class Catalogs:
             async with asyncio.timeout_at(deadline.at):
                 await asyncio.shield(task)
         except TimeoutError:
-            deadline.check("the metadata repository has not answered")
-            raise
+            trouble = self._repository.trouble
+            raise DeadlineExceeded(
+                f"the metadata repository has not answered within {deadline.seconds:g} s{trouble and f': {trouble}'}"
+            ) from None
         except CutwaterError:
             if is_last:
                 raise

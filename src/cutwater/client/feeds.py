@@ -106,7 +106,7 @@ class Feed:
         self._settled_hwm = GLSN(0)
         """The log reached this far a while ago, so every replica that is well should be complete up to there."""
         self._seen_hwm, self._seen_at = GLSN(0), self._loop.time()
-        self._watching = self._loop.create_task(self.guard(self._watch()))
+        self._watching = self._loop.create_task(self.guard(self._watch))
 
     @property
     def next_glsn(self) -> GLSN:
@@ -157,10 +157,10 @@ class Feed:
         self._news.set()
         return 0 if wanted is None else sum(_kept_bytes(run) for run in answer.runs if run.last_glsn >= wanted[1])
 
-    async def guard(self, work: Awaitable[None]) -> None:
+    async def guard(self, work: Callable[[], Awaitable[None]]) -> None:
         """A bug in the background must not look like silence."""
         try:
-            await work
+            await work()
         except Exception as error:
             failure = CutwaterError(f"the subscription failed: {error!r}")
             failure.__cause__ = error
@@ -243,7 +243,7 @@ class _Reader:
         self._room = asyncio.Event()
         self._turn = 0
         self._was_heard = False
-        self.task = asyncio.get_running_loop().create_task(feed.guard(self._run()))
+        self.task = asyncio.get_running_loop().create_task(feed.guard(self._run))
 
     def taken(self, size: int) -> None:
         self._buffered = max(0, self._buffered - size)
@@ -258,7 +258,7 @@ class _Reader:
             except Trimmed as error:
                 self._feed.fail(Trimmed(min(error.asked, self._feed.next_glsn), error.first_left))
                 return
-            except ProtocolViolation as error:
+            except (ProtocolViolation, InvalidArgument) as error:
                 self._feed.fail(error)
                 return
             except CutwaterError as error:

@@ -50,6 +50,8 @@ class Repository:
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
         self._left: set[Connection] = set()
+        self.trouble = ""
+        """Why there is no answer, as long as there is none."""
 
     def close(self) -> None:
         self._leave()
@@ -88,10 +90,12 @@ class Repository:
                 if not error.retriable or not may_ask_again or now() + wait >= deadline:
                     raise
                 self._turn += 1
+                self.trouble = error.message
                 if isinstance(error, ConnectionLost | NotLeader | DeadlineExceeded):
                     self._leave()
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
+        self.trouble = ""
         if not isinstance(answer, expected):
             raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
         return answer

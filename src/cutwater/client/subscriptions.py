@@ -111,6 +111,9 @@ class AsyncSubscription(Generic[T]):
     async def _open(self) -> None:
         self._range = found = await self._resolve(self._selection, Deadline(self._timeout))
         self._reached = found.start
+        for topic in self._selection.topics(found.view):
+            # Columns that do not exist are found out now.
+            self.layout(topic)
         feed = Feed(self._catalogs, self._nodes, self._selection, self._projection, found.start, found.starts)
         try:
             feed.begin(found.view)

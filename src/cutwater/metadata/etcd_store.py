@@ -332,7 +332,8 @@ class EtcdStore:
 
     async def _write_pieces(self, epoch: LeaderEpoch, snapshot: Snapshot) -> tuple[str, bytes]:
         """The name under which they are, never used before: what an earlier attempt wrote may still arrive late."""
-        whole = encode_snapshot(epoch, snapshot)
+        # Compressing a large one takes long enough to be missed by others, and can be done next to them.
+        whole = await asyncio.to_thread(encode_snapshot, epoch, snapshot)
         directory = f"{snapshot.index:020d}-{secrets.token_hex(8)}"
         starts = range(0, len(whole), PIECE_BYTES)
         for n, start in enumerate(starts):
@@ -356,7 +357,11 @@ class EtcdStore:
         if self._upkeep is not None:
             self._upkeep.cancel()
             await asyncio.wait([self._upkeep])
-        await self._client.close()
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._client.close()
+        except TimeoutError:
+            _log.warning("connections to %s were not closed within %d ms", self._where, timeout_ms)
 
     def _wrote(self, answer: pb.TxnAnswer) -> None:
         self._revision = max(self._revision, answer.header.revision)

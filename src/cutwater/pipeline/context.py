@@ -33,8 +33,9 @@ class KeyEntry:
         self.data = data
         self.group = group
         self.values: list[Any] = [None] * slots
-        self.event_timers: set[int] = set()
-        self.processing_timers: set[int] = set()
+        # Most keys have no timers at a time, so the sets are made when they are needed.
+        self.event_timers: set[int] | None = None
+        self.processing_timers: set[int] | None = None
 
     def __lt__(self, other: KeyEntry) -> bool:
         """A queue may hold a timer twice, the older one of an entry that was forgotten since: their order is all one."""
@@ -43,7 +44,7 @@ class KeyEntry:
     @property
     def empty(self) -> bool:
         """Nothing is kept for the key, so that it may be forgotten. A state that was cleared holds None."""
-        return not (self.event_timers or self.processing_timers) and self.values.count(None) == len(self.values)
+        return not (self.event_timers or self.processing_timers or any(value is not None for value in self.values))
 
 
 class TimerQueue:
@@ -96,6 +97,8 @@ class Timers:
     def at(self, time: int) -> None:
         """Call ``on_timer`` once the watermark has reached ``time`` (ms); twice the same time is one timer."""
         entry = self._entry(time)
+        if entry.event_timers is None:
+            entry.event_timers = set()
         self._add(entry, entry.event_timers, self._context._event_queue, time)
 
     def delete(self, time: int) -> None:
@@ -105,6 +108,8 @@ class Timers:
     def at_processing_time(self, time: int) -> None:
         """Call ``on_processing_timer`` once processing time has reached ``time`` (ms)."""
         entry = self._entry(time)
+        if entry.processing_timers is None:
+            entry.processing_timers = set()
         self._add(entry, entry.processing_timers, self._context._processing_queue, time)
 
     def delete_processing_time(self, time: int) -> None:
@@ -126,8 +131,8 @@ class Timers:
             self._context._undo.append((own.discard, (time,)))
             queue.register(time, entry, self._context._moment)
 
-    def _remove(self, own: set[int], time: int) -> None:
-        if time in own:
+    def _remove(self, own: set[int] | None, time: int) -> None:
+        if own and time in own:
             own.discard(time)
             self._context._undo.append((own.add, (time,)))
 

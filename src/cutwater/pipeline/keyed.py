@@ -197,7 +197,7 @@ class KeyedOperator:
         while heap and heap[0][0] <= reached:
             time, data, entry = heappop(heap)
             own = entry.event_timers if event else entry.processing_timers
-            if time not in own or (queue.fresh and (time, data) in queue.fresh):
+            if not own or time not in own or (queue.fresh and (time, data) in queue.fresh):
                 continue
             own.discard(time)
             self.store.dirty.add(entry)

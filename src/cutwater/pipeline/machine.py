@@ -130,6 +130,8 @@ class Machine:
         for spec in (spec for specs in self._plan.levels for spec in specs):
             parts = []
             for index, operator in enumerate(self.operators(spec.uid)):
+                if not self._packed:
+                    operator.store.pack_live()
                 base = operator.store.compact(operator.watermark())
                 parts.append(base if index == 0 else base.filter(pc.not_equal(base["key_group"], BROADCAST_GROUP)))
             whole[spec.uid] = pa.concat_tables(parts)
@@ -160,13 +162,18 @@ class Machine:
     def _checkpoint(self) -> None:
         for level, tasks in enumerate(self._tasks):
             for index, task in enumerate(tasks):
-                task.checkpoint()
                 for operator in task.operators:
                     uid = operator.spec.uid
                     self._dropped[uid] = self._dropped.get(uid, 0) + operator.dropped_late
                     operator.dropped_late = 0
-                    if operator.store.should_compact:
-                        operator.store.compact(operator.watermark())
+                    if not self._packed:
+                        operator.store.settle()
                 if self._packed:
-                    chunks = {operator.spec.uid: operator.store.chunks for operator in task.operators}
-                    tasks[index] = SliceTask(self._plan, level, index, chunks)
+                    task.checkpoint()
+                    tasks[index] = SliceTask(self._plan, level, index, self._chunks_of(task))
+
+    def _chunks_of(self, task: SliceTask) -> dict[str, list[pa.Table]]:
+        for operator in task.operators:
+            if operator.store.should_compact:
+                operator.store.compact(operator.watermark())
+        return {operator.spec.uid: operator.store.chunks for operator in task.operators}

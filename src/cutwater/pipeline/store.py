@@ -96,28 +96,41 @@ class KeyedStore:
                 if entry.data not in taken:
                     taken.add(entry.data)
                     known[entry.key] = entry
-                    queues[0].heap.extend((time, entry.data, entry) for time in entry.event_timers)
-                    queues[1].heap.extend((time, entry.data, entry) for time in entry.processing_timers)
+                    queues[0].heap.extend((time, entry.data, entry) for time in entry.event_timers or ())
+                    queues[1].heap.extend((time, entry.data, entry) for time in entry.processing_timers or ())
             newer.append(chunk)
         for queue in queues:
             heapify(queue.heap)
 
     def checkpoint(self) -> pa.Table | None:
         """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""
-        changed = sorted(self.dirty, key=lambda entry: (entry.group, entry.data))
-        self.dirty.clear()
+        changed = list(self.dirty)
         if not changed:
             return None
-        for entry in changed:
-            if entry.empty and entry is not self.broadcast:
-                self.live.pop(entry.key, None)
         chunk = self._packed(changed)
         self._chunks.append(chunk)
+        self._forget_empty()
         return chunk
 
-    def forget_packed(self) -> None:
-        """Keep no chunks: everything is live and stays so, as in a run within one process."""
-        self._chunks.clear()
+    def settle(self) -> None:
+        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot.
+
+        What is packed already is then out of date, so that an entry has to stay, also an empty one, to hide it.
+        """
+        if self._chunks:
+            self.dirty.clear()
+        else:
+            self._forget_empty()
+
+    def pack_live(self) -> None:
+        """Pack everything that is live, in place of all chunks."""
+        self._chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
+
+    def _forget_empty(self) -> None:
+        for entry in self.dirty:
+            if entry.empty and entry is not self.broadcast:
+                self.live.pop(entry.key, None)
+        self.dirty.clear()
 
     @property
     def should_compact(self) -> bool:
@@ -159,17 +172,19 @@ class KeyedStore:
             self.broadcast.values[:] = entry.values
 
     def _packed(self, entries: Sequence[KeyEntry]) -> pa.Table:
+        event = [sorted(entry.event_timers) if entry.event_timers else None for entry in entries]
+        processing = [sorted(entry.processing_timers) if entry.processing_timers else None for entry in entries]
         return pa.Table.from_arrays(
             [
                 pa.array([entry.group for entry in entries], pa.int32()),
                 pa.array([entry.data for entry in entries], pa.binary()),
                 pa.array([entry.empty for entry in entries], pa.bool_()),
-                pa.array([min(entry.event_timers, default=None) for entry in entries], pa.int64()),
-                pa.array([min(entry.processing_timers, default=None) for entry in entries], pa.int64()),
-                pa.array([sorted(entry.event_timers) for entry in entries], _TIMES),
-                pa.array([sorted(entry.processing_timers) for entry in entries], _TIMES),
+                pa.array([times and times[0] for times in event], pa.int64()),
+                pa.array([times and times[0] for times in processing], pa.int64()),
+                pa.array(event, _TIMES),
+                pa.array(processing, _TIMES),
                 *(
-                    encoded([state.pack(entry.values[slot]) for entry in entries], state.stored_type)
+                    encoded(list(map(state.pack, [entry.values[slot] for entry in entries])), state.stored_type)
                     for slot, state in enumerate(self._states)
                 ),
             ],
@@ -178,20 +193,18 @@ class KeyedStore:
 
     def _entries(self, chunk: pa.Table) -> list[KeyEntry]:
         columns = [
-            [state.unpack(value) for value in decoded(chunk[f"state_{state.name}"])] for state in self._states
+            list(map(state.unpack, decoded(chunk[f"state_{state.name}"]))) for state in self._states
         ]  # fmt: skip
+        names = ("key_group", "key", "event_timers", "processing_timers")
+        slots = len(columns)
         entries = []
-        for index, (group, data, event, processing) in enumerate(
-            zip(
-                *(chunk[name].to_pylist() for name in ("key_group", "key", "event_timers", "processing_timers")),
-                strict=True,
-            )
+        for group, data, event, processing, *values in zip(
+            *(chunk[name].to_pylist() for name in names), *columns, strict=True
         ):
-            key = None if group == BROADCAST_GROUP else key_of_bytes(data)
-            entry = KeyEntry(key, data, group, len(self._states))
-            entry.values[:] = [column[index] for column in columns]
-            entry.event_timers.update(event)
-            entry.processing_timers.update(processing)
+            entry = KeyEntry(None if group == BROADCAST_GROUP else key_of_bytes(data), data, group, slots)
+            entry.values = values
+            entry.event_timers = set(event) if event else None
+            entry.processing_timers = set(processing) if processing else None
             entries.append(entry)
         return entries
 

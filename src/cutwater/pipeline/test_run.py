@@ -90,8 +90,8 @@ class TestResult:
         """The timers that an operator has not fired, in the order in which they would fire; processing time last."""
         self._plan.graph.operator(uid)
         entries = [entry for operator in self._machine.operators(uid) for entry in operator.store.entries()]
-        event = sorted((time, e.data, e.key) for e in entries for time in e.event_timers)
-        processing = sorted((time, e.data, e.key) for e in entries for time in e.processing_timers)
+        event = sorted((time, e.data, e.key) for e in entries for time in e.event_timers or ())
+        processing = sorted((time, e.data, e.key) for e in entries for time in e.processing_timers or ())
         return [
             *(Timer(time, key) for time, _, key in event),
             *(Timer(time, key, "processing") for time, _, key in processing),

@@ -52,14 +52,20 @@ def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.
     message = pa.py_buffer(body)
     try:
         if len(indexes) == len(schema):
-            return pa.ipc.read_record_batch(message, schema).select(list(columns))
+            return _sound(pa.ipc.read_record_batch(message, schema).select(list(columns)))
         options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
         # A stream of one batch: the reader then decodes only the fields that are wanted.
         stream = pa.BufferReader(pa.py_buffer(b"".join((schema.serialize(), memoryview(message)))))
         with pa.ipc.open_stream(stream, options=options) as reader:
-            return reader.read_next_batch().select(list(columns))
+            return _sound(reader.read_next_batch().select(list(columns)))
     except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
         raise Damaged(f"the body is no record batch of its schema: {error}") from error
+
+
+def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """With a schema that is not its own, a batch may point to bytes that it does not have."""
+    batch.validate()
+    return batch
 
 
 def _indexes(schema: pa.Schema, columns: Sequence[str]) -> list[int]:

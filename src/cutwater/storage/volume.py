@@ -279,7 +279,9 @@ class NodeVolumes:
                 )
             return there
         chosen = volume or min(
-            self.volumes, key=lambda v: sum(1 for p in self.replicas.values() if p.parent == self._path(v))
+            # A list, because replicas are removed by another thread.
+            self.volumes,
+            key=lambda v: sum(1 for p in list(self.replicas.values()) if p.parent == self._path(v)),
         )
         return self._path(chosen) / f"lsid={stream}"
 

@@ -30,7 +30,6 @@ from cutwater.core.replica_events import Acked, Append, Commit, ReplicateFailed,
 from cutwater.errors import (
     CutwaterError,
     Damaged,
-    NotFound,
     ReadOnly,
     ResourceExhausted,
     Unavailable,
@@ -163,7 +162,8 @@ class StorageNode:
         if driver is None:
             if stream in self.unreadable:
                 raise Unavailable(f"{self._name(stream)} cannot be opened ({self.unreadable[stream]}): ask another one")
-            raise NotFound(f"storage node {self.node} has no replica of log stream {stream}: fetch the catalog again")
+            # It may be about to be created: only the metadata repository knows what exists.
+            raise Unavailable(f"storage node {self.node} has no replica of log stream {stream}: ask another one")
         return driver
 
     @property
@@ -231,7 +231,7 @@ class StorageNode:
         self._outside.take_room(len(message.entry.batch.body))
         driver = self.replicas.get(message.stream)
         if driver is None:
-            refused(NotFound(f"storage node {self.node} has no replica of log stream {message.stream}"))
+            refused(Unavailable(f"storage node {self.node} has no replica of log stream {message.stream}"))
         elif self.state is NodeState.READ_ONLY:
             refused(ReadOnly(f"storage node {self.node} has no room left"))
         elif driver.writer.backlog_bytes > REPLICATE_BYTES_MAX:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from cutwater.core.commit_index import context_of_llsn
-from cutwater.errors import Damaged, NotYetCommitted, Trimmed
+from cutwater.errors import Damaged, InvalidArgument, NotYetCommitted, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame, encode_frame
 from cutwater.storagenode.node import StorageNode
@@ -119,10 +119,17 @@ def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
     from cutwater.storage import projection  # noqa: PLC0415
 
     schema = projection.decode_schema(wanted.schema)
-    body = memoryview(projection.project(frame.body, schema, wanted.columns))
-    if len(body) > frame.header.body_bytes:
-        # It was compressed before, and is compressed again: a message has a largest size.
-        body = memoryview(projection.project(frame.body, schema, wanted.columns, "lz4"))
+    try:
+        body = memoryview(projection.project(frame.body, schema, wanted.columns))
+        if len(body) > frame.header.body_bytes:
+            # It was compressed before, and is compressed again: a message has a largest size.
+            body = memoryview(projection.project(frame.body, schema, wanted.columns, "lz4"))
+    except Damaged as error:
+        # The checksum is right, so it is not the batch that is wrong.
+        raise InvalidArgument(
+            f"the batch at LLSN {frame.header.first_llsn} is not of the schema that was given for number "
+            f"{frame.header.schema}: {error.message}"
+        ) from error
     entry = frame.header.entry(b"")
     batch = structs.replace(entry.batch, body=bytes(body), checksum=crc32c(body))
     header, trailer = encode_frame(structs.replace(entry, batch=batch), frame.header.running)

@@ -46,13 +46,22 @@ class RoomWatch:
 
     def look(self) -> None:
         """How much room there is now."""
-        self.judge(measure(self._volumes))
+        try:
+            self.judge(measure(self._volumes))
+        except OSError as error:
+            self._cannot_look(error)
 
     async def watch(self) -> None:
         while True:
-            # A file system may hang.
-            self.judge(await asyncio.to_thread(measure, self._volumes))
+            try:
+                # A file system may hang.
+                self.judge(await asyncio.to_thread(measure, self._volumes))
+            except OSError as error:
+                self._cannot_look(error)
             await asyncio.sleep(LOOK_EVERY_SECONDS)
+
+    def _cannot_look(self, error: OSError) -> None:
+        self._become(NodeState.READ_ONLY, f"a volume cannot be used any more: {error}")
 
     def take(self, size: int) -> None:
         """So much is about to be written. Near the end, one look per batch is not too much."""

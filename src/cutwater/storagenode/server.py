@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
@@ -35,6 +36,8 @@ from cutwater.wire.methods import LATER, Later, Methods
 from cutwater.wire.options import MIB, WireOptions
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Call, Notification
+
+_log = logging.getLogger(__name__)
 
 PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
 """Towards peers more may wait than towards clients: entries come as notices, and one that is refused seals its stream.
@@ -162,7 +165,12 @@ class StorageNodeServer:
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, None], work))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("something in the background failed, which is a bug", exc_info=task.exception())
 
     # What the node wants (``node.Outside``).
 

@@ -179,7 +179,9 @@ def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _R
     at = bisect_left(contexts, first, key=_last_llsn)
     found = [context for context in contexts[at : at + ROUND_CONTEXTS_MAX] if context.last_llsn <= own.end]
     before = context_of_llsn(contexts, LLSN(first - 1))
-    return _Round(found, found[-1].last_llsn if found else own.end, before.high_watermark if before else None)
+    # A commit may be applied and not yet in the files.
+    end = found[-1].last_llsn if found else min(LLSN(first - 1), own.end)
+    return _Round(found, end, before.high_watermark if before else None)
 
 
 def _entries_of(data: bytes) -> tuple[Entry, ...]:

@@ -27,7 +27,7 @@ from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
-from cutwater.testing import bench_wire
+from cutwater.testing import bench_stores, bench_wire
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -228,6 +228,7 @@ def main() -> int:
         "with random faults, checks included; limited by CPU.",
         "",
         *bench_wire.lines(),
+        *bench_stores.lines(),
     ]
     REPORT.write_text("\n".join(lines))
     print("\n".join(lines))

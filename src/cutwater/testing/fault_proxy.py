@@ -110,7 +110,8 @@ class FaultProxy:
             inward, outward = await asyncio.open_connection(*self._target)
             self._writers.add(outward)
             await asyncio.gather(self._pump(reader, outward, True), self._pump(inward, writer, False))
-        except (OSError, asyncio.CancelledError):
+        except (OSError, RuntimeError, asyncio.CancelledError):
+            # A transport of uvloop that was aborted says so with a RuntimeError.
             return
         finally:
             for end in (writer, outward):

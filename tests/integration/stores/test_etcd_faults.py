@@ -20,10 +20,10 @@ from cutwater.metadata.etcd.address import EtcdAddress
 from cutwater.metadata.etcd.client import STATUS
 from cutwater.metadata.etcd_store import EtcdStore
 from cutwater.metadata.store_interface import LeaderInfo, Loaded
+from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.testing.local_etcd import EtcdMember, LocalEtcd
 from cutwater.types import LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, Etcd
-from tests.integration.stores.lossy_proxy import LossyProxy
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History
 
 E0, E1, E2 = LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(2)
@@ -141,52 +141,48 @@ async def test_who_watches_goes_on_with_another_member(on_three: Etcd) -> None:
 
 
 @asynccontextmanager
-async def proxied(backend: Etcd) -> AsyncIterator[tuple[EtcdStore, EtcdStore, LossyProxy]]:
+async def proxied(backend: Etcd) -> AsyncIterator[tuple[EtcdStore, EtcdStore, FaultProxy]]:
     """A store behind a proxy, and one that is not, on the same data."""
-    proxy = await LossyProxy(backend.etcd.members[0].client_port).start()
-    prefix = backend.url.rpartition("/")[2]
-    behind = EtcdStore(EtcdAddress((f"127.0.0.1:{proxy.port}",), prefix), CLUSTER)
     direct = await backend.open()
     assert isinstance(direct, EtcdStore)
-    backend.stores.append(behind)
-    try:
-        yield behind, direct, proxy
-    finally:
-        await behind.close()
-        await proxy.close()
+    async with FaultProxy("127.0.0.1", backend.etcd.members[0].client_port) as proxy:
+        behind = EtcdStore(EtcdAddress((proxy.address,), backend.url.rpartition("/")[2]), CLUSTER)
+        try:
+            yield behind, direct, proxy
+        finally:
+            await behind.close()
 
 
 async def with_lost_answer(
-    proxy: LossyProxy, call: Awaitable[object], direct: EtcdStore, has_happened: Callable[[Loaded], bool]
+    proxy: FaultProxy, call: Awaitable[object], direct: EtcdStore, has_happened: Callable[[Loaded], bool]
 ) -> None:
     """Make the call, lose its answer after it has been carried out, and let the client find out for itself."""
     connections = proxy.connections
     under_way = asyncio.ensure_future(call)
     while not has_happened(await direct.load()):
         await asyncio.sleep(0.005)
-    proxy.loses_answers = False
-    proxy.cut()
+    assert not under_way.done()
+    proxy.heal()
     await under_way
     assert proxy.connections > connections
-    assert proxy.answer_bytes_lost > 0
 
 
 async def test_an_answer_that_is_lost_is_found_out(on_etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     history = History()
     async with proxied(on_etcd) as (store, direct, proxy):
         await store.leader()
-        proxy.loses_answers = True
+        proxy.swallow(from_target=True)
         await with_lost_answer(proxy, store.acquire(ONE, HERE, E0), direct, lambda now: now.leader.epoch == E1)
         for _ in range(3):
             append = store.append(E1, history.state.index, history.next(4))
-            proxy.loses_answers = True
+            proxy.swallow(from_target=True)
             await with_lost_answer(proxy, append, direct, lambda now: len(now.decisions) == len(history.made))
         assert (await direct.load()).decisions == tuple(history.made)
         write_pieces = store._write_pieces
 
         async def write_pieces_then_lose_answers(epoch: LeaderEpoch, snapshot: Snapshot) -> tuple[str, bytes]:
             written = await write_pieces(epoch, snapshot)
-            proxy.loses_answers = True
+            proxy.swallow(from_target=True)
             return written
 
         monkeypatch.setattr(store, "_write_pieces", write_pieces_then_lose_answers)
@@ -201,7 +197,7 @@ async def test_what_arrives_after_another_leads_has_no_effect(on_etcd: Etcd) -> 
         await store.acquire(ONE, HERE, E0)
         await store.append(E1, START, history.next(6))
         snapshot = history.state.snapshot()
-        proxy.lets_through.clear()
+        proxy.hold(to_target=True)
         late = [
             asyncio.ensure_future(call)
             for call in (
@@ -218,7 +214,7 @@ async def test_what_arrives_after_another_leads_has_no_effect(on_etcd: Etcd) -> 
         other.random.seed(5)
         await direct.append(E2, snapshot.index, other.next(2))
         before = await direct.load()
-        proxy.lets_through.set()
+        proxy.heal()
         for result in await asyncio.gather(*late, return_exceptions=True):
             assert isinstance(result, LeaderFenced), result
         assert await direct.load() == before

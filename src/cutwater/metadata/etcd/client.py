@@ -24,7 +24,7 @@ from cutwater.errors import CutwaterError, InvalidArgument, ReadOnly, Refused
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import Tls
 
-ATTEMPT_SECONDS_MIN = 1.0
+ATTEMPT_SECONDS_MIN = 0.5
 ATTEMPT_SECONDS_MAX = 8.0
 """How long one member may take to answer. The time doubles with every attempt of a call, so that a slow cluster is not
 asked over and over without ever being listened to."""

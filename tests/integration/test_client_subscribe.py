@@ -1,0 +1,287 @@
+"""Subscriptions: exactly the log from their start, in order, over failures, new log streams and topics, and trims."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.errors import ClientClosed
+from cutwater.client.records import Record
+from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.core.requests import AddStreamRequest, SealRequest
+from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.types import LogStreamId
+from tests.integration.log_cluster import LogCluster, with_log
+
+WITHIN_SECONDS = 60
+
+
+async def take(subscription: AsyncSubscription[Record], count: int) -> list[Record]:
+    found: list[Record] = []
+    async with asyncio.timeout(WITHIN_SECONDS):
+        while len(found) < count:
+            found += await subscription.take()
+    assert len(found) == count
+    return found
+
+
+async def whole(log: AsyncClient, topics: str | list[str] = "t", **where: object) -> list[Record]:
+    async with asyncio.timeout(WITHIN_SECONDS):
+        return [record async for record in log.subscribe(topics, follow=False, **where)]  # type: ignore[arg-type]
+
+
+def test_where_it_starts_and_stops(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", streams=2)
+        acks = [await log.append("t", [b"%d" % i, b"x"]) for i in range(10)]
+        glsns = [ack.glsn + i for ack in acks for i in range(2)]
+        records = await whole(log)
+        assert [record.glsn for record in records] == glsns
+        assert [record.value for record in records[::2]] == [b"%d" % i for i in range(10)]
+        # In the middle of a batch, too.
+        for start, stop in ((3, 9), (4, 5), (0, 20), (7, 7)):
+            found = await whole(log, start=glsns[start], stop=glsns[stop] if stop < 20 else None)
+            assert [record.glsn for record in found] == glsns[start:stop]
+        middle = records[10].ingested_at
+        assert await log.find(middle) == records[10].glsn
+        assert [r.glsn for r in await whole(log, start=middle)] == glsns[10:]
+        assert [r.glsn for r in await whole(log, stop=middle)] == glsns[:10]
+        assert await log.find(datetime(2000, 1, 1, tzinfo=UTC)) == glsns[0]
+        assert await log.find(datetime.now(UTC) + timedelta(days=1)) > glsns[-1]
+        cursor = log.cursor("c")
+        assert await cursor.get() is None
+        assert [r.glsn for r in await whole(log, start=cursor)] == glsns
+        await cursor.commit(glsns[6])
+        assert await cursor.get() == glsns[6]
+        assert [r.glsn for r in await whole(log, start=log.cursor("c"))] == glsns[7:]
+        await cursor.drop()
+        assert await cursor.get() is None
+        async with log.subscribe("t", start="latest") as latest:
+            with pytest.raises(DeadlineExceeded):
+                await latest.take(timeout=0.05)
+            ack = await log.append("t", b"new")
+            assert [record.glsn for record in await take(latest, 1)] == [ack.glsn]
+        with pytest.raises(ClientClosed):
+            await latest.take()
+        for wrong in (0, -1, "middle", 1.5, None, True):
+            with pytest.raises(InvalidArgument):
+                log.subscribe("t", start=wrong)  # type: ignore[arg-type]
+        for names in ([], [1], ""):
+            with pytest.raises((InvalidArgument, NotFound)):
+                await whole(log, names)  # type: ignore[arg-type]
+        with pytest.raises(NotFound):
+            await whole(log, "nope")
+
+    with_log(tmp_path, test)
+
+
+def test_several_topics_patterns_and_columns(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        for name in ("orders-eu", "orders-us", "other"):
+            await log.create_topic(name)
+        acks = [await log.append(name, b"1", key=b"k") for name in ("orders-us", "other", "orders-eu", "orders-us")]
+        both = await whole(log, ["orders-eu", "orders-us"])
+        assert [(r.topic, r.glsn) for r in both] == [
+            ("orders-us", acks[0].glsn), ("orders-eu", acks[2].glsn), ("orders-us", acks[3].glsn)
+        ]  # fmt: skip
+        subscription = await log.subscribe(re.compile("orders-.*"))
+        assert [r.glsn for r in await take(subscription, 3)] == [acks[0].glsn, acks[2].glsn, acks[3].glsn]
+        await log.create_topic("orders-new", streams=2)
+        await log.append("other", b"no")
+        new = [await log.append("orders-new", b"yes"), await log.append("orders-eu", b"yes")]
+        assert [r.glsn for r in await take(subscription, 2)] == [ack.glsn for ack in new]
+        await subscription.close()
+        assert await whole(log, re.compile("nothing")) == []  # type: ignore[arg-type]
+        batches = [batch async for batch in log.batches(["orders-eu", "other"], follow=False)]
+        table = pa.Table.from_batches(batches)
+        assert table.column_names == [
+            "topic", "stream", "glsn", "llsn", "timestamp", "key", "value", "headers", "ingested_at"
+        ]  # fmt: skip
+        assert table.column("value").to_pylist() == [b"1", b"1", b"no", b"yes"]
+        assert table.column("topic").to_pylist() == ["other", "orders-eu", "other", "orders-eu"]
+        for columns in (["key", "glsn"], ["glsn"], ["timestamp"], ["ingested_at", "headers", "value"]):
+            few = await log.table("orders-us", columns=columns)
+            assert few.column_names == columns
+            assert few.equals((await log.table("orders-us")).select(columns))
+        with pytest.raises(InvalidArgument, match="no column 'nope'"):
+            await log.table("other", columns=["nope"])
+        await log.create_topic("empty")
+        assert (await log.table("empty")).num_rows == 0
+        doomed = await log.subscribe("other", start="latest")
+        await log.delete_topic("other")
+        with pytest.raises(NotFound, match="was deleted"):
+            await take(doomed, 1)
+
+    with_log(tmp_path, test)
+
+
+def test_what_is_trimmed_is_said_also_after_a_restart(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        await log.create_topic("u")
+        acks = [await log.append("t", b"%d" % i * 500) for i in range(20)]
+        kept = await log.append("u", b"kept")
+        behind = await log.subscribe("t", start=acks[3].glsn)
+        first = await behind.take()
+        assert first[0].glsn == acks[3].glsn
+        await log.trim("t", before=acks[10].glsn)
+        for is_restarted in (False, True):
+            if is_restarted:
+                await cluster.stop_node(1)
+                await cluster.stop_metadata()
+                await cluster.start_metadata()
+                await cluster.start_node(1)
+            with pytest.raises(Trimmed) as trimmed:
+                await whole(log, start=acks[9].glsn)
+            assert (trimmed.value.asked, trimmed.value.first_left) == (acks[9].glsn, acks[10].glsn)
+            with pytest.raises(Trimmed) as trimmed:
+                await log.read(acks[0].glsn)
+            assert trimmed.value.first_left == acks[10].glsn
+            assert [r.glsn for r in await whole(log)] == [ack.glsn for ack in acks[10:]]
+            # Each topic begins where it begins.
+            assert [r.glsn for r in await whole(log, ["t", "u"])] == [*(ack.glsn for ack in acks[10:]), kept.glsn]
+            assert (await log.read(kept.glsn)).value == b"kept"
+        await behind.close()
+
+    with_log(tmp_path, test, segments=SegmentOptions(segment_bytes=2_000, commits_per_file=8))
+
+
+def test_a_sealed_stream_holds_nobody_up_and_a_new_one_is_not_skipped(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        streams = (await log.create_topic("t", streams=2)).streams
+        subscription = await log.subscribe("t")
+        await log.append("t", b"a", stream=streams[0])
+        await log.append("t", b"b", stream=streams[1])
+        await cluster.ask(SealRequest(LogStreamId(streams[0]), final=True))
+        await take(subscription, 2)
+        for i in range(20):
+            ack = await log.append("t", b"%d" % i, stream=streams[1])
+            assert [r.glsn for r in await take(subscription, 1)] == [ack.glsn]
+        added = (await cluster.ask(AddStreamRequest("t"))).streams[0]
+        ack = await log.append("t", b"new", stream=added)
+        assert [r.glsn for r in await take(subscription, 1)] == [ack.glsn]
+        await subscription.close()
+
+    with_log(tmp_path, test)
+
+
+def test_it_goes_on_elsewhere_when_a_replica_goes_without_skip_or_repeat(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", streams=2)
+        subscription = await log.subscribe("t")
+        expected: list[int] = []
+        seen: list[int] = []
+        for number in (3, 1, 2):
+            for phase in range(2):
+                for i in range(20):
+                    async with asyncio.timeout(WITHIN_SECONDS):
+                        expected.append((await log.append("t", b"%d" % i)).glsn)
+                seen += [record.glsn for record in await take(subscription, len(expected) - len(seen))]
+                if phase == 0:
+                    await cluster.stop_node(number)
+            await cluster.start_node(number)
+        assert seen == sorted(expected)
+        assert [record.glsn for record in await whole(log)] == seen
+        await subscription.close()
+
+    with_log(tmp_path, test, nodes=3)
+
+
+def test_a_slow_reader_is_waited_for_and_costs_bounded_memory(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", streams=2)
+        body = [b"x" * 1000] * 1000
+        for _ in range(40):
+            await log.append("t", body)
+        subscription = await log.subscribe("t")
+        await subscription.take()
+        feed = subscription._feed
+        assert feed is not None
+        await asyncio.sleep(0.5)
+        held = [reader._buffered for reader in feed._readers.values()]
+        assert all(0 < size <= feed.stream_bytes_max + 2_000_000 for size in held)
+        rest = 0
+        while rest < 39_000:
+            rest += len(await subscription.take())
+        await subscription.close()
+
+    with_log(tmp_path, test)
+
+
+@pytest.mark.timeout(300)
+def test_many_clients_ten_streams_and_faults_give_one_sequence(tmp_path: Path) -> None:
+    """10 clients × 10,000 records on 10 log streams with three copies, while nodes go and come back."""
+    seed = Random().randrange(1 << 32)
+    print(f"seed {seed}: replay by setting it here")
+    random = Random(seed)
+    appended: dict[int, bytes] = {}
+    unknown: set[bytes] = set()
+
+    async def append_all(cluster: LogCluster, number: int) -> None:
+        async with cluster.client() as client:
+            left = 10_000
+            while left:
+                count = min(left, random.choice((1, 10, 100, 300)))
+                values = [b"%d/%d/" % (number, left - i) + b"x" * random.randrange(50) for i in range(count)]
+                try:
+                    ack = await client.append("t", values)
+                except AppendUnknown:
+                    unknown.update(values)
+                except CutwaterError:
+                    continue
+                else:
+                    appended.update((ack.glsn + i, value) for i, value in enumerate(values))
+                left -= count
+
+    async def break_things(cluster: LogCluster) -> None:
+        for _ in range(3):
+            await asyncio.sleep(random.random())
+            number = random.choice((1, 2, 3))
+            await cluster.stop_node(number)
+            await asyncio.sleep(random.random() * 2)
+            await cluster.start_node(number)
+
+    async def read_all(log: AsyncClient, done: asyncio.Event) -> list[Record]:
+        found: list[Record] = []
+
+        async def until_end() -> AsyncIterator[Record]:
+            async with await log.subscribe("t", start=1) as subscription:
+                while True:
+                    try:
+                        for record in await subscription.take(timeout=1):
+                            yield record
+                    except DeadlineExceeded:
+                        if done.is_set():
+                            return
+
+        async for record in until_end():
+            found.append(record)
+        return found
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", streams=10, replication=3)
+        done = asyncio.Event()
+        readers = [asyncio.create_task(read_all(log, done)) for _ in range(2)]
+        await asyncio.gather(*(append_all(cluster, number) for number in range(10)), break_things(cluster))
+        done.set()
+        first, second = await asyncio.gather(*readers)
+        assert first == second
+        found = {record.glsn: record.value for record in first}
+        assert len(found) == len(first)
+        assert [record.glsn for record in first] == sorted(found)
+        assert appended.items() <= found.items()
+        extra = [found[glsn] for glsn in found.keys() - appended.keys()]
+        assert len(set(extra)) == len(extra)
+        assert set(extra) <= unknown
+        assert len(appended) + len(unknown) == 100_000
+
+    with_log(tmp_path, test, nodes=3)
