@@ -141,11 +141,17 @@ def with_log(
     test: Callable[[LogCluster, AsyncClient], Awaitable[None]],
     nodes: int = 1,
     segments: SegmentOptions | None = None,
+    seconds: float = 100,
 ) -> None:
     """Run a test with a client of a cluster."""
 
     async def main() -> None:
-        async with log_cluster(directory, nodes, segments) as cluster, cluster.client() as client:
+        async with (
+            log_cluster(directory, nodes, segments) as cluster,
+            cluster.client() as client,
+            # uvloop does not let itself be interrupted by the signal that usually ends a test which hangs.
+            asyncio.timeout(seconds),
+        ):
             await test(cluster, client)
 
     run(main())

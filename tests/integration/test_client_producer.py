@@ -95,11 +95,15 @@ def test_a_lost_acknowledgement_is_found_and_the_record_is_there_once(tmp_path: 
                 acks = [await future for future in futures]
                 with pytest.raises(AppendUnknown):
                     await producer.flush()
-        assert await content(log) == {
-            first.glsn: b"first",
-            **{ack.glsn: b"lost %d" % i for i, ack in enumerate(acks)},
-            acks[-1].glsn + 1: b"impatient",
-        }
+            assert await content(log) == {
+                first.glsn: b"first",
+                **{ack.glsn: b"lost %d" % i for i, ack in enumerate(acks)},
+                acks[-1].glsn + 1: b"impatient",
+            }
+            proxy.refuse()
+            # Whoever knows that there is more does not wait for ever.
+            with pytest.raises(DeadlineExceeded):
+                [record async for record in log.subscribe("t", follow=False, timeout=1)]
 
     with_log(tmp_path, test)
 
@@ -187,4 +191,4 @@ def test_exactly_once_while_nodes_go_and_come_back(tmp_path: Path) -> None:
                 by_stream.setdefault(ack.stream, []).append(ack.llsn)
             assert all(llsns == sorted(llsns) for llsns in by_stream.values())
 
-    with_log(tmp_path, test, nodes=3)
+    with_log(tmp_path, test, nodes=3, seconds=230)

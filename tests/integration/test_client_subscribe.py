@@ -284,4 +284,4 @@ def test_many_clients_ten_streams_and_faults_give_one_sequence(tmp_path: Path) -
         assert set(extra) <= unknown
         assert len(appended) + len(unknown) == 100_000
 
-    with_log(tmp_path, test, nodes=3)
+    with_log(tmp_path, test, nodes=3, seconds=290)

@@ -1,8 +1,8 @@
 """A dumb interpreter of what a pipeline means, to hold the real one against.
 
-It reads DESIGN §11 literally: one thread takes the positions of the log one by one, delivers each record through the graph
-depth first, then lets the operators advance in topological order and fires their timers by (time, key bytes). It shares
-the description of the graph with the real thing, and nothing else: no batches, no paths, no packed state.
+It reads the meaning literally: one thread takes the positions of the log one by one, delivers each record through the
+graph depth first, then lets the operators advance in topological order and fires their timers by (time, key bytes). It
+shares the description of the graph with the real thing, and nothing else: no batches, no paths, no packed state.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ class DumbMap(DumbState):
         return next((value for _, own, value in self.elements() if own == key), default)
 
     def put(self, key: Any, value: Any) -> None:
-        self.store([item for item in self.scope.get(self.declared.name, []) if item[1] != key] + [self.stamped(key, value)])
+        self.store(
+            [item for item in self.scope.get(self.declared.name, []) if item[1] != key] + [self.stamped(key, value)]
+        )
 
     def remove(self, key: Any) -> None:
         self.store([item for item in self.scope.get(self.declared.name, []) if item[1] != key])
@@ -232,7 +234,7 @@ class DumbOperator:
             if isinstance(self.node.window, Session):
                 near = sorted(other for other in own if other[0] <= span[1] and span[0] <= other[1])
                 rows = [old for other in near for old in own[other]]
-                span = min(s for s, _ in [span, *near]), max(e for _, e in [span, *near])
+                span = min(s for s, _ in [span, *near]), max(e for _, e in [span, *near])  # noqa: PLW2901
                 if span[1] - 1 + self.node.lateness_ms <= self.watermark:
                     continue
                 for other in near:
@@ -245,6 +247,7 @@ class DumbOperator:
             self.wake(own)
             if span[1] - 1 <= self.watermark:
                 self.result(span)
+        late = late and self.timestamp + self.node.lateness_ms <= self.watermark
         if late and ".late" in self.node.sides:
             self.emitted.append((".late", self.timestamp, row))
         elif late:
@@ -254,7 +257,9 @@ class DumbOperator:
         assert isinstance(self.node, WindowNode)
         data = key_bytes(self.key)
         times = {time for _, end in own for time in (end - 1, end - 1 + self.node.lateness_ms) if time > self.watermark}
-        self.event_timers = {timer for timer in self.event_timers if timer[1] != data} | {(time, data) for time in times}
+        self.event_timers = {timer for timer in self.event_timers if timer[1] != data} | {
+            (time, data) for time in times
+        }
 
     def window_timer(self, time: int, _: Any) -> None:
         assert isinstance(self.node, WindowNode)
@@ -287,7 +292,8 @@ class Oracle:
         self.sources = {node.topic: node for node in self.nodes if isinstance(node, SourceNode)}
         self.fed_from = pipeline.graph.sources()
         self.watermarks = {
-            topics: DumbWatermark(self.sources, topics, streams) for topics in map(self.fed_from.__getitem__, self.operators)
+            topics: DumbWatermark(self.sources, topics, streams)
+            for topics in map(self.fed_from.__getitem__, self.operators)
         }
 
     def position(self, place: Place) -> None:

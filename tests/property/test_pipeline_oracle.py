@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, note, settings
+from hypothesis import given, note
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -64,7 +64,9 @@ class Replay:
             self.written.setdefault(uid, []).extend(rows)
 
 
-def real(pipeline: Pipeline, places: list[Place], streams: set[tuple[str, int]], choice: random.Random) -> tuple[Machine, Written]:
+def real(
+    pipeline: Pipeline, places: list[Place], streams: set[tuple[str, int]], choice: random.Random
+) -> tuple[Machine, Written]:
     """Runs with random cuts, slices and crashes: a crashed micro-batch runs again from the state before it."""
     replay = Replay(pipeline, streams)
     machine = Machine(replay.plan, choice.randint(1, 8), packed=choice.random() < 0.7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.core.recovery import Found, Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 from tests.unit.replica_bench import context, entry
 
@@ -82,15 +82,13 @@ def looks_removed(found: Found) -> bool:
     return found.last_commit is not None and found.first_llsn > found.last_commit.last_llsn
 
 
-@given(files(), st.booleans())
-def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], Found], creating: bool) -> None:
+@given(files())
+def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], Found]) -> None:
     entries, found = made
-    verdict = judge(found, creating=creating)
+    verdict = judge(found)
     hard = found.hard_state
     if hard is None:
-        nothing = found.last_commit is None and not entries
-        assert isinstance(verdict, Fresh) == (nothing and creating)
-        assert isinstance(verdict, (Fresh, Invalid))
+        assert isinstance(verdict, Invalid)
         return
     if looks_removed(found):
         return
@@ -105,7 +103,7 @@ def test_the_verdict_is_the_oracles(made: tuple[tuple[Entry, ...], Found], creat
 @given(files())
 def test_what_an_invalid_replica_keeps_is_complete_and_good(made: tuple[tuple[Entry, ...], Found]) -> None:
     entries, found = made
-    verdict = judge(found, creating=False)
+    verdict = judge(found)
     if not isinstance(verdict, Invalid) or verdict.kept is None:
         return
     kept = verdict.kept

@@ -13,7 +13,7 @@ from unittest import mock
 
 from msgspec import structs
 
-from cutwater.core import cut, recovery, watermark
+from cutwater.core import cut, opening, recovery, watermark
 from cutwater.core import decisions as d
 from cutwater.core.dedup import Deduplicator
 from cutwater.core.messages import SealReplica
@@ -23,6 +23,11 @@ from cutwater.core.producer_session import Fate, Phase, ProducerSession
 from cutwater.core.replica import Replica
 from cutwater.core.reports import ReportBook
 from cutwater.core.subscription import Run, Subscription
+from cutwater.storage import segment
+from cutwater.storage.errors import StorageBroken
+from cutwater.storage.format import SEGMENT
+from cutwater.storage.frames import HEADER_BYTES_MAX, Frame, decode_header
+from cutwater.storage.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.storage_node import StorageNode
@@ -97,10 +102,10 @@ def skip_epoch_check() -> list[Patch]:
 
 
 def forget_deduplication_on_restart() -> list[Patch]:
-    def replay(self, disk, dedup, committed_end):
+    def replay(dedup, files, committed_end):
         dedup.__init__()
 
-    return [(StorageNode, "_replay", replay)]
+    return [(opening, "replay", replay)]
 
 
 def resurrect_truncated_tail() -> list[Patch]:
@@ -285,6 +290,41 @@ def zombie_producer_not_fenced() -> list[Patch]:
     return [(Deduplicator, "find", find)]
 
 
+# In the shipped storage code: storage nodes run on segment files.
+
+
+def sync_skips_the_disk() -> list[Patch]:
+    right = MarkedFile.sync_data
+
+    def sync_data(self):
+        if self.magic != SEGMENT:
+            right(self)
+
+    return [(MarkedFile, "sync_data", sync_data)]
+
+
+def failed_sync_is_tried_again() -> list[Patch]:
+    right = MarkedFile.sync_data
+
+    def sync_data(self):
+        try:
+            right(self)
+        except StorageBroken:
+            right(self)
+
+    return [(MarkedFile, "sync_data", sync_data)]
+
+
+def torn_tail_is_kept() -> list[Patch]:
+    def frame_at(file, offset, expected, size):
+        header = decode_header(file.pread(HEADER_BYTES_MAX, offset))
+        if header is None or header.first_llsn != expected or header.frame_bytes > size - offset:
+            return None
+        return Frame(header, memoryview(file.pread(header.frame_bytes, offset)))
+
+    return [(segment, "_frame_at", frame_at)]
+
+
 STORM = Options(
     storage_nodes=4,
     metadata_nodes=3,
@@ -371,6 +411,21 @@ BUGS: dict[str, PlantedBug] = {
             zombie_producer_not_fenced,
             "an older holder of a producer's name goes on",
             profile(reopen_producer_every_us=150_000, producers=3, message_delay_us_max=5_000),
+        ),
+        (
+            sync_skips_the_disk,
+            "a sync of entries does not reach the disk",
+            profile(segment_files=True, crash_all_storage_every_us=300_000),
+        ),
+        (
+            failed_sync_is_tried_again,
+            "a sync that failed is tried again, and believed",
+            profile(segment_files=True, fsync_failure=0.05, crash_all_storage_every_us=300_000),
+        ),
+        (
+            torn_tail_is_kept,
+            "recovery keeps entries whose bodies are torn",
+            profile(segment_files=True, append_pause_us=4_000, crash_storage_every_us=100_000),
         ),
     )
 }

@@ -7,12 +7,13 @@ replica again from what is left, by the recovery matrix.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from zlib import crc32
 
-from cutwater.core.commit_index import context_of_llsn
-from cutwater.core.dedup import DedupCheckpoint, Deduplicator
+from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import ExcludeReplica, LearnFrom, Replicate, SealReplica, UnsealReplica
-from cutwater.core.recovery import Found, Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.opening import open_replica
+from cutwater.core.recovery import Found, HardState
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
     Append,
@@ -137,7 +138,7 @@ class Disk:
             case WriteEntry() | WriteCommit():
                 self.unsynced.append(effect)
             case Truncate():
-                self.entries = [e for e in self.entries if e.last_llsn <= effect.end]
+                self.truncate(effect.end)
                 self.unsynced = [
                     w for w in self.unsynced if isinstance(w, WriteCommit) or w.entry.last_llsn <= effect.end
                 ]
@@ -166,35 +167,25 @@ class Disk:
         self.unsynced = []
         return heard
 
-    def found(self) -> Found:
+    def find(self) -> Found:
         last = self.contexts[-1] if self.contexts else None
         base = self.hard_state.base_llsn if self.hard_state else LLSN(0)
         committed_end = last.last_llsn if last else base
         tail = tuple(e for e in self.entries if e.last_llsn > committed_end)
         return Found(self.hard_state, last, self.first_llsn, self.end, tail)
 
+    def truncate(self, end: LLSN) -> None:
+        self.entries = [e for e in self.entries if e.last_llsn <= end]
 
-def open_replica(node: StorageNodeId, disk: Disk, *, creating: bool = False, high_watermark: int = 0) -> Replica:
-    """As a storage node opens one: judge the files, cut them to what is kept, replay deduplication."""
-    found = disk.found()
-    verdict = judge(found, creating=creating)
-    if isinstance(verdict, Fresh):
-        disk.hard_state = HardState(base_glsn=GLSN(high_watermark))
-        verdict = Valid(LLSN(0), GLSN(high_watermark), LLSN(0))
-    kept = verdict.kept if isinstance(verdict, Invalid) else verdict
-    dedup = Deduplicator(disk.dedup)
-    if kept is not None:
-        disk.entries = [e for e in disk.entries if e.last_llsn <= kept.keep_end]
-        upto = disk.dedup.upto if disk.dedup else LLSN(0)
-        for of_disk in disk.entries:
-            if upto < of_disk.first_llsn and of_disk.last_llsn <= kept.committed_end:
-                covering = context_of_llsn(disk.contexts, of_disk.first_llsn)
-                assert covering is not None
-                dedup.record(of_disk)
-                dedup.commit(covering)
-    tail = [e for e in found.tail if kept is not None and e.last_llsn <= kept.keep_end]
-    hard_state = disk.hard_state or HardState()
-    return Replica(node, STREAM, hard_state, verdict, first_llsn=disk.first_llsn, tail=tail, dedup=dedup)
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        return (e for e in self.entries if from_llsn <= e.last_llsn and e.first_llsn <= to_llsn)
+
+
+def new_disk(high_watermark: int = 0) -> Disk:
+    """As a storage node creates a replica: by its first hard state."""
+    disk = Disk()
+    disk.hard_state = HardState(base_glsn=GLSN(high_watermark))
+    return disk
 
 
 class Bench:
@@ -202,15 +193,18 @@ class Bench:
 
     def __init__(self, node: StorageNodeId = HEAD, disk: Disk | None = None) -> None:
         self.node = node
-        self.disk = disk or Disk()
-        self.replica = open_replica(node, self.disk, creating=disk is None)
+        self.disk = disk or new_disk()
+        self.replica = self._open()
+
+    def _open(self) -> Replica:
+        return open_replica(self.node, STREAM, self.disk).replica
 
     def do(self, event: ReplicaEvent) -> list[ReplicaEffect]:
         effects = self.replica.handle(event)
         for effect in effects:
             self.disk.carry_out(effect)
         if any(isinstance(effect, Reopen) for effect in effects):
-            self.replica = open_replica(self.node, self.disk)
+            self.replica = self._open()
         return effects
 
     def sync(self) -> list[ReplicaEffect]:
@@ -223,7 +217,7 @@ class Bench:
 
     def crash(self) -> None:
         self.disk.unsynced = []
-        self.replica = open_replica(self.node, self.disk)
+        self.replica = self._open()
 
     def numbers(self) -> tuple[int, int, int, int]:
         """Durably committed, committed, durable, written."""

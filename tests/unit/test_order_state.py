@@ -120,8 +120,11 @@ def test_what_decisions_make_of_a_stream() -> None:
     assert (stream.committed_end, stream.last_glsn) == (7, 18)
     assert stream.departed == (Departure(BILLING, ProducerEpoch(2)),)
     assert (state.producers[BILLING].epoch, state.producers[BILLING].stream) == (3, LS2)
-    assert state.streams[LS3].created_at == 16
+    assert OrderState(None, LIFE[:-1]).streams[LS3].created_at == 16
     assert state.topic_named("other") is None
+    assert set(state.streams) == {LS1, LS2}
+    assert state.was_deleted(LS3)
+    assert not state.was_deleted(LogStreamId(4))
 
 
 def test_the_revision_follows_the_catalog_only() -> None:
@@ -137,7 +140,7 @@ def test_the_revision_follows_the_catalog_only() -> None:
 
 def test_a_stream_is_as_old_as_its_decision_says() -> None:
     """§9: idleness counts from a stream's creation, which need not be at a cut."""
-    state = OrderState(None, LIFE)
+    state = OrderState(None, LIFE[:-1])
     assert state.streams[LS1].created_time == CREATED_TIME
     assert state.streams[LS3].created_time == LATER
     assert OrderState(state.snapshot()).streams[LS3].created_time == LATER

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from cutwater.core.dedup import Deduplicator
-from cutwater.core.recovery import Found, Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
 from cutwater.core.replica import Replica
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, ReplicaState
 from tests.unit.replica_bench import HEAD, STREAM, context, entry
@@ -33,35 +33,30 @@ def valid(committed_end: int, high_watermark: int, keep_end: int) -> Valid:
     return Valid(LLSN(committed_end), GLSN(high_watermark), LLSN(keep_end))
 
 
-# "nothing → fresh, but only when the replica is being created (an empty mount is not a fresh replica)"
-
-
-def test_nothing_is_fresh_when_the_replica_is_being_created() -> None:
-    assert judge(found(hard=None), creating=True) == Fresh()
+# "nothing → fresh, but only when the replica is being created (an empty mount is not a fresh replica)". Whoever creates
+# one saves its hard state first, so nothing at all is never a fresh one.
 
 
 def test_nothing_is_invalid_where_a_replica_used_to_be() -> None:
-    verdict = judge(found(hard=None), creating=False)
+    verdict = judge(found(hard=None))
     assert isinstance(verdict, Invalid)
     assert verdict.kept is None
 
 
-@pytest.mark.parametrize("creating", [False, True])
-def test_records_without_a_hard_state_are_invalid(creating: bool) -> None:
+def test_records_without_a_hard_state_are_invalid() -> None:
     for there in (
         found(hard=None, end=2, tail=(entry(1, 2),)),
         found(hard=None, last_commit=context(1, 2), end=2),
         found(hard=None, last_commit=context(1, 2), first=3, end=2),
     ):
-        verdict = judge(there, creating=creating)
+        verdict = judge(there)
         assert isinstance(verdict, Invalid)
         assert verdict.kept is None
 
 
 def test_a_replica_that_was_created_but_got_nothing_is_valid_at_its_creation() -> None:
     created = HardState(base_glsn=GLSN(40))
-    assert judge(found(hard=created), creating=False) == valid(0, 40, 0)
-    assert judge(found(hard=created), creating=True) == valid(0, 40, 0)
+    assert judge(found(hard=created)) == valid(0, 40, 0)
 
 
 # "CC only (all trimmed) → valid"
@@ -70,39 +65,39 @@ def test_a_replica_that_was_created_but_got_nothing_is_valid_at_its_creation() -
 def test_commits_without_entries_are_valid_when_all_entries_are_trimmed() -> None:
     trimmed = HardState(epoch=Epoch(2), trimmed_before=GLSN(15))
     there = found(hard=trimmed, last_commit=context(1, 4, glsn=11), first=5, end=4)
-    assert judge(there, creating=False) == valid(4, 14, 4)
+    assert judge(there) == valid(4, 14, 4)
 
 
 def test_commits_without_entries_that_nobody_trimmed_are_invalid() -> None:
     """Somebody removed the entries, but it was not trim: these records are missing."""
     there = found(last_commit=context(1, 4, glsn=11), first=5, end=4)
-    assert isinstance(judge(there, creating=False), Invalid)
+    assert isinstance(judge(there), Invalid)
 
 
 def test_an_empty_replica_that_took_over_a_position_is_valid() -> None:
     """After a sync from a source that was itself trimmed to the end."""
     moved = HardState(epoch=Epoch(2), base_llsn=LLSN(4), base_glsn=GLSN(14), trimmed_before=GLSN(15))
-    assert judge(found(hard=moved, first=5, end=4), creating=False) == valid(4, 14, 4)
+    assert judge(found(hard=moved, first=5, end=4)) == valid(4, 14, 4)
 
 
 # "CC end = last committed entry → valid"
 
 
 def test_entries_that_reach_the_end_of_the_last_commit_are_valid() -> None:
-    assert judge(found(last_commit=context(1, 4, glsn=11), end=4), creating=False) == valid(4, 14, 4)
+    assert judge(found(last_commit=context(1, 4, glsn=11), end=4)) == valid(4, 14, 4)
 
 
 def test_entries_that_begin_after_trimmed_ones_are_valid() -> None:
     trimmed = HardState(epoch=Epoch(2), trimmed_before=GLSN(13))
     there = found(hard=trimmed, last_commit=context(1, 4, glsn=11), first=3, end=4)
-    assert judge(there, creating=False) == valid(4, 14, 4)
+    assert judge(there) == valid(4, 14, 4)
 
 
 # "anything else → invalid: never reports, waits for sync"
 
 
 def test_entries_that_end_below_the_last_commit_are_invalid_and_nothing_is_kept() -> None:
-    verdict = judge(found(last_commit=context(1, 4), end=3), creating=False)
+    verdict = judge(found(last_commit=context(1, 4), end=3))
     assert isinstance(verdict, Invalid)
     assert verdict.kept is None
 
@@ -110,7 +105,7 @@ def test_entries_that_end_below_the_last_commit_are_invalid_and_nothing_is_kept(
 def test_entries_that_begin_above_the_last_commit_are_invalid() -> None:
     """A segment between is missing: committed to 4, then nothing, then entries from 7 on."""
     there = found(last_commit=context(1, 4), first=7, end=8, tail=(entry(7, 2, epoch=2),))
-    verdict = judge(there, creating=False)
+    verdict = judge(there)
     assert isinstance(verdict, Invalid)
     assert verdict.kept is None
 
@@ -118,20 +113,20 @@ def test_entries_that_begin_above_the_last_commit_are_invalid() -> None:
 def test_entries_that_do_not_begin_at_the_first_llsn_are_invalid_without_commits() -> None:
     """The commit contexts are gone, and so are the entries that they covered."""
     there = found(first=7, end=8, tail=(entry(7, 2, epoch=2),))
-    assert isinstance(judge(there, creating=False), Invalid)
+    assert isinstance(judge(there), Invalid)
 
 
 def test_a_commit_that_ends_within_a_batch_is_invalid() -> None:
     """“CC end = last committed entry”, and a batch is committed by one cut: either file is not what was written."""
     there = found(last_commit=context(1, 4), end=5, tail=(entry(4, 2, epoch=2),))
-    assert isinstance(judge(there, creating=False), Invalid)
+    assert isinstance(judge(there), Invalid)
 
 
 def test_an_interrupted_sync_is_invalid_and_keeps_what_is_committed() -> None:
     """“An interrupted sync leaves a replica that never counts until synced again.”"""
     learning = HardState(epoch=Epoch(2), learning=True)
     there = found(hard=learning, last_commit=context(1, 4), end=6, tail=(entry(5, 2, epoch=2),))
-    verdict = judge(there, creating=False)
+    verdict = judge(there)
     assert isinstance(verdict, Invalid)
     assert verdict.kept == valid(4, 4, 4)
 
@@ -142,14 +137,14 @@ def test_damage_among_committed_entries_is_invalid_and_they_are_not_kept(damaged
     """“A bad checksum below it is damage: … never truncated, never skipped, never served.” If the prefix that holds it
     were kept as complete, a sync would find nothing to copy and the damage would count as good again."""
     hard = HardState(epoch=Epoch(2), learning=learning)
-    verdict = judge(found(hard=hard, last_commit=context(1, 4), end=4, damaged=damaged), creating=False)
+    verdict = judge(found(hard=hard, last_commit=context(1, 4), end=4, damaged=damaged))
     assert isinstance(verdict, Invalid)
     assert verdict.kept is None or verdict.kept.committed_end < damaged
 
 
 def test_damage_above_the_last_commit_is_invalid() -> None:
     """Below the mark, an uncommitted entry was once reported as durable: a cut may count on it."""
-    verdict = judge(found(last_commit=context(1, 4), end=6, damaged=5), creating=False)
+    verdict = judge(found(last_commit=context(1, 4), end=6, damaged=5))
     assert isinstance(verdict, Invalid)
     assert verdict.kept == valid(4, 4, 4)
 
@@ -174,13 +169,13 @@ def test_what_is_kept_of_the_tail(tail: tuple[Entry, ...], sealed_at: int | None
     hard = HardState(epoch=Epoch(2), sealed_at=None if sealed_at is None else LLSN(sealed_at))
     end = tail[-1].last_llsn if tail else 4
     there = found(hard=hard, last_commit=context(1, 4, glsn=11), end=end, tail=tail)
-    assert judge(there, creating=False) == valid(4, 14, keep_end)
+    assert judge(there) == valid(4, 14, keep_end)
 
 
 def test_a_tail_without_any_commit_is_kept() -> None:
     """“discarding them lost data when all replicas stopped between a cut and its application” (§14)."""
     there = found(end=3, tail=(entry(1, 2, epoch=2), entry(3, epoch=2)))
-    assert judge(there, creating=False) == valid(0, 0, 3)
+    assert judge(there) == valid(0, 0, 3)
 
 
 def test_an_invalid_replica_is_silent_and_a_valid_one_starts_sealing() -> None:

@@ -29,14 +29,13 @@ from tests.unit.replica_bench import (
     MIDDLE,
     STREAM,
     Bench,
-    Disk,
     append,
     backup_with,
     batch,
     commit,
     context,
     entry,
-    open_replica,
+    new_disk,
     replicate,
     running,
     seal,
@@ -277,8 +276,7 @@ def test_after_a_power_cut_the_replica_reports_exactly_what_it_reported_before()
 
 def test_a_new_log_stream_starts_at_the_high_watermark_of_its_creation() -> None:
     """§4: “A new log stream starts at the HWM of its creation (the command that creates a replica carries it).”"""
-    replica = open_replica(HEAD, Disk(), creating=True, high_watermark=40)
-    assert replica.report() == report(ReplicaState.SEALING, 40, 1, 0, epoch=0)
+    assert Bench(HEAD, new_disk(40)).replica.report() == report(ReplicaState.SEALING, 40, 1, 0, epoch=0)
 
 
 def test_a_new_replica_of_an_existing_stream_has_nothing() -> None:

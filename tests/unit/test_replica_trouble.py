@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.messages import TrimReplica
+from cutwater.core.messages import DropReplica, TrimReplica
 from cutwater.core.pending import WAITERS_PER_BATCH_MAX
 from cutwater.core.recovery import HardState
 from cutwater.core.replica_events import (
@@ -13,6 +13,7 @@ from cutwater.core.replica_events import (
     DropBefore,
     Dropped,
     Failed,
+    Remove,
     Reopen,
     ReplicateFailed,
     ReportNow,
@@ -25,8 +26,8 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
-from cutwater.errors import ProducerFenced, ResourceExhausted, SequenceGap, SequenceReused
-from cutwater.types import GLSN, LLSN, Ack, Entry, Epoch, ReplicaState, Sequence
+from cutwater.errors import NotSealed, ProducerFenced, ResourceExhausted, SequenceGap, SequenceReused
+from cutwater.types import GLSN, LLSN, Ack, Entry, Epoch, ReplicaState, Sequence, StorageNodeId
 from tests.unit.replica_bench import (
     HEAD,
     LAST,
@@ -227,6 +228,24 @@ def test_a_deduplication_checkpoint_covers_only_commits_that_are_on_disk() -> No
     assert head.disk.dedup.upto == 1
 
 
+# A deleted topic.
+
+
+@pytest.mark.parametrize("node", [HEAD, MIDDLE])
+def test_a_replica_of_a_deleted_topic_removes_itself(node: StorageNodeId) -> None:
+    """Whoever waits learns nothing definite: a cut may have committed it before the topic was deleted."""
+    bench = running(node)
+    if node == HEAD:
+        bench.do(append(1))
+        bench.do(append(2))
+    waiting = [Unsettled(1), Unsettled(2)] if node == HEAD else []
+    assert bench.do(DropReplica(STREAM)) == [*waiting, Remove()]
+
+
+def test_a_replica_that_cannot_be_trusted_is_removed_as_well() -> None:
+    assert loses_entries().do(DropReplica(STREAM)) == [Remove()]
+
+
 # Producers (§7): "it retries on the same stream with the same (producer, sequence) and gets the same GLSN."
 
 
@@ -337,3 +356,23 @@ def test_a_fence_tells_the_last_sequence_and_shuts_the_older_holder_out() -> Non
     assert head.do(commit(2, 3))[-1] == Acked(4, Ack(GLSN(4), LLSN(4), STREAM, 1), Sequence(2))
     head.do(append(6, batch(producer=tag(3, epoch=2))))
     assert head.replica.written_end == 5
+
+
+def test_the_fate_of_batches_is_told_only_where_nothing_more_can_come() -> None:
+    """“… after the first stream is sealed and the fate of every sequence is known.”"""
+    head = producing()
+    head.do(append(2, batch(1, b"one", producer=tag(1))))
+    producer = tag(1).producer
+    for _ in range(2):
+        with pytest.raises(NotSealed):
+            head.replica.fate(Epoch(1), producer)
+        head.do(seal(2))
+    head.sync()
+    head.do(commit(2, 1))
+    head.sync()
+    assert head.replica.state is ReplicaState.SEALED
+    with pytest.raises(NotSealed):
+        head.replica.fate(Epoch(2), producer)
+    fate = head.replica.fate(Epoch(1), producer)
+    assert (fate.stream, fate.stream_epoch, fate.last_sequence) == (STREAM, 1, 1)
+    assert [known.glsn for known in fate.batches] == [1, 2]

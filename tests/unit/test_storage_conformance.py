@@ -7,7 +7,7 @@ from storage_kit import BENCHES, batch, commit_of, entries_from
 
 from cutwater.core.commit_index import glsn_of_llsn, llsn_of_glsn
 from cutwater.core.dedup import DedupCheckpoint, Deduplicator
-from cutwater.core.recovery import Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.storage.errors import DamagedEntries, StorageBroken
 from cutwater.storage.format import NO_TIME, Running
@@ -48,7 +48,8 @@ def read_all(storage, first, last, bytes_max=700):
     return found, commits
 
 
-def test_a_new_replica_is_fresh_only_when_it_is_being_created(bench) -> None:
+def test_nothing_is_not_a_replica(bench) -> None:
+    """Not before its first hard state is saved."""
     found = bench.storage.find()
     assert (found.hard_state, found.last_commit, found.first_llsn, found.entries_end, found.tail) == (
         None,
@@ -57,8 +58,7 @@ def test_a_new_replica_is_fresh_only_when_it_is_being_created(bench) -> None:
         0,
         (),
     )
-    assert isinstance(judge(found, creating=True), Fresh)
-    assert isinstance(judge(found, creating=False), Invalid)
+    assert isinstance(judge(found), Invalid)
 
 
 def test_what_is_written_can_be_read(bench) -> None:
@@ -135,14 +135,14 @@ def test_after_a_power_cut_everything_synced_is_there(bench) -> None:
 def test_recovery_is_judged_as_the_core_says(bench) -> None:
     storage = bench.storage
     storage.save_hard_state(HardState(epoch=Epoch(1), base_glsn=GLSN(7)))
-    assert judge(bench.reopen().find(), creating=False) == Valid(LLSN(0), GLSN(7), LLSN(0))
+    assert judge(bench.reopen().find()) == Valid(LLSN(0), GLSN(7), LLSN(0))
     _, contexts = fill(bench.storage, groups=2)
     tail = entries_from(bench.storage.end + 1, 3)
     bench.storage.write(tail)
     bench.storage.sync()
     last = contexts[-1]
     expected = Valid(last.last_llsn, last.high_watermark, tail[-1].last_llsn)
-    assert judge(bench.reopen().find(), creating=False) == expected
+    assert judge(bench.reopen().find()) == expected
 
 
 def test_hard_state_and_checkpoint_survive(bench) -> None:

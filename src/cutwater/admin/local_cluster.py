@@ -44,7 +44,7 @@ class LocalCluster(Struct):
     etcd: list[local_etcd.EtcdMember] = field(default_factory=list)
     replication: int = 1
     options: dict[str, list[str]] = field(default_factory=dict)
-    """Further flags by kind of process, so that it is started again as it was."""
+    """What is run, and further flags by kind of process, so that each is started again as it was."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -78,9 +78,10 @@ def start(
     metadata: int = 1,
     metadata_flags: tuple[str, ...] = (),
     storage_flags: tuple[str, ...] = (),
+    program: tuple[str, ...] = ("-m", "cutwater.cli"),
 ) -> LocalCluster:
     """Start a cluster, new or with the data that is there, and return when it can take appends. Whatever goes wrong,
-    no process stays behind."""
+    no process stays behind. ``program``: what Python runs."""
     replication = min(3, storage_nodes) if replication is None else replication
     _check(storage_nodes, replication, metadata)
     directory.mkdir(parents=True, exist_ok=True)
@@ -97,7 +98,7 @@ def start(
             [Member(i + 1, 0, local_etcd.free_address()) for i in range(metadata)],
             [Member(i + 1, 0, local_etcd.free_address()) for i in range(storage_nodes)],
             replication=replication,
-            options={"metadata": list(metadata_flags), "storage": list(storage_flags)},
+            options={"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)},
         )
         cluster.servers = SCHEME + ",".join(member.address for member in cluster.metadata)
     try:
@@ -160,7 +161,7 @@ def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) ->
     if cluster.etcd:
         store = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
     arguments = ["mr", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--store", store]
-    return _serve(directory / f"mr{member.id}.log", member, arguments, cluster.options.get("metadata", []))
+    return _serve(directory / f"mr{member.id}.log", cluster, member, arguments, "metadata")
 
 
 def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
@@ -168,11 +169,12 @@ def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> 
     volume.mkdir(parents=True, exist_ok=True)
     arguments = ["sn", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--volumes", str(volume)]
     arguments += ["--metadata", ",".join(cluster.addresses)]
-    return _serve(directory / f"sn{member.id}.log", member, arguments, cluster.options.get("storage", []))
+    return _serve(directory / f"sn{member.id}.log", cluster, member, arguments, "storage")
 
 
-def _serve(log: Path, member: Member, arguments: list[str], flags: list[str]) -> processes.Starting:
-    command = [sys.executable, "-m", "cutwater.cli", *arguments, "--listen", member.address, *flags, *member.flags]
+def _serve(log: Path, cluster: LocalCluster, member: Member, arguments: list[str], kind: str) -> processes.Starting:
+    program, flags = cluster.options["program"], cluster.options[kind]
+    command = [sys.executable, *program, *arguments, "--listen", member.address, *flags, *member.flags]
     return processes.Starting(command, log)
 
 

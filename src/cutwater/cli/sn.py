@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from cutwater.admin.operations import describe_storage_node
 from cutwater.cli.exits import ends_well, leave_at_once
 from cutwater.cli.logs import LogFormat, LogLevel, configure
 from cutwater.cli.options import DebugOption, LogFormatOption, LogLevelOption, Output, OutputOption
-from cutwater.errors import InvalidArgument
-from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, TlsFiles, run_storage_node
+from cutwater.cli.security import InsecureOption, TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, tls_files
+from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
+from cutwater.cli.tables import show, table
+from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
 app = typer.Typer(help="Storage nodes: processes that hold replicas of log streams.", no_args_is_help=True)
@@ -54,26 +58,10 @@ def start(
     error_if_exists: Annotated[
         bool, typer.Option("--error-if-exists", help="Do not start if this node has data already.")
     ] = False,
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            envvar="CUTWATER_INSECURE",
-            help="Listen beyond this machine without TLS.",
-            rich_help_panel=_SECURITY,
-        ),
-    ] = False,
-    tls_certificate: Annotated[
-        Path | None,
-        typer.Option(envvar="CUTWATER_TLS_CERTIFICATE", help="This node's certificate.", rich_help_panel=_SECURITY),
-    ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option(envvar="CUTWATER_TLS_KEY", help="Its private key.", rich_help_panel=_SECURITY)
-    ] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(envvar="CUTWATER_TLS_CA", help="Whose certificates are believed.", rich_help_panel=_SECURITY),
-    ] = None,
+    insecure: InsecureOption = False,
+    tls_certificate: TlsCertificateOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_ca: TlsAuthorityOption = None,
     reserve_mib: Annotated[
         int,
         typer.Option(
@@ -103,20 +91,12 @@ def start(
         advertise,
         error_if_exists,
         insecure,
-        _tls(tls_certificate, tls_key, tls_ca),
+        tls_files(tls_certificate, tls_key, tls_ca),
         metrics,
         reserve_mib * MIB,
         stop_seconds,
     )
     run_storage_node(options, lambda serving: _announce(serving, output), leave_at_once)
-
-
-def _tls(certificate: Path | None, key: Path | None, authority: Path | None) -> TlsFiles | None:
-    if certificate is None and key is None and authority is None:
-        return None
-    if certificate is None or key is None or authority is None:
-        raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
-    return TlsFiles(certificate, key, authority)
 
 
 def _announce(serving: Serving, output: Output) -> None:
@@ -130,3 +110,49 @@ def _announce(serving: Serving, output: Output) -> None:
         f"{serving.replicas} replicas{damaged}, opened in {serving.opened_ms} ms{metrics}",
         flush=True,
     )
+
+
+@app.command()
+@ends_well
+def add(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the storage node listens.")],
+    servers: ServersOption = None,
+    directory: DirOption = None,
+    timeout: TimeoutOption = 10.0,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Let a storage node that runs belong to the cluster. Returns when it may be used."""
+    node = with_admin(servers, directory, timeout, lambda admin: admin.add_storage_node(address))
+    show(output, {"node": node}, f"storage node {node} at {address} belongs to the cluster")
+
+
+@app.command()
+@ends_well
+def remove(
+    node_id: Annotated[int, typer.Argument(metavar="NODE", min=1, help="Number of the storage node.")],
+    servers: ServersOption = None,
+    directory: DirOption = None,
+    timeout: TimeoutOption = 10.0,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Let a storage node leave the cluster. Refused while it has replicas that are needed. Its data stays."""
+    with_admin(servers, directory, timeout, lambda admin: admin.remove_storage_node(StorageNodeId(node_id)))
+    show(output, {"node": node_id}, f"storage node {node_id} has left the cluster")
+
+
+@app.command()
+@ends_well
+def describe(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the storage node listens.")],
+    timeout: TimeoutOption = 10.0,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """What a storage node says of itself, whether or not it belongs to a cluster."""
+    found = asyncio.run(describe_storage_node(address, timeout_ms=round(timeout * 1_000)))
+    rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
+    belongs = "belongs to it" if found.cluster_key is not None else "was not added to it yet"
+    title = f"storage node {found.node} of cluster {found.cluster}, which {belongs}; version {found.version}"
+    show(output, found, table(["volume", "bytes", "free"], rows, title))

@@ -102,6 +102,8 @@ class Feed:
         self._news = asyncio.Event()
         self._catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
+        self.trouble = ""
+        """Why a log stream could not be followed, when that happened last."""
         self._loop = asyncio.get_running_loop()
         self._settled_hwm = GLSN(0)
         """The log reached this far a while ago, so every replica that is well should be complete up to there."""
@@ -263,6 +265,7 @@ class _Reader:
                 return
             except CutwaterError as error:
                 _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
+                self._feed.trouble = error.message
                 self._feed.look_at_catalog()
             self._turn += 1
             wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)

@@ -173,7 +173,7 @@ class AsyncSubscription(Generic[T]):
                 await self._feed.close()
                 return
             try:
-                runs = await self._feed.take()
+                runs = await self._taken(self._feed, self._range)
             except Trimmed:
                 if self._tries <= 1 or self._feed.next_glsn > self._range.start:
                     raise
@@ -184,6 +184,18 @@ class AsyncSubscription(Generic[T]):
                 continue
             self._reached = self._feed.next_glsn
             self._pieces.extend(self._clipped(runs))
+
+    async def _taken(self, feed: Feed, found: Range) -> list[Run]:
+        """Whoever reads up to a position that the log has reached already does not wait for ever."""
+        has_more = found.stop is not None and self._reached <= found.view.catalog.high_watermark
+        try:
+            async with asyncio.timeout(self._timeout if has_more else None):
+                return await feed.take()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"nothing came within {self._timeout:g} s, though the log goes on at GLSN {self._reached}"
+                f"{feed.trouble and f': {feed.trouble}'}"
+            ) from None
 
     def _clipped(self, runs: Iterable[Run]) -> Iterable[Piece]:
         found = self._range

@@ -91,7 +91,8 @@ class OrderOptions(Struct, frozen=True):
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1
     requests_max: int = 1_024
-    requests_per_turn_max: int = 64
+    requests_per_turn_max: int = 16
+    """So few that, each with the largest schema, they fit into one write of any store."""
     compact_every_decisions: int = 1_024
     replace_node_after_us: int = 60 * SECOND
     """How long a dead node keeps its place in the streams that it has a replica of, if another can take it."""

@@ -36,6 +36,7 @@ from cutwater.types import (
 STREAMS_PER_TOPIC_MAX = 1_024
 NAME_LENGTH_MAX = 255
 MARKS_MAX = 100_000
+SCHEMA_BYTES_MAX = 64 * 1024
 
 
 class Surroundings(Struct, frozen=True):
@@ -186,6 +187,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
     if request.replication < 1:
         raise InvalidArgument(f"replication is at least 1, not {request.replication}")
     _check_retention(request.retention)
+    _check_schema(request.schema)
     if state.topic_named(request.name) is not None:
         raise AlreadyExists(f"topic {request.name!r} exists already: choose another name, or delete it first")
     topic = TopicId(state.last_topic + 1)
@@ -221,6 +223,7 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     retention = topic.retention if request.retention is None else request.retention
     _check_retention(retention)
     schema = b"" if request.schema in topic.schemas else request.schema
+    _check_schema(schema)
     if schema and not topic.schemas:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
@@ -228,6 +231,11 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
     if (streams, retention, schema) == (topic.streams, topic.retention, b""):
         return (), r.Done()
     return (d.ChangeTopic(topic.topic, streams, retention, schema),), r.Done()
+
+
+def _check_schema(schema: bytes) -> None:
+    if len(schema) > SCHEMA_BYTES_MAX:
+        raise InvalidArgument(f"a schema has at most {SCHEMA_BYTES_MAX} bytes, not {len(schema)}: use fewer columns")
 
 
 def _check_retention(retention: Retention) -> None:

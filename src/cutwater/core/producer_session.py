@@ -234,7 +234,7 @@ class ProducerSession:
             self.phase = Phase.FENCED
 
     def topic_deleted(self) -> None:
-        """Our stream, which was in the catalog, is there no more."""
+        """Our topic, which was in the catalog, is there no more."""
         if not self.is_over:
             self.phase = Phase.GONE
 

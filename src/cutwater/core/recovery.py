@@ -5,8 +5,8 @@ The matrix, from what is found on disk:
 =============================  =======================================  ==============================================
 commit contexts                entries                                  verdict
 =============================  =======================================  ==============================================
-none                           none, the replica is being created       fresh
-none                           none, it existed before                  invalid: an empty mount is not a fresh replica
+none                           none, but there is a hard state          valid: nothing yet
+none                           none, and no hard state                  invalid: an empty mount is not a new replica
 none                           some                                     valid: nothing committed yet
 some                           none, all of them trimmed                valid
 some                           reach the end of the last commit         valid
@@ -66,10 +66,6 @@ class Found(Struct, frozen=True):
     damaged: LLSN | None = None
 
 
-class Fresh(Struct, frozen=True):
-    """Nothing there, and the replica is being created."""
-
-
 class Valid(Struct, frozen=True):
     """The replica may report: committed to ``committed_end``, entries kept up to ``keep_end`` (the rest is cut)."""
 
@@ -88,14 +84,14 @@ class Invalid(Struct, frozen=True):
     kept: Valid | None = None
 
 
-def judge(found: Found, *, creating: bool) -> Fresh | Valid | Invalid:
+def judge(found: Found) -> Valid | Invalid:
     """Apply the matrix."""
     hard = found.hard_state
     nothing = found.last_commit is None and found.entries_end < found.first_llsn
     if hard is None:
         if not nothing:
             return Invalid("entries or commits without a hard state")
-        return Fresh() if creating else Invalid("no data where a replica used to be: an empty mount?")
+        return Invalid("no data where a replica used to be: an empty mount?")
     committed_end = found.last_commit.last_llsn if found.last_commit else hard.base_llsn
     high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
     if found.entries_end < committed_end:

@@ -37,6 +37,7 @@ from cutwater.core.messages import (
     UnsealReplica,
 )
 from cutwater.core.pending import PendingEntries
+from cutwater.core.producer_session import Fate
 from cutwater.core.recovery import HardState, Invalid, Valid
 from cutwater.core.replica_events import (
     Acked,
@@ -89,6 +90,7 @@ from cutwater.types import (
     Epoch,
     LeaderEpoch,
     LogStreamId,
+    ProducerId,
     ReplicaState,
     Revision,
     Sequence,
@@ -173,6 +175,13 @@ class Replica:
             uncommitted_llsn_length=self.durable_end - self.durable_committed_end,
             trimmed_before=self.hard_state.trimmed_before,
         )
+
+    def fate(self, stream_epoch: Epoch, producer: ProducerId) -> Fate:
+        """What became of a producer's batches; known for certain only when nothing more can be committed."""
+        if self.state is not ReplicaState.SEALED or self.hard_state.epoch != stream_epoch:
+            raise NotSealed(f"log stream {self.stream} is not sealed in epoch {stream_epoch} here: ask another replica")
+        last_sequence, batches = self.dedup.fate(producer)
+        return Fate(self.stream, stream_epoch, last_sequence, batches)
 
     def handle(self, event: ReplicaEvent) -> Effects:
         """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after

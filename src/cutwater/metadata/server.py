@@ -37,6 +37,7 @@ from cutwater.wire.handshake import Endpoint
 from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Call, Notification
+from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class MetadataOptions(Struct, frozen=True):
     port: int = 0
     advertise: str | None = None
     insecure: bool = False
+    tls: Tls | None = None
     order: OrderOptions = OrderOptions()
     heartbeat_seconds: float = 0.05
     takeover_seconds: float = 0.4
@@ -102,7 +104,12 @@ class MetadataServer:
     async def start(self) -> None:
         options = self.options
         self._listener = await listen(
-            self._endpoint, options.host, options.port, insecure=options.insecure, on_open=self._connected
+            self._endpoint,
+            options.host,
+            options.port,
+            tls=options.tls.server if options.tls is not None else None,
+            insecure=options.insecure,
+            on_open=self._connected,
         )
         self._spawn(self._live())
         self._spawn(self._watch_store())
@@ -176,8 +183,7 @@ class MetadataServer:
                 if known is None or not known.address:
                     return
                 try:
-                    host, port = parse_address(known.address)
-                    (await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS_MAX)).abort()
+                    (await self._connect(known.address)).abort()
                     return
                 except CutwaterError as error:
                     if isinstance(error.__cause__, ConnectionRefusedError):
@@ -232,9 +238,8 @@ class MetadataServer:
 
     async def _stay_with(self, leader: LeaderInfo) -> None:
         """Follow as long as the leader lives and leads."""
-        host, port = parse_address(leader.address)
         try:
-            upstream = await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS_MAX)
+            upstream = await self._connect(leader.address)
         except CutwaterError as error:
             _log.info("metadata node %s cannot reach the leader: %s", self.options.node, error)
             return
@@ -253,6 +258,11 @@ class MetadataServer:
             self._upstream = None
             self._reachable.clear()
             upstream.abort()
+
+    async def _connect(self, address: str) -> Connection:
+        host, port = parse_address(address)
+        tls = self.options.tls.client if self.options.tls is not None else None
+        return await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS_MAX, tls=tls, server_hostname=host)
 
     async def _either(self, closed: asyncio.Future[Any], seconds: float) -> None:
         """Wait until the connection closes, the leader changes, or the time is over."""

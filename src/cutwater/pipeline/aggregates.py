@@ -1,8 +1,8 @@
 """Aggregates of windows: the built-in ones, as in ``"sum(amount)"``, and those that users write.
 
 An aggregate folds rows into an *accumulator*, in the order of their positions, and never changes an accumulator that it
-has given out, so that a failed call can be undone by keeping the old one. Adding rows one by one and many at a time gives
-the same accumulator, bit for bit: sums of floating-point numbers are taken one by one, from the left.
+has given out, so that a failed call can be undone by keeping the old one. Adding rows one by one and many at a time
+gives the same accumulator, bit for bit: sums of floating-point numbers are taken one by one, from the left.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from cutwater.pipeline.ddl import parse_type, shown
 from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import converter, copier
 
+_BIGINT: Final = 1 << 63
 _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 
 
 class Aggregator:
-    """An aggregate of one's own. ``state`` and ``result_type`` are types such as ``"double"`` or ``"struct<n: bigint>"``."""
+    """An aggregate of one's own. ``state`` and ``result_type`` are types, such as ``double`` or ``array<string>``."""
 
     state = ""
     result_type = ""
@@ -134,7 +135,12 @@ class _Sum(_Builtin):
     resulting = stored
 
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
-        return reduce(add, values) if accumulator is None else reduce(add, values, accumulator)
+        total = reduce(add, values) if accumulator is None else reduce(add, values, accumulator)
+        if type(total) is int and not -_BIGINT <= total < _BIGINT:
+            raise InvalidArgument(
+                f"a sum is {total}, which is more than a bigint holds: make the column a decimal before"
+            )
+        return total
 
 
 class _Avg(_Builtin):
@@ -167,12 +173,17 @@ class _Avg(_Builtin):
 
 
 class _Min(_Builtin):
+    def stored(self, kind: pa.DataType) -> pa.DataType:
+        if pa.types.is_nested(kind):
+            raise InvalidArgument(f"values of type {shown(kind)} have no order: min and max need a simple type")
+        return kind
+
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
         least = min(values)
         return least if accumulator is None or least < accumulator else accumulator
 
 
-class _Max(_Builtin):
+class _Max(_Min):
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
         most = max(values)
         return most if accumulator is None or most > accumulator else accumulator
@@ -284,6 +295,10 @@ _BUILTIN: Final[Mapping[str, type[_Builtin]]] = {
 }  # fmt: skip
 
 
+def is_builtin(aggregate: Aggregate) -> bool:
+    return isinstance(aggregate, _Builtin)
+
+
 def check(name: str, given: str | Aggregator) -> None:
     """Refuse, while the pipeline is built, what cannot be an aggregate of any rows."""
     if isinstance(given, Aggregator):
@@ -305,7 +320,7 @@ def bind(name: str, given: str | Aggregator, rows: RowType | None) -> Aggregate:
 
 
 def _parsed(name: str, given: str) -> tuple[type[_Builtin], str]:
-    match = _CALL.fullmatch(given) if isinstance(given, str) else None
+    match = _CALL.fullmatch(str(given))
     function = _BUILTIN.get(match[1].lower()) if match else None
     if match is None or function is None or (match[2] == "*" and function is not _Count):
         raise InvalidArgument(

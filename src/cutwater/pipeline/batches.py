@@ -19,7 +19,7 @@ from cutwater.pipeline.store import KeyedStore
 
 
 class BatchOperator(KeyedOperator):
-    """Calls the function once per key group that has records. State belongs to the key group, whose number is the key."""
+    """Calls the function once per key group that has records. State belongs to the key group: its number is the key."""
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)
@@ -64,8 +64,8 @@ class BatchOperator(KeyedOperator):
         except Exception as error:
             context._roll_back()
             raise PipelineFailed(
-                f"{type(error).__name__}: {error}, on a batch of {len(records)} records of key group {group}. Nothing of "
-                "this call is kept. Repair the function and run on from the last checkpoint",
+                f"{type(error).__name__}: {error}, on a batch of {len(records)} records of key group {group}. Nothing "
+                "of this call is kept. Repair the function and run on from the last checkpoint",
                 pipeline=self.spec.pipeline,
                 uid=self.spec.uid,
                 glsn=glsn_of(records.moments[0]),
@@ -80,8 +80,8 @@ def _records(made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
     missing = {*rows.names, RESERVED_COLUMN} - set(made.schema.names)
     if missing:
         raise InvalidArgument(
-            f"the returned batch lacks {', '.join(sorted(missing))}: keep the reserved column {RESERVED_COLUMN} and give "
-            "every column of the schema"
+            f"the returned batch lacks {', '.join(sorted(missing))}: keep the reserved column {RESERVED_COLUMN}, and "
+            "give every column of the schema"
         )
     arrays = [made.column(name).cast(rows.schema.field(name).type) for name in rows.names]
     table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])

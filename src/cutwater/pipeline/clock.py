@@ -1,8 +1,8 @@
 """The clocks of a pipeline: walks the log in the order of its positions and tells where watermark and time step.
 
-There is one watermark per set of sources that feeds some operator: the minimum over the streams of all of them that are
-not idle. The rule is that of ``cutwater.core.watermark``, which counts in microseconds; pipelines count in milliseconds,
-rounded down, so a watermark never promises more than the log does.
+There is one watermark per set of sources that feeds some operator: the minimum over the streams of all of them that
+are not idle. The rule is that of ``cutwater.core.watermark``, which counts in microseconds; pipelines count in
+milliseconds, rounded down, so a watermark never promises more than the log does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a user's function is given besides the record: the current key, the clocks, timers and outputs.
 
-One ``Context`` serves one operator in one slice for its whole life. The operator sets it up before each call. Everything
-that the call changes is noted in ``_undo``, so that a call that fails leaves nothing behind, or gathered in ``_emitted``,
+One ``Context`` serves one operator in one slice for its whole life. The operator sets it up before each call. All that
+the call changes is noted in ``_undo``, so that a call that fails leaves nothing behind, or gathered in ``_emitted``,
 which is handed on only when the call has succeeded.
 """
 
@@ -38,7 +38,7 @@ class KeyEntry:
         self.processing_timers: set[int] | None = None
 
     def __lt__(self, other: KeyEntry) -> bool:
-        """A queue may hold a timer twice, the older one of an entry that was forgotten since: their order is all one."""
+        """A queue may hold a timer twice, one of them of an entry that was forgotten: their order is all one."""
         return False
 
     @property
@@ -71,6 +71,10 @@ class TimerQueue:
     def look_ahead(self, when: int) -> None:
         """Find the next moment anew, from ``when`` on."""
         self.due = self.steps.next_reaching(self.heap[0][0], when) if self.heap else NEVER
+
+
+def valid_tag(tag: Any) -> bool:
+    return isinstance(tag, str) and bool(tag) and not tag.startswith(".")
 
 
 class _NoKey:
@@ -185,7 +189,7 @@ class Context:
         make = self._outputs.get(tag)
         if make is not None:
             self._emitted.append((tag, self.timestamp, make(row)))
-        elif not isinstance(tag, str) or not tag or tag.startswith("."):
+        elif not valid_tag(tag):
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
 
     def _emit(self, row: Any) -> None:

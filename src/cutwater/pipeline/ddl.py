@@ -37,14 +37,14 @@ _TOKEN: Final = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([
 
 def parse_type(text: str) -> pa.DataType:
     """One type, such as ``double`` or ``map<string, array<int>>``; a list of columns is a struct."""
-    if not isinstance(text, str) or not text.strip():
+    if not str(text).strip():
         raise InvalidArgument(f"a type is a text such as 'double' or 'array<string>', not {text!r}")
     return _Parser(text).whole_type()
 
 
 def parse_schema(text: str) -> pa.Schema:
     """A list of columns, such as ``user string, at timestamp not null``."""
-    if not isinstance(text, str) or not text.strip():
+    if not str(text).strip():
         raise InvalidArgument(f"a schema is a text such as 'user string, at timestamp', not {text!r}")
     return _Parser(text).whole_schema()
 
@@ -66,7 +66,7 @@ class _Parser:
     """Reads from left to right, and says in an error where it stopped."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._text = text = str(text)
         self._tokens: list[tuple[int, str]] = []
         self._next = 0
         at = 0
@@ -145,7 +145,7 @@ class _Parser:
 
     def _arguments(self, most: int) -> tuple[int, int]:
         self._expect("(")
-        found = []
+        found: list[int] = []
         while len(found) < most:
             word = self._take()
             if not word.isdigit():

@@ -25,7 +25,7 @@ def milliseconds(given: Duration, what: str, *, least: int | None = 0) -> int:
     value = _parsed(given)
     if value is None:
         raise InvalidArgument(
-            f"{what} is {given!r}: give whole milliseconds, a timedelta, or a text such as '500ms', '5s', '10m', '1h', '1d'"
+            f"{what} is {given!r}: give whole milliseconds, a timedelta, or a text such as '500ms', '5s', '10m' or '1d'"
         )
     if least is not None and value < least:
         raise InvalidArgument(f"{what} is {given!r}, which is {value} ms: it must be at least {least} ms")
@@ -40,7 +40,7 @@ def _parsed(given: Duration) -> int | None:
     if isinstance(given, timedelta):
         exact, rest = divmod(given, timedelta(milliseconds=1))
         return None if rest else exact
-    match = _FORM.fullmatch(given) if isinstance(given, str) else None
+    match = _FORM.fullmatch(str(given))
     unit = _UNITS_MS.get(match[2].lower()) if match else None
     return None if match is None or unit is None else int(match[1]) * unit
 

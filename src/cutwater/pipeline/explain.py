@@ -49,7 +49,9 @@ def _inputs(graph: Graph, node: Node) -> str:
 
 def _details(node: Node, sources: frozenset[str]) -> Iterator[str]:
     if isinstance(node, SourceNode):
-        time = node.event_time if isinstance(node.event_time, str) else "function" if node.event_time else "of the topic"
+        time = (
+            node.event_time if isinstance(node.event_time, str) else "function" if node.event_time else "of the topic"
+        )
         yield f"watermark: {node.watermark}; event time: {time}; schema: {node.rows or 'of the topic'}"
     elif isinstance(node, SinkNode):
         yield f"topic: {node.topic}"
@@ -58,7 +60,8 @@ def _details(node: Node, sources: frozenset[str]) -> Iterator[str]:
             yield f"partitions: {node.partitions}"
         else:
             keys = [", ".join(key.columns) if key.function is None else "function" for key in node.keys if key]
-            yield f"key: {' / '.join(keys)}; {node.max_parallelism} key groups; watermark: minimum of {', '.join(sorted(sources))}"
+            fed_from = ", ".join(sorted(sources))
+            yield f"key: {' / '.join(keys)}; {node.max_parallelism} key groups; watermark: minimum of {fed_from}"
         if isinstance(node, WindowNode):
             yield f"window: {node.window}, {node.trigger}, allowed lateness {shown(node.lateness_ms)}"
             yield f"aggregates: {', '.join(f'{name} = {given}' for name, given in node.aggregates.items())}"

@@ -67,8 +67,8 @@ class BatchFunction:
     """A function of whole Arrow batches: all records of one key group in a micro-batch, in order.
 
     The batch has the reserved column ``_cw``, which a returned batch must keep: its rows inherit the positions that it
-    holds. State is kept per key group; for state per key, use a ``MapState``. How the records of a key group are divided
-    into batches is not defined, so the function must give the same answer for every division.
+    holds. State is kept per key group; for state per key, use a ``MapState``. How the records of a key group are
+    divided into batches is not defined, so the function must give the same answer for every division.
     """
 
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:

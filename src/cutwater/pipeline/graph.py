@@ -120,6 +120,10 @@ class SinkNode(Node):
         return f"sink {self.uid}"
 
 
+def is_name(given: Any) -> bool:
+    return isinstance(given, str) and bool(given)
+
+
 AnyNode = TypeVar("AnyNode", bound=Node)
 
 
@@ -137,16 +141,24 @@ class Graph:
         self.nodes.append(node)
         return node
 
+    def remove_last(self) -> Node:
+        """Take back the node that was added last, because it turned out to be wrong."""
+        node = self.nodes.pop()
+        self._uids = {uid: owner for uid, owner in self._uids.items() if owner is not node}
+        return node
+
     def _take_uid(self, node: OperatorNode | SinkNode) -> None:
         uid = node.uid
-        if not isinstance(uid, str) or not uid:
+        if not is_name(uid):
             what = "a sink" if isinstance(node, SinkNode) else f"{node.kind}"
             raise InvalidArgument(
                 f"{what} has no uid: give it uid='…', a name that stays when the program changes; state and output "
                 "belong to it, and none is made up"
             )
         if uid in self._uids:
-            raise AlreadyExists(f"the uid {uid!r} is used twice, by {self._uids[uid].label} and {node.label}: choose another")
+            raise AlreadyExists(
+                f"the uid {uid!r} is used twice, by {self._uids[uid].label} and {node.label}: choose another"
+            )
         self._uids[uid] = node
 
     def operator(self, uid: str) -> OperatorNode:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import json
 
 from cutwater.errors import PipelineFailed
-from cutwater.pipeline.context import DEAD_LETTERS, MAIN, NO_KEY, Context, KeyEntry, TimerQueue
+from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue
 from cutwater.pipeline.keys import MAX_PARALLELISM, key_group, key_of_bytes
 from cutwater.pipeline.position import firing, glsn_of, number
 from cutwater.pipeline.records import Records, arrivals
@@ -81,6 +81,9 @@ class KeyedOperator:
     def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
         """Process a micro-batch. What is emitted comes by tag, each in the order of positions."""
         self._begin(inputs, ticks)
+        return self._run_through(inputs)
+
+    def _run_through(self, inputs: Sequence[Records]) -> dict[str, Records]:
         context, events, processing = self._context, self._events, self._processing
         live, dirty, undo, emitted = self.store.live, self.store.dirty, context._undo, context._emitted
         keys, calls = self._read_keys, self._calls
@@ -140,7 +143,13 @@ class KeyedOperator:
 
     def _process_broadcast(self, source: int, when: int, path: bytes, time: int, row: Row) -> None:
         context = self._context
-        context._moment, context.timestamp, context.key, context._entry, context._values = when, time, None, None, NO_KEY
+        context._moment, context.timestamp, context.key, context._entry, context._values = (
+            when,
+            time,
+            None,
+            None,
+            NO_KEY,
+        )
         self._broadcast.open_for_writing(True)
         try:
             result = self._calls[source](row, context)
@@ -280,5 +289,3 @@ def _as_text(value: Any) -> str:
         return json.encode(value, order="deterministic").decode()
     except (TypeError, NotImplementedError):
         return repr(value)
-
-

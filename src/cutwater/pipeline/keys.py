@@ -4,8 +4,8 @@ The encoding is part of the savepoint format, and is plain enough to be written 
 
 *   a key of one column is one *component*; a key of several columns is the byte 7, then each component escaped as in a
     path (00 becomes 00 FF, and 00 00 ends it);
-*   a component is a tag byte and a body: 0 null (no body); 1 boolean (one byte); 2 integer (64 bits, big-endian, with the
-    sign bit turned round); 3 string (UTF-8); 4 binary; 5 date (days since 1970, as an integer); 6 timestamp
+*   a component is a tag byte and a body: 0 null (no body); 1 boolean (one byte); 2 integer (64 bits, big-endian, with
+    the sign bit turned round); 3 string (UTF-8); 4 binary; 5 date (days since 1970, as an integer); 6 timestamp
     (microseconds since 1970, as an integer); 8 timestamp without a zone (likewise).
 
 Within one type, bytes sort as values do. The key group is CRC-32 (IEEE 802.3) of the bytes, modulo the operator's
@@ -118,6 +118,10 @@ def slice_of(group: int, slices: int, max_parallelism: int = MAX_PARALLELISM) ->
     return group * slices // max_parallelism
 
 
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, Sequence) else [None]
+
+
 class KeyReader:
     """Gives the key of a row, and says what the key's columns are called in results."""
 
@@ -129,7 +133,7 @@ class KeyReader:
         self.columns: tuple[str, ...] = ("key",)
         if callable(spec):
             self.function = spec
-        elif isinstance(spec, Sequence) and spec and all(isinstance(name, str) for name in spec):
+        elif spec and all(isinstance(name, str) for name in _listed(spec)):
             self.columns = tuple(spec)
         else:
             raise InvalidArgument(f"{asker}: key is {spec!r}; give a column, a list of columns, or a function of a row")

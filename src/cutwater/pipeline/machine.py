@@ -1,8 +1,8 @@
 """The machine: runs a plan micro-batch by micro-batch, level by level, slice by slice.
 
 ``SliceTask`` is the unit that Spark runs in parallel: all operators of one level in one slice. Its input is the records
-that fall into the slice and the ticks of the range, its output what goes to later levels and sinks. ``Machine`` does the
-same within one process, in one thread, for tests and for ``Pipeline.test``.
+that fall into the slice and the ticks of the range, its output what goes to later levels and sinks. ``Machine`` does
+the same within one process, in one thread, for tests and for ``Pipeline.test``.
 """
 
 from __future__ import annotations

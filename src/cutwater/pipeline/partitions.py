@@ -7,6 +7,7 @@ result may. When n changes, a *list* state is divided anew and a *union* state g
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from cutwater.pipeline.context import KeyEntry
@@ -39,7 +40,7 @@ def divided(items: Sequence[Any], partitions: int) -> list[list[Any]]:
     """Items in contiguous parts whose sizes differ by one at most, larger ones first: 8 over 3 are 3, 3 and 2."""
     size, larger = divmod(len(items), partitions)
     starts = [i * size + min(i, larger) for i in range(partitions + 1)]
-    return [list(items[start:end]) for start, end in zip(starts, starts[1:], strict=False)]
+    return [list(items[start:end]) for start, end in pairwise(starts)]
 
 
 def redistributed(entries: Iterable[KeyEntry], states: Sequence[State], partitions: int) -> list[KeyEntry]:

@@ -147,7 +147,9 @@ class Plan:
                 self.push(Port(node.order), part, arrived)
 
     def _apply(self, node: RowNode, records: Records, arrived: dict[Destination, list[Records]]) -> None:
-        call = node.function if node.kind == "filter" else partial(_make_all, node.function, _maker(node.rows), node.kind)
+        call = (
+            node.function if node.kind == "filter" else partial(_make_all, node.function, _maker(node.rows), node.kind)
+        )
         dead = Records()
         results = self._results(node, call, records, dead)
         if node.kind == "filter":
@@ -190,15 +192,15 @@ class Plan:
         rows = self._rows[node.inputs[0]]
         if node.arrow is None or node.rows is None or rows is None:
             raise Refused(
-                f"{node.label} of pipeline {self.name!r} is PySpark code, which runs on Spark only: to test it without, "
-                "give transform(…, arrow=function of a pyarrow.Table, schema=…), on a stream with a declared schema"
+                f"{node.label} of pipeline {self.name!r} is PySpark code, which runs on Spark only: to test it "
+                "without, give transform(…, arrow=function of a pyarrow.Table, schema=…), on a stream with a schema"
             )
         table = node.arrow(pa.Table.from_batches([records.to_arrow(rows)]))
         missing = {*node.rows.names, "_cw"} - set(table.column_names)
         if missing:
             raise InvalidArgument(
-                f"{node.label} of pipeline {self.name!r} returned a table without {', '.join(sorted(missing))}: keep the "
-                "reserved column _cw and give every column of the schema"
+                f"{node.label} of pipeline {self.name!r} returned a table without {', '.join(sorted(missing))}: keep "
+                "the reserved column _cw and give every column of the schema"
             )
         return Records.from_arrow(table, node.rows).numbered()
 

@@ -65,7 +65,7 @@ def firing(operator: int, time: int, key: bytes, count: int) -> bytes:
     """The path of the ``count``-th timer that a key fires in one advance of an operator.
 
     ``time`` is the largest time that the key has fired in this advance so far. A timer that is registered while timers
-    fire may lie before the one that registers it. One thread, which always takes the smallest timer there is, then fires
-    it at once: behind the larger one, and ahead of everything that other keys have left.
+    fire may lie before the one that registers it. One thread, which always takes the smallest timer there is, then
+    fires it at once: behind the larger one, and ahead of everything that other keys have left.
     """
     return number(operator) + (time + _TIME_ORIGIN).to_bytes(8, "big") + key_part(key) + number(count)

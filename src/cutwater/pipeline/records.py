@@ -107,7 +107,7 @@ class Records:
 def arrivals(inputs: Sequence[Records]) -> Iterable[Arrival]:
     """The records of an operator's inputs in the order in which it processes them: by position, then by input."""
     streams: list[Iterable[Arrival]] = [
-        zip(repeat(index), part.moments, part.paths, part.times, part.rows)  # noqa: B905 - repeat has no end
+        zip(repeat(index), part.moments, part.paths, part.times, part.rows)
         for index, part in enumerate(inputs)
         if len(part)
     ]

@@ -1,7 +1,8 @@
 """Rows: what a user's function is given for a record, and takes from it.
 
-A ``Row`` is a tuple with the names of its columns: ``row.amount`` or ``row["amount"]``. A function may return a row or a
-dict. ``RowType`` is a schema at work: it makes rows of what functions return, and rows of Arrow columns and back.
+A ``Row`` is a tuple with the names of its columns: ``row.amount`` or ``row["amount"]``. A function may return a row
+or a dict. ``RowType`` is a schema at work: it makes rows of what functions return, and rows of Arrow columns and
+back.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def row_class(names: tuple[str, ...]) -> Callable[[Iterable[Any]], Row]:
 
     ``namedtuple`` lends its attributes, which the interpreter reads without running Python code.
     """
-    plain = namedtuple("Row", names, rename=True)  # type: ignore[misc]  # noqa: PYI024 - names are known at run time
+    plain = namedtuple("Row", names, rename=True)  # type: ignore[misc]
     lent = {name: plain.__dict__[name] for name in names if name in plain._fields}
     made = type("Row", (Row,), {"__slots__": (), "_fields": names, **lent})
     return cast("Callable[[Iterable[Any]], Row]", made)

@@ -4,8 +4,9 @@ A declaration is an attribute of the function's class. In an operator the functi
 state, which always shows the values of the current key. What a function hands over is brought into the form of the
 declared type at once; what it gets may be kept and changed without harm.
 
-With ``ttl`` a value is gone once the watermark reaches the time of its last write plus ``ttl``, where the time of a write
-is the event time of the record or timer, or the watermark if that is further. Lists and maps count this per element.
+With ``ttl`` a value is gone once the watermark reaches the time of its last write plus ``ttl``, where the time of a
+write is the event time of the record or timer, or the watermark if that is further. Lists and maps count this per
+element.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class State:
         if name.startswith("__"):
             raise AttributeError(name)
         raise InvalidArgument(
-            f"the state {self.__dict__.get('name')!r} is read outside a key: it has values only while an operator calls the function"
+            f"the state {self.__dict__.get('name')!r} is read outside a key: "
+            "it has values only while an operator calls the function"
         )
 
     @property
@@ -391,7 +393,9 @@ class BroadcastHolder:
 
 class _ReadOnly:
     def append(self, _: Any) -> None:
-        raise InvalidArgument("broadcast state is written outside process_broadcast: there, every slice sees the change")
+        raise InvalidArgument(
+            "broadcast state is written outside process_broadcast: there, every slice sees the change"
+        )
 
 
 _READ_ONLY = _ReadOnly()

@@ -1,12 +1,13 @@
 """The keyed state of one operator in one slice: what is live in memory, and what lies packed in Arrow tables.
 
-Packed state is a list of *chunks*: a base and, behind it, what each micro-batch changed. A row is all that is kept for one
-key: its states and its timers. A later row replaces an earlier one of the same key, and may say that the key is gone. A
-micro-batch turns only those keys into Python objects that it touches, by a record or by a timer that comes due, and adds
-one small chunk. The others are passed over by vectorised filters. Now and then the chunks are compacted into a new base.
+Packed state is a list of *chunks*: a base and, behind it, what each micro-batch changed. A row is all that is kept
+for one key: its states and its timers. A later row replaces an earlier one of the same key, and may say that the key
+is gone. A micro-batch turns only those keys into Python objects that it touches, by a record or by a timer that comes
+due, and adds one small chunk. The others are passed over by vectorised filters. Now and then the chunks are compacted
+into a new base.
 
-A chunk is the unit that a state store keeps: write each under a number, and the base anew after a compaction. A savepoint
-is the compacted table, one per uid, which any tool opens.
+A chunk is the unit that a state store keeps: write each under a number, and the base anew after a compaction. A
+savepoint is the compacted table, one per uid, which any tool opens.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class KeyedStore:
         self.live[key] = entry
         return entry
 
-    def load(self, keys: Iterable[Any], event_time: int, processing_time: int, queues: tuple[TimerQueue, TimerQueue]) -> None:
+    def load(
+        self, keys: Iterable[Any], event_time: int, processing_time: int, queues: tuple[TimerQueue, TimerQueue]
+    ) -> None:
         """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it."""
         if not self._chunks:
             return

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.aggregates import Aggregator
-from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
+from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
 from cutwater.pipeline.durations import Duration, milliseconds
 from cutwater.pipeline.explain import explained
 from cutwater.pipeline.functions import (
@@ -31,6 +31,7 @@ from cutwater.pipeline.graph import (
     TransformNode,
     UnionNode,
     WindowNode,
+    is_name,
 )
 from cutwater.pipeline.keys import MAX_PARALLELISM, KeyReader, KeySpec
 from cutwater.pipeline.partitions import OperatorListState, UnionListState
@@ -48,7 +49,7 @@ class Pipeline:
     """A program over the log, by a name that its runs and savepoints keep."""
 
     def __init__(self, name: str, log: str = "", *, max_parallelism: int = MAX_PARALLELISM) -> None:
-        if not isinstance(name, str) or not name:
+        if not is_name(name):
             raise InvalidArgument(f"a pipeline's name is {name!r}: give a text, by which its runs are known")
         if not 1 <= max_parallelism <= 2**15:
             raise InvalidArgument(f"max_parallelism is {max_parallelism}: it must be from 1 to {2**15}")
@@ -68,7 +69,7 @@ class Pipeline:
         """The records of a topic. Schema and event-time column are the topic's own unless they are declared here."""
         if any(node.topic == topic for node in self.graph.of_type(SourceNode)):
             raise AlreadyExists(
-                f"pipeline {self.name!r} reads the topic {topic!r} twice: read it once, and use the stream several times"
+                f"pipeline {self.name!r} reads the topic {topic!r} twice: read it once, use the stream several times"
             )
         rows = None if schema is None else RowType.of(schema)
         if rows is not None and isinstance(event_time, str):
@@ -87,8 +88,8 @@ class Pipeline:
             module = __import__("cutwater.spark.run", fromlist=["run_pipeline"])
         except ImportError as error:
             raise Refused(
-                f"pipeline {self.name!r} runs on Spark, which is not there ({error}): install cutwater[spark], which also "
-                "brings Java; p.test({topic: rows}) needs neither"
+                f"pipeline {self.name!r} runs on Spark, which is not there ({error}): install cutwater[spark], which "
+                "also brings Java; p.test({topic: rows}) needs neither"
             ) from error
         return module.run_pipeline(self, **options)
 
@@ -107,7 +108,7 @@ class Pipeline:
         try:
             Plan(self.name, self.graph, declared)
         except InvalidArgument as error:
-            node = self.graph.nodes.pop()
+            node = self.graph.remove_last()
             raise InvalidArgument(f"pipeline {self.name!r}, {node.label}: {error.message}") from None
 
 
@@ -121,7 +122,9 @@ class Stream:
 
     # -------------------------------------------------------------------------------------------------- row functions
 
-    def map(self, function: Callable[[Row], Any], schema: Schema | None = None, *, dead_letters: bool = False) -> Stream:
+    def map(
+        self, function: Callable[[Row], Any], schema: Schema | None = None, *, dead_letters: bool = False
+    ) -> Stream:
         """One row for each row."""
         return self._row_function("map", function, schema, dead_letters)
 
@@ -172,7 +175,14 @@ class Stream:
         if batches and dead_letters:
             raise InvalidArgument(f"{uid or 'process'}: a function of batches fails as a whole, it has no dead letters")
         return self._operator(
-            "process", uid, function, ("process_batch" if batches else "process",), (self,), (key,), schema, dead_letters
+            "process",
+            uid,
+            function,
+            ("process_batch" if batches else "process",),
+            (self,),
+            (key,),
+            schema,
+            dead_letters,
         )
 
     def connect(
@@ -207,7 +217,14 @@ class Stream:
         self._require_same_pipeline(rules)
         _require_function("broadcast", function, BroadcastFunction)
         return self._operator(
-            "broadcast", uid, function, ("process", "process_broadcast"), (self, rules), (key, None), schema, dead_letters
+            "broadcast",
+            uid,
+            function,
+            ("process", "process_broadcast"),
+            (self, rules),
+            (key, None),
+            schema,
+            dead_letters,
         )
 
     def process_partition(
@@ -249,7 +266,9 @@ class Stream:
         if not isinstance(window, Sliding | Session | Global):
             raise InvalidArgument(f"the window of {uid!r} is {window!r}: give Tumbling, Sliding, Session or Global")
         if isinstance(window, Global) and (trigger is None or trigger.kind == "watermark"):
-            raise InvalidArgument(f"the global window of {uid!r} never ends: give trigger=Trigger.count or .processing_time")
+            raise InvalidArgument(
+                f"the global window of {uid!r} never ends: give trigger=Trigger.count or .processing_time"
+            )
         if not aggregate:
             raise InvalidArgument(f"the window of {uid!r} has no aggregate: give aggregate={{'n': 'count(*)'}}")
         for name, given in aggregate.items():
@@ -268,7 +287,7 @@ class Stream:
 
     def sink(self, topic: str, *, uid: str = "") -> None:
         """Append the rows to a topic."""
-        if not isinstance(topic, str) or not topic:
+        if not is_name(topic):
             raise InvalidArgument(f"the topic of a sink is {topic!r}: give a name")
         self._add(SinkNode(self._order, (self._port,), topic, uid))
 
@@ -276,7 +295,7 @@ class Stream:
 
     def side(self, tag: str, schema: Schema | None = None) -> Stream:
         """What the operator emits with ``ctx.output(tag, row)``."""
-        if not isinstance(tag, str) or not tag or tag.startswith("."):
+        if not valid_tag(tag):
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
         return self._side(tag, None if schema is None else RowType.of(schema), "side outputs")
 
@@ -301,7 +320,9 @@ class Stream:
         if not isinstance(node, OperatorNode) or self._port.tag != MAIN:
             raise InvalidArgument(f"{node.label} has no {what}: take them from the operator's own stream")
         if node.sides.setdefault(tag, rows) != rows:
-            raise InvalidArgument(f"{node.label}: the side output {tag!r} has two schemas: {node.sides[tag]} and {rows}")
+            raise InvalidArgument(
+                f"{node.label}: the side output {tag!r} has two schemas: {node.sides[tag]} and {rows}"
+            )
         return Stream(self._pipeline, Port(node.order, tag))
 
     # ---------------------------------------------------------------------------------------------------------- helpers
@@ -349,7 +370,7 @@ class Stream:
         return self._add(node)
 
     def _require_same_pipeline(self, other: Stream) -> None:
-        if not isinstance(other, Stream) or other._pipeline is not self._pipeline:
+        if getattr(other, "_pipeline", None) is not self._pipeline:
             raise InvalidArgument(f"streams of one pipeline only can be joined: this one is of {self._pipeline.name!r}")
 
 
@@ -361,6 +382,8 @@ def _require_callable(kind: str, function: Any) -> None:
 def _require_function(kind: str, function: Any, *classes: type) -> None:
     names = " or ".join(cls.__name__ for cls in classes)
     if isinstance(function, type):
-        raise InvalidArgument(f"{kind} takes an instance, not the class {function.__name__}: write {function.__name__}()")
+        raise InvalidArgument(
+            f"{kind} takes an instance, not the class {function.__name__}: write {function.__name__}()"
+        )
     if not isinstance(function, classes):
         raise InvalidArgument(f"{kind} takes a function derived from {names}, not {function!r}")

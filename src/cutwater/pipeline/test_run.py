@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.graph import SinkNode, SourceNode
@@ -159,7 +158,9 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[_Posit
 def _by_glsn(positions: list[_Position]) -> list[_Position]:
     given = [position.glsn for position in positions if position.glsn is not None]
     if len(given) < len(positions) or len(set(given)) < len(given) or min(given) < 1:
-        raise InvalidArgument("_glsn orders the rows of all topics: give each row one of its own, from 1 on, or none at all")
+        raise InvalidArgument(
+            "_glsn orders the rows of all topics: give each row one of its own, from 1 on, or none at all"
+        )
     return sorted(positions, key=lambda position: position.glsn or 0)
 
 
@@ -225,5 +226,3 @@ def _made(node: SourceNode, rows: RowType, position: _Position, glsn: int) -> tu
     except InvalidArgument as error:
         raise InvalidArgument(f"topic {node.topic!r}, row {glsn}: {error.message}") from None
     return row, position.cut_ms
-
-

@@ -1,9 +1,9 @@
 """Values of a declared type: what a user's function may hand over, and the one Python form that each value then has.
 
-Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a function,
-so a value is brought into the form that Arrow would give back as soon as it is handed over: an integer in a ``double``
-becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits it cannot hold. What
-does not fit is refused at once, while the call that produced it can still be undone.
+Payload and state travel as Arrow between workers and stay in memory within one. Both must look the same to a
+function, so a value is brought into the form that Arrow would give back as soon as it is handed over: an integer in a
+``double`` becomes a float, milliseconds in a ``timestamp`` become a ``datetime``, a ``float`` loses the digits it
+cannot hold. What does not fit is refused at once, while the call that produced it can still be undone.
 """
 
 from __future__ import annotations

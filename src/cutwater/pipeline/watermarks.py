@@ -51,7 +51,7 @@ class Watermark:
         return cls("of rows", function=function)
 
     def idle_after(self, time: Duration | None) -> Watermark:
-        """A stream that was silent for this long (of cut time) no longer holds the others back; None: it always does."""
+        """A stream that was silent for this long (of cut time) does not hold the others back; None: it always does."""
         return replace(self, idle_after_ms=None if time is None else milliseconds(time, "idle_after"))
 
     @property

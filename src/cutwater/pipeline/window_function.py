@@ -2,9 +2,9 @@
 
 The rules, which are Flink's:
 
-1.  A window is *complete* once the watermark has reached its end − 1, and *over* once it has reached that plus the allowed
-    lateness. A row goes into those of its windows that are not over. If there is none, it is late: it goes to the side
-    output for late rows, or is dropped and counted.
+1.  A window is *complete* once the watermark has reached its end − 1, and *over* once it has reached that plus the
+    allowed lateness. A row goes into those of its windows that are not over. If there is none, it is late: it goes to
+    the side output for late rows, or is dropped and counted.
 2.  Under the watermark trigger a window gives its result when it becomes complete, and again at once for each row that
     it gets after that. Other triggers replace this one.
 3.  A session takes in the sessions that it overlaps or touches, in the order of their starts, and then the row.
@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.pipeline.aggregates import Aggregate
+from cutwater.pipeline.aggregates import Aggregate, is_builtin
 from cutwater.pipeline.context import LATE, MAIN, Context
 from cutwater.pipeline.functions import ProcessFunction
 from cutwater.pipeline.rows import Row
@@ -129,15 +129,24 @@ class WindowFunction(ProcessFunction):
         self.lateness_ms = lateness_ms
         self.aggregates = list(aggregates.values())
         self.on_late: Callable[[], None] | None = None
+        self.skip_incomplete = False
+        """Set while rows are processed that were added to their incomplete windows before."""
         self._names = list(aggregates)
         self._key_columns = key_columns
         self._write_time = write_time
         self._late_output = late_output
 
+    @property
+    def only_builtin(self) -> bool:
+        return all(is_builtin(part) for part in self.aggregates)
+
     def process(self, record: Row, ctx: Context) -> None:
         watermark = ctx.watermark
         late = True
         for span in self.window.spans(ctx.timestamp):
+            if self.skip_incomplete and span[1] - 1 > watermark:
+                late = False
+                continue
             if isinstance(self.window, Session):
                 span = self._merged(span, ctx)  # noqa: PLW2901 - the row's window is the one that it ends up in
             if span != GLOBAL and span[1] - 1 + self.lateness_ms <= watermark:
@@ -145,7 +154,8 @@ class WindowFunction(ProcessFunction):
             late = False
             self.add(span, [record], ctx)
             self._trigger_on_row(span, watermark, ctx)
-        if late:
+        # A row that falls between sliding windows belongs to none, and is late only if its own time is.
+        if late and ctx.timestamp + self.lateness_ms <= watermark:
             self.take_late(record, ctx)
 
     def add(self, span: Span, rows: Sequence[Row], ctx: Context) -> None:
@@ -197,7 +207,7 @@ class WindowFunction(ProcessFunction):
         return iter(sorted(self.windows.get()))
 
     def _fire(self, span: Span, ctx: Context) -> None:
-        accs, _, fires_at = self.windows.get()[span]
+        accs = self.windows.get()[span][0]
         results = {name: part.result(acc) for name, part, acc in zip(self._names, self.aggregates, accs, strict=True)}
         is_global = span == GLOBAL
         row = {

@@ -1,18 +1,123 @@
-"""The operator of windows: like any keyed operator, with a faster way for rows that only add to a window."""
+"""The operator of windows: like any keyed operator, with a faster way for rows that only add to a window.
+
+A row that comes before its window is complete changes nothing but the window's accumulators, and the window's result is
+not needed before the step at which it becomes complete. All such rows of a micro-batch can therefore be gathered by key
+and window, and be added in one go before anything else happens, as long as each window gets its rows in the order of
+their positions. What is left are rows for windows that are complete already: they go through one by one, between the
+timers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import Row
+from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.store import KeyedStore
+from cutwater.pipeline.window_function import WindowFunction
+from cutwater.pipeline.windows import Sliding, Span, Tumbling
 
 
 class WindowOperator(KeyedOperator):
-    """Runs a ``WindowFunction``."""
+    """Runs a ``WindowFunction``. ``gathers`` says whether rows may be added many at a time."""
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)
-        self._function.on_late = self._count_late
+        self._windows: WindowFunction = self._function
+        self._windows.on_late = self._count_late
+        # What may fail on a row must be undone alone, so user code and rows of unknown types are taken one by one.
+        self.gathers = (
+            isinstance(self._windows.window, Sliding)
+            and self._windows.trigger.kind == "watermark"
+            and self._windows.only_builtin
+            and not spec.dead_letters
+            and spec.input_rows[0] is not None
+            and isinstance(spec.keys[0], attrgetter | itemgetter)
+        )
+
+    def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
+        if not self.gathers:
+            return super().run(inputs, ticks)
+        self._begin(inputs, ticks)
+        left = self._gather(inputs[0])
+        return self._run_through([left])
+
+    def _gather(self, records: Records) -> Records:
+        """Add the rows to all their windows that are not complete; returns those that have others, too."""
+        read_key = self._read_keys[0]
+        assert read_key is not None, "a window has a key"
+        gathered: dict[tuple[Any, Span], list[Row]] = {}
+        firsts: list[int] = []
+        left: list[int] = []
+        steps = self._events.steps
+        moments, values, step = steps.moments, steps.values, 0
+        watermark, upcoming = steps.before, moments[0] if moments else None
+        spans_of = _span_reader(self._windows.window)
+        for index, (when, time, row) in enumerate(zip(records.moments, records.times, records.rows, strict=True)):
+            while upcoming is not None and upcoming < when:
+                watermark = values[step]
+                step += 1
+                upcoming = moments[step] if step < len(moments) else None
+            spans = spans_of(time)
+            complete = not spans
+            for span in spans:
+                if span[1] - 1 <= watermark:
+                    complete = True
+                    continue
+                place = (read_key(row), span)
+                rows = gathered.get(place)
+                if rows is None:
+                    gathered[place] = [row]
+                    firsts.append(when)
+                else:
+                    rows.append(row)
+            if complete:
+                left.append(index)
+        self._add_gathered(gathered, firsts)
+        return records.pick(left)
+
+    def _add_gathered(self, gathered: dict[tuple[Any, Span], list[Row]], firsts: list[int]) -> None:
+        context, store, add = self._context, self.store, self._windows.add
+        for ((key, span), rows), when in zip(gathered.items(), firsts, strict=True):
+            entry: KeyEntry | None = store.live.get(key)
+            if entry is None:
+                entry = store.entry(key)
+            context._moment, context.key, context._entry, context._values = when, key, entry, entry.values
+            context.timestamp = span[1] - 1
+            try:
+                add(span, rows, context)
+            except Exception as error:
+                self._failed(error, when, b"", row=rows[0])
+            context._undo.clear()
+            store.dirty.add(entry)
+        self._windows.skip_incomplete = True
+
+    def _run_through(self, inputs: Sequence[Records]) -> dict[str, Records]:
+        try:
+            return super()._run_through(inputs)
+        finally:
+            self._windows.skip_incomplete = False
 
     def _count_late(self) -> None:
         # A late row changes nothing, so a call that drops one cannot fail after it.
         self.dropped_late += 1
+
+
+def _span_reader(window: Any) -> Callable[[int], Sequence[Span]]:
+    """The windows of a time; the windows of times that were asked for are kept for the micro-batch."""
+    known: dict[int, Sequence[Span]] = {}
+    size, offset = window.size_ms, window.offset_ms
+
+    def tumbling(time: int) -> Sequence[Span]:
+        start = time - (time - offset) % size
+        spans = known.get(start)
+        if spans is None:
+            spans = known[start] = ((start, start + size),)
+        return spans
+
+    return tumbling if isinstance(window, Tumbling) else window.spans

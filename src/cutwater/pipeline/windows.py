@@ -1,7 +1,7 @@
 """Windows and triggers as a pipeline describes them, and which windows a time belongs to.
 
-A window is a pair (start, end) of milliseconds; the end does not belong to it. Its last millisecond, end − 1, is the event
-time of its result and the watermark that completes it.
+A window is a pair (start, end) of milliseconds; the end does not belong to it. Its last millisecond, end − 1, is the
+event time of its result and the watermark that completes it.
 """
 
 from __future__ import annotations

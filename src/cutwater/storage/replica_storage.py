@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -60,7 +60,8 @@ from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry,
 WHOLE_FILE_BYTES_MAX = 1 << 30
 ENTRIES_BYTES = 1 << 20
 HEADS_AT_ONCE = 256
-LOOKS_MAX = 4
+LOOKS_MAX = 16
+"""How often a reader looks again. A file that is still missing then was not trimmed."""
 
 T = TypeVar("T")
 
@@ -359,7 +360,7 @@ class SegmentStorage:
     def repair_headers(self) -> int:
         """Write what is damaged in the headers of files anew: they hold everything twice. How many there were."""
         with self._guard():
-            marked = [segment.marked for segment in self._log.segments()]
+            marked = [self._log.segment_of(first).marked for first in self._log.firsts]
             marked += [file for _, file, _ in self._commits.files()]
             return sum(file.heal() for file in marked)
 
@@ -377,15 +378,17 @@ class SegmentStorage:
     def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
         """Read something, of the entry that holds ``llsn`` or of none in particular."""
         self._check()
-        try:
-            for _ in range(LOOKS_MAX):
+        missing: OSError
+        for _ in range(LOOKS_MAX):
+            try:
                 if llsn is not None and llsn < self.first_llsn:
                     raise TrimmedEntries(llsn, self.first_llsn, self._first_left())
-                with suppress(FileNotFoundError):
-                    return what()
-            return what()
-        except OSError as error:
-            raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
+                return what()
+            except FileNotFoundError as error:
+                missing = error
+            except OSError as error:
+                raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
+        raise DamagedFile(self._directory, f"a file is missing: {missing}") from missing
 
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
         committed_end = self.committed_end

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -62,6 +63,13 @@ class Frames(Struct, frozen=True):
     end: int
 
 
+class End(NamedTuple):
+    """Where entries end, in a file. The two change at once, or a reader might see one without the other."""
+
+    llsn: LLSN
+    offset: int
+
+
 class Segment:
     """Written by one thread; others may read meanwhile what is durable."""
 
@@ -70,8 +78,7 @@ class Segment:
         self._marked, self._file = marked, marked.file
         self.first_llsn = header.first_llsn
         self.data_start = header.data_start
-        self.end_llsn = self.durable_llsn = LLSN(header.first_llsn - 1)
-        self.end_offset = self.durable_offset = header.data_start
+        self.end = self.durable = End(LLSN(header.first_llsn - 1), header.data_start)
         self.running = header.running
         """Event time after the last entry."""
         self.lost: LLSN | None = None
@@ -104,9 +111,8 @@ class Segment:
             segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
         except DamagedFile as error:
             raise DamagedEntries(str(path), first_llsn, end_llsn, error.message) from error
-        segment.end_offset = segment.durable_offset = segment._file.size()
-        segment.end_llsn = segment.durable_llsn = end_llsn
-        segment._load_points(segment.end_offset)
+        segment.end = segment.durable = End(end_llsn, segment._file.size())
+        segment._load_points(segment.end.offset)
         return segment
 
     @classmethod
@@ -120,8 +126,8 @@ class Segment:
         segment._scan(start, size)
         segment._marked.rewrite(0, min(segment.data_start, size))
         floor = max(mark.llsn, committed_end)
-        if segment.end_llsn < floor:
-            segment.lost = LLSN(segment.end_llsn + 1)
+        if segment.end.llsn < floor:
+            segment.lost = LLSN(segment.end.llsn + 1)
             return segment
         segment._settle(size)
         return segment
@@ -145,20 +151,20 @@ class Segment:
                 self._slots_used += 1
             offset += frame.header.frame_bytes
             llsn, running = frame.header.last_llsn, frame.header.running.after(frame.header)
-        self.end_llsn, self.end_offset, self.running = llsn, offset, running
+        self.end, self.running = End(llsn, offset), running
 
     def _settle(self, size: int) -> None:
         """Make what was found durable: it may have been written, or cut off, and never synced. Then cut off the
         rest."""
         mark = self._marked.mark
         self._write_points(self._first_slot_at(mark.offset))
-        self._marked.rewrite(mark.offset, self.end_offset)
+        self._marked.rewrite(mark.offset, self.end.offset)
         self._marked.sync_all()
-        if self.end_offset < size:
-            self._marked.cut(self.end_offset, self.end_llsn, self.running)
-        elif self.end_offset > mark.offset or self._marked.torn:
-            self._marked.set_mark(self.end_offset, self.end_llsn, self.running)
-        self.durable_llsn, self.durable_offset = self.end_llsn, self.end_offset
+        if self.end.offset < size:
+            self._marked.cut(self.end.offset, self.end.llsn, self.running)
+        elif self.end.offset > mark.offset or self._marked.torn:
+            self._marked.set_mark(self.end.offset, self.end.llsn, self.running)
+        self.durable = self.end
 
     # The index.
 
@@ -199,7 +205,7 @@ class Segment:
         """Write, not sync. If it fails, nothing was written."""
         buffers: list[bytes] = []
         points: list[tuple[LLSN, int]] = []
-        llsn, offset, running = self.end_llsn, self.end_offset, self.running
+        (llsn, offset), running = self.end, self.running
         used = self._slots_used
         for entry in entries:
             assert entry.first_llsn == llsn + 1, (entry.first_llsn, llsn)
@@ -211,46 +217,49 @@ class Segment:
             offset += len(header) + len(entry.batch.body) + len(trailer)
             llsn, running = entry.last_llsn, running.after(entry.batch)
         try:
-            self._file.pwritev(buffers, self.end_offset)
+            self._file.pwritev(buffers, self.end.offset)
             if points:
                 area = b"".join(encode_point(*point) for point in points)
                 self._file.pwritev([area], HEADER_BYTES + used * POINT_BYTES)
         except OSError:
             self._slots_used = used
-            self._file.truncate(self.end_offset)
+            self._file.truncate(self.end.offset)
             raise
         self._points += points
-        self.end_llsn, self.end_offset, self.running = llsn, offset, running
+        self.end, self.running = End(llsn, offset), running
 
     def sync(self) -> None:
         """Everything written is durable afterwards."""
-        if self.end_offset > self.durable_offset:
+        if self.end != self.durable:
             self._marked.sync_data()
-            self._marked.set_mark(self.end_offset, self.end_llsn, self.running)
-            self.durable_llsn, self.durable_offset = self.end_llsn, self.end_offset
+            self._marked.set_mark(self.end.offset, self.end.llsn, self.running)
+            self.durable = self.end
 
     def truncate(self, end: LLSN) -> None:
         """Durably remove the entries above ``end``, and whatever else lies there."""
-        assert self.first_llsn - 1 <= end <= self.end_llsn
+        assert self.first_llsn - 1 <= end <= self.end.llsn
         offset, running = self._end_of(end)
+        self._marked.sync_data()
+        # The mark goes first, or it would tell of what is gone. Then the index, which counts only below the mark.
+        self._marked.set_mark(offset, end, running)
         self._marked.sync_data()
         self._points = [point for point in self._points if point[1] < offset]
         self._slots_used = len(self._points)
         self._write_points(0)
-        self._marked.cut(offset, end, running)
-        self.end_llsn = self.durable_llsn = end
-        self.end_offset = self.durable_offset = offset
+        self._file.truncate(offset)
+        self._marked.sync_all()
+        self.end = self.durable = End(end, offset)
         self.running, self.lost = running, None
 
     def go_on(self, running: Running) -> None:
         """A closed segment, complete and durable, is the last one again."""
         self.running = running
-        self._marked.set_mark(self.end_offset, self.end_llsn, running)
+        self._marked.set_mark(self.end.offset, self.end.llsn, running)
 
     def _end_of(self, end: LLSN) -> tuple[int, Running]:
         """Where the entry that ends with this LLSN ends, and event time there."""
-        if end == self.end_llsn:
-            return self.end_offset, self.running
+        if end == self.end.llsn:
+            return self.end.offset, self.running
         running = self._marked.header.running
         before: Place | None = None
         for place in self.places(LLSN(max(end, self.first_llsn))):
@@ -272,27 +281,27 @@ class Segment:
 
     def places(self, llsn: LLSN) -> Iterator[Place]:
         """The places from the index point before this LLSN on, good and damaged ones, without gap."""
-        end_offset, end_llsn = self.end_offset, self.end_llsn
+        end = self.end
         i = bisect_right(self._points, llsn, key=lambda point: point[0]) - 1
         expected, offset = self._points[i] if i >= 0 else (self.first_llsn, self.data_start)
         reader = _Reader(self._file)
-        while offset < end_offset:
+        while offset < end.offset:
             header = decode_header(reader.read(HEADER_BYTES_MAX, offset))
-            if _fits(header, expected, offset, end_offset, end_llsn):
+            if _fits(header, expected, offset, end):
                 assert header is not None
                 place = Place(offset, offset + header.frame_bytes, expected, header.last_llsn, header)
             else:
-                place = self._damaged_place(offset, expected, end_offset, end_llsn)
+                place = self._damaged_place(offset, expected, end)
             yield place
             offset, expected = place.end, LLSN(place.last_llsn + 1)
-        if expected <= end_llsn:
+        if expected <= end.llsn:
             # The file is shorter than it was.
-            yield Place(offset, offset, expected, end_llsn, None)
+            yield Place(offset, offset, expected, end.llsn, None)
 
-    def _damaged_place(self, offset: int, expected: LLSN, end_offset: int, end_llsn: LLSN) -> Place:
+    def _damaged_place(self, offset: int, expected: LLSN, file_end: End) -> Place:
         """How far the damage goes that begins at this offset: walk back from the next place that is known."""
         after = bisect_right(self._points, offset, key=lambda point: point[1])
-        llsn, end = self._points[after] if after < len(self._points) else (LLSN(end_llsn + 1), end_offset)
+        llsn, end = self._points[after] if after < len(self._points) else (LLSN(file_end.llsn + 1), file_end.offset)
         while True:
             trailer = decode_trailer(self._file.pread(TRAILER_BYTES, end - TRAILER_BYTES))
             start = end - trailer.frame_bytes if trailer else offset
@@ -310,12 +319,13 @@ class Segment:
         """Intact frames from the one that holds ``llsn`` on, at least one and otherwise at most ``bytes_max``. The hint
         is what reading up to here returned."""
         offset, expected = (hint, llsn) if hint is not None else self._start_of(llsn)
-        data = memoryview(self._file.pread(min(max(bytes_max, READ_AHEAD_BYTES), self.end_offset - offset), offset))
+        file_end = self.end
+        data = memoryview(self._file.pread(min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset), offset))
         frames: list[Frame] = []
         at = 0
         while expected <= to_llsn and at < len(data):
             header = decode_header(data, at)
-            if header is None or not _fits(header, expected, offset + at, self.end_offset, self.end_llsn):
+            if header is None or not _fits(header, expected, offset + at, file_end):
                 break
             if at + header.frame_bytes > (bytes_max if frames else len(data)):
                 break
@@ -387,9 +397,9 @@ class Segment:
         trimmed, and then nobody has a copy of them."""
         if place.header is not None or entry.last_llsn != place.last_llsn or running is None:
             return False
-        if following is not None and following.header is not None:
-            if following.header.running != running.after(entry.batch):
-                return False
+        expected = following.header.running if following is not None and following.header is not None else None
+        if expected is not None and expected != running.after(entry.batch):
+            return False
         header, trailer = encode_frame(entry, running)
         offset = place.end - len(header) - len(entry.batch.body) - len(trailer)
         return offset > place.offset and self._put(offset, [header, entry.batch.body, trailer])
@@ -409,12 +419,12 @@ def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> Frame | Non
     return frame if decode_header(frame.data) == header and frame.problem is None else None
 
 
-def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end_offset: int, end_llsn: LLSN) -> bool:
+def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end: End) -> bool:
     return (
         header is not None
         and header.first_llsn == expected
-        and header.last_llsn <= end_llsn
-        and offset + header.frame_bytes <= end_offset
+        and header.last_llsn <= end.llsn
+        and offset + header.frame_bytes <= end.offset
     )
 
 

@@ -7,6 +7,7 @@ follows is complete, and a crash can tear the last one only.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -78,11 +79,11 @@ class SegmentLog:
 
     @property
     def end_llsn(self) -> LLSN:
-        return self._last.end_llsn
+        return self._last.end.llsn
 
     @property
     def durable_llsn(self) -> LLSN:
-        return self._last.durable_llsn
+        return self._last.durable.llsn
 
     @property
     def running(self) -> Running:
@@ -97,16 +98,12 @@ class SegmentLog:
         """The first LLSN of each segment."""
         return self._firsts
 
-    @property
-    def bytes_after_last_roll(self) -> int:
-        return self._last.end_offset
-
     # Writing.
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write, not sync, beginning a new segment where one is full."""
         group: list[Entry] = []
-        size = self._last.end_offset - self._last.data_start
+        size = self._last.end.offset - self._last.data_start
         for entry in entries:
             frame_bytes = frame_bytes_of(entry)
             if size and size + frame_bytes > self._options.segment_bytes:
@@ -130,7 +127,7 @@ class SegmentLog:
         last = self._last
         last.sync()
         self.close()
-        following = self._create_segment(LLSN(last.end_llsn + 1), last.running)
+        following = self._create_segment(LLSN(last.end.llsn + 1), last.running)
         with self._closed_lock:
             self._closed[last.first_llsn] = last
         # In this order, so that readers find every LLSN in one segment or the other.
@@ -157,12 +154,12 @@ class SegmentLog:
             # In this order, so that readers find every LLSN in one segment or the other.
             self._last = before
             self._firsts = self._firsts[:-1]
-        if end < self._last.end_llsn or self._last.lost is not None:
+        if end < self._last.end.llsn or self._last.lost is not None:
             self._last.truncate(end)
 
     def roll_if_all_below(self, llsn: LLSN) -> None:
         """If nothing of the last segment is needed any more, begin a new one, so that it can go."""
-        if self._last.first_llsn <= self._last.end_llsn < llsn:
+        if self._last.first_llsn <= self._last.end.llsn < llsn:
             self.roll()
 
     def entry_start(self, llsn: LLSN) -> LLSN:
@@ -194,7 +191,7 @@ class SegmentLog:
         if len(self._hints) >= HINTS_MAX:
             self._hints.clear()
         following = LLSN(found.frames[-1].header.last_llsn + 1)
-        if following <= segment.end_llsn:
+        if following <= segment.end.llsn:
             self._hints[following] = found.end
         return found
 
@@ -214,19 +211,15 @@ class SegmentLog:
     def repair(self, entry: Entry, running: Running | None) -> bool:
         return self.segment_of(entry.first_llsn).repair(entry, running)
 
-    def segments(self) -> Iterator[Segment]:
-        """All of them, oldest first."""
-        for first in list(self._firsts):
-            if first >= self._firsts[0]:
-                yield self.segment_of(first)
-
     def segment_of(self, llsn: LLSN) -> Segment:
-        """The segment that holds this LLSN, or would hold it."""
+        """The segment that holds this LLSN, or would hold it. One that was trimmed since the reader looked is not
+        found, as with any file that is gone."""
         last, firsts = self._last, self._firsts
         if llsn >= last.first_llsn:
             return last
         i = bisect_right(firsts, llsn) - 1
-        assert i >= 0, f"LLSN {llsn} is before the first one, {firsts[0]}"
+        if i < 0:
+            raise FileNotFoundError(errno.ENOENT, "trimmed meanwhile", str(self._path(llsn)))
         return self._open_closed(firsts[i], LLSN(firsts[i + 1] - 1))
 
     def _open_closed(self, first_llsn: LLSN, end_llsn: LLSN) -> Segment:

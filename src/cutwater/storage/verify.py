@@ -83,7 +83,7 @@ def _check_segments(log: SegmentLog, findings: list[Finding]) -> Iterator[_Head]
 class _SegmentCheck:
     def __init__(self, segment: Segment, findings: list[Finding], running: Running | None) -> None:
         self.segment, self.findings = segment, findings
-        self.end_offset, self.end_llsn = segment.durable_offset, segment.durable_llsn
+        self.end = segment.durable
         self.running: Running | None = segment.marked.header.running
         self._starts: dict[int, LLSN] = {}
         if running is not None and running != self.running:
@@ -94,16 +94,16 @@ class _SegmentCheck:
         at, llsn = self.segment.data_start, LLSN(self.segment.first_llsn - 1)
         try:
             for place in self.segment.places(self.segment.first_llsn):
-                if place.offset >= self.end_offset:
+                if place.offset >= self.end.offset:
                     break
                 self._starts[place.offset] = place.first_llsn
                 yield self._check_place(place)
                 at, llsn = place.end, place.last_llsn
         except CutwaterError as error:
-            self._find(error.message, LLSN(llsn + 1), self.end_llsn)
+            self._find(error.message, LLSN(llsn + 1), self.end.llsn)
         else:
-            if (at, llsn) != (self.end_offset, self.end_llsn):
-                self._find(f"it ends at LLSN {llsn}, not at {self.end_llsn}", LLSN(llsn + 1))
+            if (llsn, at) != self.end:
+                self._find(f"it ends at LLSN {llsn}, not at {self.end.llsn}", LLSN(llsn + 1))
         self._check_index()
 
     def _check_place(self, place: Place) -> _Head:
@@ -133,7 +133,7 @@ class _SegmentCheck:
             point = decode_point(slot)
             if point is None:
                 self._find(f"index point {at // POINT_BYTES} is wrong")
-            elif point[1] < self.end_offset and self._starts.get(point[1]) != point[0]:
+            elif point[1] < self.end.offset and self._starts.get(point[1]) != point[0]:
                 self._find(f"index point {at // POINT_BYTES} leads nowhere", point[0])
         if any(area[room:]):
             self._find("there is something between the index and the entries")

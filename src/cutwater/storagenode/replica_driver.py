@@ -11,10 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from cutwater.core.commit_index import context_of_llsn
-from cutwater.core.dedup import Deduplicator
 from cutwater.core.messages import Replicate, SyncBegin, SyncRequest
-from cutwater.core.recovery import Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.opening import open_replica
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
     BARRIERS,
@@ -57,7 +55,7 @@ from cutwater.storage.errors import StorageBroken
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
-from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
+from cutwater.types import LLSN, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
 EVENTS_WAITING_MAX = 8_192
 REOPEN_AGAIN_SECONDS = 1.0
@@ -219,44 +217,12 @@ class ReplicaDriver:
     # Opening.
 
     def _recover(self) -> Replica:
-        storage = self.storage
-        found = storage.find()
-        verdict = judge(found, creating=False)
-        assert not isinstance(verdict, Fresh)
-        dedup = Deduplicator(storage.dedup)
-        kept = verdict.kept if isinstance(verdict, Invalid) else verdict
-        tail: list[Entry] = []
-        try:
-            if kept is not None:
-                self._replay(dedup, kept.committed_end)
-            if isinstance(verdict, Valid):
-                tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
-                if found.entries_end > verdict.keep_end:
-                    storage.truncate(verdict.keep_end)
-        except Damaged as error:
-            # Wait for a copy of what cannot be read, or for a sync, whichever comes first.
-            damage = error
-            verdict = Invalid(error.message, kept)
+        opening = open_replica(self.node, self.stream, self.storage)
+        damage, self.problem = opening.damage, opening.problem
+        if damage is not None:
             self._host.tell(lambda: self._host.damage_met(self.stream, damage))
-        self.problem = verdict.reason if isinstance(verdict, Invalid) else ""
-        hard_state = found.hard_state or HardState()
-        return Replica(
-            self.node, self.stream, hard_state, verdict, first_llsn=storage.first_llsn, tail=tail, dedup=dedup
-        )
-
-    def _replay(self, dedup: Deduplicator, committed_end: LLSN) -> None:
-        """Deduplication state is its checkpoint and the headers of the committed entries after it."""
-        upto = self.storage.dedup.upto if self.storage.dedup else LLSN(0)
-        start = max(LLSN(upto + 1), self.storage.first_llsn)
-        self._checkpointed = upto
-        if start > committed_end:
-            return
-        for entry in self.storage.heads(start, committed_end):
-            if entry.batch.producer is not None and entry.first_llsn > upto:
-                dedup.record(entry)
-                context = context_of_llsn(self.storage.contexts, entry.first_llsn)
-                assert context is not None
-                dedup.commit(context)
+        self._checkpointed = self.storage.dedup.upto if self.storage.dedup else LLSN(0)
+        return opening.replica
 
     def _tidy_later(self) -> None:
         asyncio.get_running_loop().call_later(TIDY_AFTER_SECONDS, self.feed, Tidy())

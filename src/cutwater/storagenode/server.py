@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib.metadata import version
 from pathlib import Path
@@ -14,7 +13,7 @@ from msgspec import Struct, structs
 
 from cutwater.core.messages import LeaderMessage, Replicate, SyncRequest
 from cutwater.core.producer_session import Fate
-from cutwater.errors import CutwaterError, Damaged, InvalidArgument, NotSealed
+from cutwater.errors import CutwaterError, Damaged, InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.segment_log import SegmentOptions
@@ -28,7 +27,7 @@ from cutwater.storagenode.reading import Reading
 from cutwater.storagenode.room import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
-from cutwater.types import LogStreamId, ReplicaState, Report, StorageNodeId
+from cutwater.types import LogStreamId, Report, StorageNodeId
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
 from cutwater.wire.handshake import Endpoint
@@ -36,19 +35,13 @@ from cutwater.wire.methods import LATER, Later, Methods
 from cutwater.wire.options import MIB, WireOptions
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Call, Notification
+from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
 PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
 """Towards peers more may wait than towards clients: entries come as notices, and one that is refused seals its stream.
 What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
-
-
-class Tls(Struct, frozen=True):
-    """How this node shows who it is, and whom it believes: mutual TLS, as listener and as client."""
-
-    server: ssl.SSLContext
-    client: ssl.SSLContext
 
 
 class NodeOptions(Struct, frozen=True):
@@ -283,11 +276,7 @@ class StorageNodeServer:
 
     def _fate(self, call: Call[api.FateArguments]) -> Fate:
         asked = call.argument
-        replica = self.node.driver(asked.stream).replica
-        if replica.state is not ReplicaState.SEALED or replica.hard_state.epoch != asked.stream_epoch:
-            raise NotSealed(f"log stream {asked.stream} is not sealed in epoch {asked.stream_epoch} here: ask another")
-        last, batches = replica.dedup.fate(asked.producer)
-        return Fate(asked.stream, asked.stream_epoch, last, batches)
+        return self.node.driver(asked.stream).replica.fate(asked.stream_epoch, asked.producer)
 
     def _status(self, call: Call[None]) -> api.NodeStatus:
         replicas = tuple(

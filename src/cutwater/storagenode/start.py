@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -19,11 +18,12 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.room import RESERVE_BYTES
-from cutwater.storagenode.server import NodeOptions, StorageNodeServer, Tls
+from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import is_loopback
 from cutwater.wire.loops import run
+from cutwater.wire.tls import TlsFiles, load_tls
 
 _log = logging.getLogger(__name__)
 
@@ -35,14 +35,6 @@ class StopTimedOut(Unavailable):
     """Not everything could be closed: a disk hangs. What was acknowledged is on disk all the same."""
 
     code = "stop_timed_out"
-
-
-class TlsFiles(Struct, frozen=True):
-    """Certificate and key of this node, and the authority whose certificates it believes; PEM files."""
-
-    certificate: Path
-    key: Path
-    authority: Path
 
 
 class StartOptions(Struct, frozen=True):
@@ -102,7 +94,7 @@ def _checked(options: StartOptions) -> NodeOptions:
         port,
         options.metadata,
         options.advertise,
-        _tls_of(options.tls) if options.tls is not None else None,
+        load_tls(options.tls) if options.tls is not None else None,
         options.insecure,
         options.reserve_bytes,
     )
@@ -122,22 +114,6 @@ def _check_exposure(flag: str, host: str, is_allowed: bool) -> None:
             f"{flag} {host} can be reached from other machines, without encryption and by anyone: {remedy}"
             "use 127.0.0.1, or say --insecure"
         )
-
-
-def _tls_of(files: TlsFiles) -> Tls:
-    try:
-        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        for context in (server, client):
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            context.load_cert_chain(files.certificate, files.key)
-            context.load_verify_locations(files.authority)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except OSError as error:
-        raise InvalidArgument(
-            f"--tls-certificate {files.certificate}, --tls-key {files.key} and --tls-ca {files.authority} cannot be "
-            f"used together: {error}"
-        ) from error
-    return Tls(server, client)
 
 
 async def _serve(

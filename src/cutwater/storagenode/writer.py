@@ -26,7 +26,7 @@ from cutwater.types import LLSN, CommitContext, Entry
 
 _log = logging.getLogger(__name__)
 
-CONTEXTS_WAIT_SECONDS = 0.01
+CONTEXTS_WAIT_SECONDS = 0.1
 GROUP_ITEMS_MAX = 4096
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 ENTRY_COST_BYTES = 256

@@ -48,7 +48,7 @@ class CountWithTimer(Count):
 
 
 def arrow_batch(keys: int, number: int) -> pa.RecordBatch:
-    """Records of one micro-batch as a source task hands them over, event time rising by a millisecond per 20 records."""
+    """Records of one micro-batch as a source task hands them over; event time rises by 1 ms every 20 records."""
     first = number * BATCH
     users = [f"user-{(first + i) * 7919 % keys}" for i in range(BATCH)]
     times = [(first + i) // 20 for i in range(BATCH)]

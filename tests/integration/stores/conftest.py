@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from cutwater.admin.local_etcd import find_etcd
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.store_interface import MetadataStore
-from cutwater.testing.local_etcd import MISSING, LocalEtcd, find_etcd
+from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId
 from cutwater.wire.loops import new_event_loop
 

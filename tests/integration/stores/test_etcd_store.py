@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
+from cutwater.admin.local_etcd import find_etcd
 from cutwater.core.order_state import OrderState, Snapshot
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ReadOnly, ResourceExhausted
 from cutwater.metadata import etcd_store
@@ -21,7 +22,7 @@ from cutwater.metadata.etcd_store import EtcdStore, delete, put
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.store_errors import DamagedStore
 from cutwater.metadata.store_interface import NOBODY
-from cutwater.testing.local_etcd import MISSING, LocalEtcd, find_etcd
+from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, ETCD_OPTIONS, Etcd
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors

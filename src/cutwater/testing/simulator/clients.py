@@ -162,8 +162,8 @@ class Producer(Client):
         self.session = ProducerSession(ProducerId(name), topic, number)
         self._ops: dict[Sequence, AppendOp] = {}
         self._seen_closed = 0
-        self._seen_stream = LogStreamId(0)
-        """The last one that the catalog had."""
+        self._topic: TopicId | None = None
+        """Known once the catalog has had a stream of ours."""
 
     def on_start(self) -> None:
         self.refresh(lambda: self._do(self.session.start()))
@@ -188,11 +188,15 @@ class Producer(Client):
         if waits and not self.session.is_over:
             self.refresh(self._nudge)
 
-    def _nudge(self) -> None:
-        session, info = self.session, self.stream(self.session.stream)
+    def _our_stream(self) -> StreamInfo | None:
+        info = self.stream(self.session.stream)
         if info is not None:
-            self._seen_stream = info.stream
-        elif session.stream == self._seen_stream:
+            self._topic = info.topic
+        return info
+
+    def _nudge(self) -> None:
+        session, info = self.session, self._our_stream()
+        if info is None and self._topic is not None and all(topic.topic != self._topic for topic in self.catalog.topics):
             session.topic_deleted()
         self._seen_closed = self._seen_closed + 1 if info is not None and not info.is_open else 0
         effects: list[SessionEffect] = []
@@ -217,7 +221,7 @@ class Producer(Client):
                     self.world.trace("produced", op.payload, effect.ack.glsn)
 
     def _send(self, effect: SendBatch) -> None:
-        info = self.stream(effect.stream)
+        info = self._our_stream()
         if info is None or not info.is_open:
             return
         batch, tag = effect.batch, effect.batch.producer

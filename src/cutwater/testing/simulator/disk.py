@@ -55,7 +55,7 @@ class ReplicaDisk:
 
     # Writing.
 
-    def save(self, hard_state: HardState) -> None:
+    def save_hard_state(self, hard_state: HardState) -> None:
         self.hard_state = hard_state
 
     def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
@@ -175,10 +175,10 @@ class ReplicaDisk:
         for i in range(self.index_of(llsn), len(self.entries)):
             yield self.entries[i]
 
-    def heads(self, after: LLSN, upto: LLSN) -> Iterator[Entry]:
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
         """The entries between two positions, for what their headers say."""
         for entry in self.entries:
-            if after < entry.first_llsn and entry.last_llsn <= upto:
+            if from_llsn <= entry.last_llsn and entry.first_llsn <= to_llsn:
                 yield entry
 
     def damaged(self) -> list[LLSN]:

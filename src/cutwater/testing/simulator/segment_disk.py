@@ -139,7 +139,7 @@ class SegmentDisk:
 
     # Writing.
 
-    def save(self, hard_state: HardState) -> None:
+    def save_hard_state(self, hard_state: HardState) -> None:
         with self._little_room():
             self.storage.save_hard_state(hard_state)
 
@@ -224,8 +224,8 @@ class SegmentDisk:
             raise Violation("13 damage", f"the commits {part.commits} do not cover {part.first_llsn}")
         return [frame.entry for frame in part.frames]
 
-    def heads(self, after: LLSN, upto: LLSN) -> Iterator[Entry]:
-        yield from self.storage.heads(max(LLSN(after + 1), self.first_llsn), upto)
+    def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
+        yield from self.storage.heads(from_llsn, to_llsn)
 
     def damaged(self) -> list[LLSN]:
         """Where ``verify`` finds entries damaged, from the first to the last; there must be nothing else."""

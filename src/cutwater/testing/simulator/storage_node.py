@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from cutwater.core.commit_index import context_of_llsn, first_llsn_at_or_after
-from cutwater.core.dedup import Deduplicator
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -25,8 +24,8 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.producer_session import Fate
-from cutwater.core.recovery import Fresh, HardState, Invalid, Valid, judge
+from cutwater.core.opening import open_replica
+from cutwater.core.recovery import HardState
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
     Acked,
@@ -63,7 +62,6 @@ from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
     Damaged,
-    NotSealed,
     ProtocolViolation,
     ReadOnly,
     Trimmed,
@@ -167,63 +165,40 @@ class StorageNode(Process):
     def _chance(self, probability: float) -> bool:
         return probability > 0 and not self.world.healing and self.world.rng.random() < probability
 
-    def _open(self, stream: LogStreamId, creating: CreateReplica | None = None) -> None:
-        """Recover a replica from its disk, or create it; again, if the disk fails meanwhile."""
-        while True:
-            try:
-                self._recover(stream, creating)
-                return
-            except StorageBroken as error:
-                self.world.trace("storage failed", self.node, stream, error.message)
-            except DiskFull as error:
-                # Opening needs no room, creating does; the leader will ask for it again.
-                if creating is None:
-                    raise Violation("3 durable", f"storage node {self.node}: {error.message}") from error
-                del self.disks[stream]
-                return
-
-    def _recover(self, stream: LogStreamId, creating: CreateReplica | None) -> None:
-        disk = self.disks.setdefault(stream, self._new_disk(stream)) if creating else self.disks[stream]
-        found = disk.find()
-        verdict = judge(found, creating=creating is not None)
-        if isinstance(verdict, Fresh):
-            assert creating is not None
-            disk.save(HardState(base_glsn=creating.high_watermark))
-            verdict = Valid(LLSN(0), creating.high_watermark, LLSN(0))
-        hard_state = disk.hard_state or HardState()
-        dedup = Deduplicator(disk.dedup)
-        tail: list[Entry] = []
-        self._unreadable.pop(stream, None)
+    def _create(self, message: CreateReplica) -> None:
+        """Nothing is there before the first hard state is; if that cannot be saved, the leader will ask again."""
+        disk = self._new_disk(message.stream)
         try:
-            kept = verdict.kept if isinstance(verdict, Invalid) else verdict
-            if kept is not None:
-                self._replay(disk, dedup, kept.committed_end)
-            if isinstance(verdict, Valid):
-                disk.truncate(verdict.keep_end)
-                tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
-        except DamagedEntries as error:
-            # Wait for a copy of what cannot be read, or for a sync, whichever comes first.
-            verdict = Invalid(error.message, kept)
-            self._unreadable[stream] = error
-            self._fetch_copies(stream, error.first_llsn, error.last_llsn)
-        if isinstance(verdict, Invalid):
-            self.world.trace("invalid", self.node, stream, verdict.reason)
-        self.replicas[stream] = Replica(
-            self.node, stream, hard_state, verdict, first_llsn=disk.first_llsn, tail=tail, dedup=dedup
-        )
-        self.after(TIDY_AFTER_US, self._handle, stream, Tidy())
+            disk.find()
+            disk.save_hard_state(HardState(base_glsn=message.high_watermark))
+        except (StorageBroken, DiskFull) as error:
+            self.world.trace("cannot create", self.node, message.stream, error.message)
+            return
+        self.disks[message.stream] = disk
+        self._open(message.stream)
+        self._report_now()
 
     def _new_disk(self, stream: LogStreamId) -> ReplicaDisk | SegmentDisk:
         return SegmentDisk(self.world, self, stream) if self.world.options.segment_files else ReplicaDisk()
 
-    def _replay(self, disk: ReplicaDisk | SegmentDisk, dedup: Deduplicator, committed_end: LLSN) -> None:
-        """Deduplication state = its checkpoint + the committed entries after it."""
-        after = disk.dedup.upto if disk.dedup else LLSN(0)
-        for entry in disk.heads(after, committed_end):
-            dedup.record(entry)
-            context = context_of_llsn(disk.contexts, entry.first_llsn)
-            assert context is not None
-            dedup.commit(context)
+    def _open(self, stream: LogStreamId) -> None:
+        """Recover a replica from its disk; again, if the disk fails meanwhile."""
+        while True:
+            try:
+                opening = open_replica(self.node, stream, self.disks[stream])
+                break
+            except StorageBroken as error:
+                self.world.trace("storage failed", self.node, stream, error.message)
+            except DiskFull as error:
+                raise Violation("3 durable", f"storage node {self.node}: {error.message}") from error
+        self._unreadable.pop(stream, None)
+        if isinstance(opening.damage, DamagedEntries):
+            self._unreadable[stream] = opening.damage
+            self._fetch_copies(stream, opening.damage.first_llsn, opening.damage.last_llsn)
+        if opening.problem:
+            self.world.trace("invalid", self.node, stream, opening.problem)
+        self.replicas[stream] = opening.replica
+        self.after(TIDY_AFTER_US, self._handle, stream, Tidy())
 
     def run(self, life: int, what: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
@@ -250,8 +225,7 @@ class StorageNode(Process):
                 self._hear_leader(message.leader_epoch)
             case CreateReplica():
                 if message.stream not in self.replicas:
-                    self._open(message.stream, message)
-                    self._report_now()
+                    self._create(message)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self._handle(message.stream, message)
@@ -328,7 +302,7 @@ class StorageNode(Process):
                 self.applied.setdefault(stream, set()).add(effect.context)
                 self._sync_soon(stream)
             case SaveHardState():
-                disk.save(effect.hard_state)
+                disk.save_hard_state(effect.hard_state)
             case SaveDedup():
                 disk.save_dedup(effect.checkpoint)
             case Truncate():
@@ -526,7 +500,8 @@ class StorageNode(Process):
                 case ReadCall():
                     self._return(source, call.call_id, self._read(call.body))
                 case FateCall():
-                    self._return(source, call.call_id, self._fate(call.body))
+                    fate = self._replica(call.body.stream).fate(call.body.stream_epoch, call.body.producer)
+                    self._return(source, call.call_id, fate)
                 case CopyCall():
                     self._copy(source, call.body)
         except CutwaterError as error:
@@ -589,13 +564,6 @@ class StorageNode(Process):
     def _readable_end(self, replica: Replica) -> LLSN:
         """Nothing is served that is not committed."""
         return replica.committed_end
-
-    def _fate(self, call: FateCall) -> Fate:
-        replica = self._replica(call.stream)
-        if replica.state is not ReplicaState.SEALED or replica.hard_state.epoch != call.stream_epoch:
-            raise NotSealed(f"log stream {call.stream} is not sealed in epoch {call.stream_epoch} here")
-        last, batches = replica.dedup.fate(call.producer)
-        return Fate(call.stream, call.stream_epoch, last, batches)
 
     # Sync and repair between peers.
 

@@ -1,0 +1,211 @@
+"""``cutwater.open`` and the blocking client, as programs use them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import cutwater
+from cutwater.client.errors import ClientClosed
+from cutwater.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, ProducerFenced
+
+pytestmark = pytest.mark.timeout(100)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[cutwater.Client]:
+    with cutwater.open(tmp_path / "data") as client:
+        yield client
+
+
+def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> None:
+    log.create_topic("orders", streams=3)
+    ack = log.append("orders", b"hello")
+    assert (log.read(ack.glsn).value, log.tail() >= ack.glsn) == (b"hello", True)
+    log.append("orders", [b"a", b"b"], key=[b"k", None], timestamp=[1, 2])
+    assert [record.value for record in log.subscribe("orders", follow=False)] == [b"hello", b"a", b"b"]
+    assert sum(batch.num_rows for batch in log.batches("orders", start=ack.glsn + 1, follow=False)) == 2
+    assert log.table("orders").to_pandas()["value"].to_list() == [b"hello", b"a", b"b"]
+    assert pl.from_arrow(log.table("orders", columns=["glsn", "value"])).shape == (3, 2)
+    cursor = log.cursor("billing")
+    cursor.commit(ack.glsn)
+    assert cursor.get() == ack.glsn
+    assert [record.value for record in log.subscribe("orders", start=cursor, follow=False)] == [b"a", b"b"]
+    with log.subscribe("orders", start="latest") as latest:
+        late = log.append("orders", b"late")
+        assert next(latest).glsn == late.glsn
+        with pytest.raises(DeadlineExceeded):
+            latest.take(timeout=0.05)
+        later = log.append("orders", b"later")
+        assert [record.glsn for record in latest.take(timeout=10)] == [later.glsn]
+    assert list(latest) == []
+    log.trim("orders", before=late.glsn)
+    assert [record.value for record in log.subscribe("orders", follow=False)] == [b"late", b"later"]
+    with pytest.raises(NotFound):
+        log.append("nope", b"x")
+
+
+def test_producers_and_appends_of_many_threads(log: cutwater.Client) -> None:
+    log.create_topic("t", streams=2)
+    with log.producer("t", id="p") as producer, ThreadPoolExecutor(4) as threads:
+
+        def send(number: int) -> list[tuple[int, bytes]]:
+            values = [b"%d/%d" % (number, i) for i in range(300)]
+            futures = [producer.send(value) for value in values]
+            return [(future.result(30).glsn, value) for future, value in zip(futures, values, strict=True)]
+
+        sent = [pair for pairs in threads.map(send, range(4)) for pair in pairs]
+        producer.flush()
+        appended = list(threads.map(lambda i: log.append("t", b"single %d" % i).glsn, range(100)))
+    found = {record.glsn: record.value for record in log.subscribe("t", follow=False)}
+    assert dict(sent).items() <= found.items()
+    assert len(found) == 1300
+    assert {found[glsn] for glsn in appended} == {b"single %d" % i for i in range(100)}
+    with pytest.raises(ClientClosed):
+        producer.send(b"late")
+    old, new = log.producer("t", id="q"), log.producer("t", id="q")
+    with pytest.raises(ProducerFenced):
+        old.send(b"x").result(30)
+    new.close()
+
+
+def test_back_pressure_stops_a_thread_that_sends_too_much(log: cutwater.Client) -> None:
+    log.create_topic("t")
+    with log.producer("t", id="p", buffer_bytes=100_000) as producer:
+        futures = [producer.send(b"x" * 1000) for _ in range(2000)]
+        assert sum(not future.done() for future in futures) <= 100
+    assert len({future.result().glsn for future in futures}) == 2000
+
+
+def test_what_was_appended_is_there_after_closing_and_opening_again(tmp_path: Path) -> None:
+    for round_number in range(3):
+        with cutwater.open(tmp_path) as log:
+            if not round_number:
+                log.create_topic("t", schema={"n": pa.int64()})
+            log.append("t", {"n": round_number})
+            assert log.table("t").column("n").to_pylist() == list(range(round_number + 1))
+    with pytest.raises(ClientClosed):
+        log.append("t", {"n": 1})
+    log.close()
+
+
+def test_a_second_opener_connects_or_is_told_who_has_it(tmp_path: Path) -> None:
+    program = """
+import sys, cutwater
+with cutwater.open(sys.argv[1]) as log:
+    print(log.append("t", b"from the child").glsn)
+"""
+    with cutwater.open(tmp_path) as log:
+        log.create_topic("t")
+        with cutwater.open(tmp_path) as same:
+            same.append("t", b"from a second client")
+        with pytest.raises(AlreadyExists, match=f"process {os.getpid()}"):
+            cutwater.open(tmp_path, exclusive=True)
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        glsn = int(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
+        assert log.read(glsn).value == b"from the child"
+    with cutwater.open(tmp_path, exclusive=True) as log:
+        assert log.table("t").num_rows == 2
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidArgument):
+        cutwater.open(tmp_path / "file")
+    (tmp_path / "cluster.json").write_text("{}")
+    with pytest.raises(InvalidArgument, match="local cluster"):
+        cutwater.open(tmp_path)
+
+
+def test_a_holder_that_was_killed_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    program = """
+import sys, cutwater
+log = cutwater.open(sys.argv[1])
+log.create_topic("t")
+for i in range(1_000_000):
+    print(log.append("t", b"%d" % i).glsn, flush=True)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        acknowledged = [int(child.stdout.readline()) for _ in range(50)]
+    finally:
+        child.send_signal(signal.SIGKILL)
+        rest, _ = child.communicate(timeout=30)
+    acknowledged += [int(line) for line in rest.split("\n")[:-1]]
+    with cutwater.open(tmp_path) as log:
+        found = {record.glsn: record.value for record in log.subscribe("t", follow=False)}
+        assert [found.get(glsn) for glsn in acknowledged] == [b"%d" % i for i in range(len(acknowledged))]
+        assert len(found) - len(acknowledged) in (0, 1)
+
+
+PROGRAMS = {
+    "nothing is closed": "log.append('t', b'x'); log.subscribe('t'); p = log.producer('t', id='p'); p.send(b'y')",
+    "a subscription waits in another thread": (
+        "import threading; threading.Thread(target=lambda: list(log.subscribe('t')), daemon=True).start()"
+    ),
+    "an error is on its way": "log.append('t', b'x'); raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_the_interpreter_ends_by_itself(tmp_path: Path, program: str) -> None:
+    text = f"import cutwater, sys\nlog = cutwater.open(sys.argv[1])\nlog.create_topic('t')\n{program}\n"
+    command = [sys.executable, "-X", "dev", "-c", text, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (3 if "SystemExit" in program else 0), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    with cutwater.open(tmp_path) as log:
+        if "p.send" in program:
+            assert [record.value for record in log.subscribe("t", follow=False)] == [b"x", b"y"]
+
+
+def _use_in_child(log: cutwater.Client, found: multiprocessing.Queue[str]) -> None:
+    try:
+        log.tail()
+    except ClientClosed as error:
+        found.put(error.message)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_to_make_its_own_client(log: cutwater.Client) -> None:
+    context = multiprocessing.get_context("fork")
+    found: multiprocessing.Queue[str] = context.Queue()
+    child = context.Process(target=_use_in_child, args=(log, found))
+    child.start()
+    try:
+        assert "forked" in found.get(timeout=30)
+    finally:
+        child.join(30)
+    log.create_topic("t")
+    assert log.append("t", b"the parent goes on").count == 1
+
+
+def test_closing_ends_whoever_waits(tmp_path: Path) -> None:
+    log = cutwater.open(tmp_path)
+    log.create_topic("t")
+    subscription = log.subscribe("t")
+    outcome: list[object] = []
+
+    def wait() -> None:
+        try:
+            outcome.append(next(subscription))
+        except (ClientClosed, StopIteration) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    log.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert isinstance(outcome[0], ClientClosed | StopIteration)

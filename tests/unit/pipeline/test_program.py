@@ -1,0 +1,397 @@
+"""``Pipeline`` and ``Stream``: what a program may say, what is refused and when, and how ``p.test`` runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from events import events, run, source
+
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, PipelineFailed, Refused
+from cutwater.pipeline import (
+    BatchFunction,
+    BroadcastState,
+    CoProcessFunction,
+    MapState,
+    OperatorListState,
+    PartitionFunction,
+    Pipeline,
+    ProcessFunction,
+    Tumbling,
+    UnionListState,
+    ValueState,
+    Watermark,
+)
+from cutwater.pipeline.context import KeyEntry
+from cutwater.pipeline.partitions import divided, redistributed
+
+KT = "k string, t bigint"
+
+
+class Fraud(ProcessFunction):
+    """The example of DESIGN §11, word for word."""
+
+    last = ValueState("double")
+
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        if self.last.get() and record.amount > 100 * self.last.get():
+            yield {"user": ctx.key, "at": ctx.timestamp}
+        self.last.set(record.amount)
+        ctx.timers.at(ctx.timestamp + 60_000)
+
+    def on_timer(self, time: int, ctx: Any) -> None:
+        self.last.clear()
+
+
+def fraud() -> Pipeline:
+    p = Pipeline("fraud", log="./data")
+    pay = p.source("payments", watermark=Watermark.bounded("5s").idle_after("30s"))
+    big = pay.filter(lambda r: r.amount > 10)
+    out = big.process(key="user", function=Fraud(), uid="fraud", schema="user string, at timestamp")
+    per = pay.window(
+        key="user", window=Tumbling("10s"), aggregate={"n": "count(*)"}, allowed_lateness="5s", uid="w"
+    )  # fmt: skip
+    out.sink("alerts", uid="alerts")
+    per.sink("per-user", uid="per")
+    per.late.sink("late", uid="late")
+    return p
+
+
+def test_the_example_of_the_design() -> None:
+    rows = [
+        {"user": "ann", "amount": 20.0, "timestamp": 1_000},
+        {"user": "ann", "amount": 5.0, "timestamp": 2_000},
+        {"user": "ann", "amount": 2_500.0, "timestamp": 3_000},
+        {"user": "bob", "amount": 11.0, "timestamp": 100_000},
+        {"user": "ann", "amount": 9_000_000.0, "timestamp": 101_000},
+        {"user": "ann", "amount": 1.0, "timestamp": 4_000},
+    ]
+    result = fraud().test({"payments": rows})
+    assert [(row["user"], row["at"].timestamp()) for row in result["alerts"]] == [("ann", 3.0)]
+    assert result["per-user"] == [
+        {"user": "ann", "window_start": 0, "window_end": 10_000, "n": 3},
+        {"user": "ann", "window_start": 100_000, "window_end": 110_000, "n": 1},
+        {"user": "bob", "window_start": 100_000, "window_end": 110_000, "n": 1},
+    ]
+    assert result["late"] == [rows[-1]]
+    assert result.state("fraud") == {}
+
+
+def test_explain_shows_levels_chains_state_and_watermarks() -> None:
+    p = fraud()
+    text = p.explain()
+    for line in (
+        "pipeline fraud",
+        "source payments",
+        "watermark: bounded 5s, idle after 30s",
+        "process fraud ← filter-1",
+        "key: user; 128 key groups; watermark: minimum of payments",
+        "state last: value double",
+        "window: tumbling 10s, at the watermark, allowed lateness 5s",
+        "sink late ← window w [.late]",
+    ):
+        assert line in text
+    q = Pipeline("chains")
+    stream = q.source("in").map(lambda r: r).filter(lambda r: True)
+    stream.unchained().flat_map(lambda r: []).sink("out", uid="out")
+    assert "map-1 → filter-2 ← source in\n    flat_map-3 ← filter-2" in q.explain()
+
+
+def test_building_contacts_nothing_and_running_names_what_to_install() -> None:
+    p = fraud()
+    with pytest.raises(Refused, match=r"install cutwater\[spark\]"):
+        p.run()
+
+
+def test_importing_pipelines_does_not_look_for_pyspark() -> None:
+    program = (
+        "import sys; sys.modules['pyspark'] = None; sys.modules['pandas'] = None; sys.modules['numpy'] = None\n"
+        "import cutwater.pipeline; print('fine')"
+    )
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout == "fine\n"
+
+
+class Ok(ProcessFunction):
+    def process(self, record: Any, ctx: Any) -> Any:
+        return {"k": ctx.key, "t": record.t}
+
+
+class Wrong(ProcessFunction):
+    rules = BroadcastState("string", "int")
+
+
+class Partition(PartitionFunction):
+    seen = OperatorListState("bigint")
+    everyone = UnionListState("bigint")
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        self.seen.append(record.t)
+        return {"p": ctx.partition, "of": ctx.partitions, "n": len(self.seen)}
+
+
+class KeyedPartition(Partition):
+    other = ValueState("int")
+
+
+def ok(stream: Any, **options: Any) -> Any:
+    return stream.process(**({"key": "k", "function": Ok(), "uid": "x", "schema": KT} | options))
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda p, s: ok(s, uid=""), "process has no uid: give it uid='…'.*none is made up"),
+        (lambda p, s: s.sink("out"), "a sink has no uid"),
+        (lambda p, s: (ok(s), ok(s)), "the uid 'x' is used twice, by process x and process x"),
+        (lambda p, s: (ok(s), s.sink("out", uid="x")), "the uid 'x' is used twice"),
+        (lambda p, s: ok(s, key="user"), "'test', process x: key of x names the column 'user', which is not there"),
+        (lambda p, s: ok(s, key=5), "give a column, a list of columns, or a function"),
+        (lambda p, s: ok(s, function=Ok), r"takes an instance, not the class Ok: write Ok\(\)"),
+        (lambda p, s: ok(s, function=print), "takes a function derived from ProcessFunction or BatchFunction"),
+        (lambda p, s: ok(s, function=Wrong()), r"broadcast state exists only in broadcast\(\)"),
+        (lambda p, s: ok(s, schema="k strng"), "'strng' where a type is due"),
+        (lambda p, s: p.source("in"), "reads the topic 'in' twice"),
+        (lambda p, s: p.source("b", schema=KT, event_time="at"), "event_time of the source 'b' names the column 'at'"),
+        (lambda p, s: p.source("b", watermark="5s"), r"give Watermark.bounded\('5s'\)"),
+        (lambda p, s: s.map("x"), "map takes a function"),
+        (lambda p, s: s.union(), "at least one other stream"),
+        (lambda p, s: s.union(Pipeline("o").source("o")), "streams of one pipeline only"),
+        (lambda p, s: s.union(s.map(lambda r: {"a": 1}, "a int")), "different schemas: k string, t bigint and a int"),
+        (lambda p, s: s.side("x"), "source in has no side outputs"),
+        (lambda p, s: ok(s).side(".x"), "does not begin with a dot"),
+        (lambda p, s: (o := ok(s)) and (o.side("x", "a int"), o.side("x", "b int")), "has two schemas"),
+        (lambda p, s: s.late, "only a window has"),
+        (lambda p, s: ok(s).dead_letters, "ask for them with dead_letters=True"),
+        (lambda p, s: s.sink("", uid="x"), "the topic of a sink is ''"),
+        (lambda p, s: s.process_partition(function=Partition(), parallelism=0, uid="x"), "give a number from 1 on"),
+        (lambda p, s: s.process_partition(function=KeyedPartition(), parallelism=1, uid="x"), "which needs a key"),
+        (lambda p, s: Pipeline(""), "a pipeline's name is ''"),
+        (lambda p, s: Pipeline("x", max_parallelism=0), "must be from 1 to"),
+    ],
+)
+def test_errors_come_where_they_are_written(build: Any, text: str) -> None:
+    p, stream = source()
+    with pytest.raises(CutwaterError, match=text):
+        build(p, stream)
+    count = len(p.graph.nodes)
+    ok(stream, uid="later").sink("out", uid="fine")
+    assert len(p.graph.nodes) == count + 2, "what was refused is not part of the pipeline"
+    assert run(p, "a1")["out"] == [{"k": "a", "t": 1}]
+
+
+def test_a_uid_is_taken_by_what_is_part_of_the_pipeline() -> None:
+    _, stream = source()
+    with pytest.raises(InvalidArgument):
+        ok(stream, key="user")
+    ok(stream)
+    with pytest.raises(AlreadyExists):
+        ok(stream)
+
+
+# ------------------------------------------------------------------------------------------------------ row functions
+
+
+def test_row_functions_and_their_dead_letters() -> None:
+    p, stream = source()
+    made = stream.map(lambda r: {"k": r.k, "t": 12 // r.t}, KT, dead_letters=True)
+    made.sink("out", uid="out")
+    made.dead_letters.sink("dead", uid="dead")
+    result = run(p, "a3 b0 c4")
+    assert result["out"] == [{"k": "a", "t": 4}, {"k": "c", "t": 3}]
+    assert [(row["uid"], row["glsn"], row["record"], row["error"]) for row in result["dead"]] == [
+        ("map-1", 2, '{"k":"b","t":0}', "ZeroDivisionError: integer division or modulo by zero")
+    ]
+
+
+def test_a_failing_row_function_names_itself_and_the_position() -> None:
+    p, stream = source()
+    stream.filter(lambda r: r.amount > 1).sink("out", uid="out")
+    with pytest.raises(
+        PipelineFailed, match=r"'filter-1', at GLSN 1: AttributeError: no column 'amount': there are k, t"
+    ):
+        run(p, "a1")
+
+
+def test_rows_that_do_not_fit_the_schema_fail_where_they_are_made() -> None:
+    p, stream = source()
+    stream.map(lambda r: {"k": r.t}, "k string").sink("out", uid="out")
+    with pytest.raises(PipelineFailed, match="1 is not a value of type string"):
+        run(p, "a1")
+
+
+def test_user_code_runs_once_per_record_whoever_reads_its_output() -> None:
+    """'Two sinks and a late side output from one operator: user code ran once per record (counted), one state store.'"""
+    calls: list[int] = []
+
+    class Counting(ProcessFunction):
+        n = ValueState("bigint", default=0)
+
+        def process(self, record: Any, ctx: Any) -> Any:
+            calls.append(record.t)
+            self.n.set(self.n.get() + 1)
+            ctx.output("side", {"k": "side", "t": record.t})
+            ctx.output("nobody", {"anything": 1})
+            yield {"k": ctx.key, "t": self.n.get()}
+
+    p, stream = source()
+    made = stream.process(key="k", function=Counting(), uid="x", schema=KT)
+    made.sink("one", uid="one")
+    made.sink("two", uid="two")
+    made.side("side", KT).sink("two", uid="side")
+    result = run(p, "a1 b2 a3")
+    assert calls == [1, 2, 3]
+    assert [row["t"] for row in result["one"]] == [1, 1, 2]
+    assert [(row["k"], row["t"]) for row in result["two"]] == [
+        ("side", 1), ("a", 1), ("side", 2), ("b", 1), ("side", 3), ("a", 2),
+    ]  # fmt: skip
+
+
+def test_transform_is_for_spark_unless_it_comes_as_arrow() -> None:
+    p, stream = source()
+    stream.transform(lambda df: df).sink("out", uid="out")
+    with pytest.raises(Refused, match="transform-1 of pipeline 'test' is PySpark code, which runs on Spark only"):
+        run(p, "a1")
+    p, stream = source()
+
+    def doubled(table: pa.Table) -> pa.Table:
+        both = pa.concat_tables([table, table])
+        return both.set_column(1, "t", pc.multiply(both["t"], 10)).filter(pc.not_equal(both["k"], "b"))
+
+    stream.transform(lambda df: df, schema=KT, arrow=doubled).sink("out", uid="out")
+    assert [(row["k"], row["t"]) for row in run(p, "a1 b2 c3")["out"]] == [("a", 10), ("a", 10), ("c", 30), ("c", 30)]
+    p, stream = source()
+    stream.transform(lambda df: df, schema=KT, arrow=lambda table: table.select(["k", "t"])).sink("out", uid="out")
+    with pytest.raises(InvalidArgument, match="returned a table without _cw"):
+        run(p, "a1")
+
+
+# ------------------------------------------------------------------------------------------- batches and partitions
+
+
+class Totals(BatchFunction):
+    """A running total per key, computed on whole columns."""
+
+    totals = MapState("string", "bigint")
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        made = []
+        for k, t in zip(batch["k"].to_pylist(), batch["t"].to_pylist(), strict=True):
+            self.totals.put(k, self.totals.get(k, 0) + t)
+            made.append(self.totals.get(k))
+        return batch.set_column(1, "t", pa.array(made, pa.int64()))
+
+
+def test_a_function_of_whole_batches_per_key_group() -> None:
+    p, stream = source()
+    stream.process(key="k", function=Totals(), uid="x", schema=KT).sink("out", uid="out")
+    assert [(row["k"], row["t"]) for row in run(p, "a1 b2 a3 c4 b5")["out"]] == [
+        ("a", 1), ("b", 2), ("a", 4), ("c", 4), ("b", 7),
+    ]  # fmt: skip
+    with pytest.raises(InvalidArgument, match="it has no dead letters"):
+        stream.process(key="k", function=Totals(), uid="y", schema=KT, dead_letters=True)
+
+
+def test_partitions_take_records_in_turn_and_have_state_of_their_own() -> None:
+    p, stream = source()
+    made = stream.process_partition(function=Partition(), parallelism=2, uid="x", schema="p int, of int, n int")
+    made.sink("out", uid="out")
+    assert [(row["p"], row["of"], row["n"]) for row in run(p, "a1 a2 a3 a4 a5")["out"]] == [
+        (1, 2, 1), (0, 2, 1), (1, 2, 2), (0, 2, 2), (1, 2, 3),
+    ]  # fmt: skip
+
+
+def test_list_state_is_divided_and_union_state_goes_whole_to_each() -> None:
+    """'Redistribution 8 over 2 → 3/3/2 over 3; union whole to each.'"""
+    assert [len(part) for part in divided(range(8), 3)] == [3, 3, 2]
+    assert divided([1], 3) == [[1], [], []]
+    states = [Partition.everyone, Partition.seen]
+    entries = [KeyEntry(i, b"", i, 2) for i in range(2)]
+    for i, entry in enumerate(entries):
+        entry.values[:] = [[i], list(range(i * 4, i * 4 + 4))]
+    made = redistributed(reversed(entries), states, 3)
+    assert [entry.values[1] for entry in made] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert [entry.values[0] for entry in made] == [[0, 1]] * 3
+    assert [entry.key for entry in made] == [0, 1, 2]
+
+
+class TimersInPartition(PartitionFunction):
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.at(5)
+
+
+def test_a_partition_has_no_timers() -> None:
+    p, stream = source()
+    stream.process_partition(function=TimersInPartition(), parallelism=2, uid="x", schema=KT)
+    with pytest.raises(PipelineFailed, match="a partition has no key: only keyed operators have timers"):
+        run(p, "a1")
+
+
+# ------------------------------------------------------------------------------------------------------------- p.test
+
+
+def test_rows_of_several_topics_are_ordered_by_glsn_or_topic_after_topic() -> None:
+    p = Pipeline("test")
+    one, two = p.source("one", event_time="t"), p.source("two", event_time="t")
+    one.union(two).sink("out", uid="out")
+    assert [row["t"] for row in p.test({"two": [{"t": 1}], "one": [{"t": 2}]})["out"]] == [1, 2]
+    rows = {"two": [{"t": 1, "_glsn": 7}], "one": [{"t": 2, "_glsn": 3}]}
+    assert [row["t"] for row in p.test(rows)["out"]] == [2, 1]
+    with pytest.raises(InvalidArgument, match="give each row one of its own"):
+        p.test({"two": [{"t": 1, "_glsn": 7}], "one": [{"t": 2}]})
+
+
+def test_a_record_without_event_time_has_the_time_it_was_appended_at() -> None:
+    p = Pipeline("test")
+    p.source("in").sink("out", uid="out")
+    result = p.test({"in": [{"value": b"x", "_time": 5_000}]}, drain=False)
+    assert (result["out"], result.watermark) == ([{"value": b"x"}], 4_999)
+
+
+@pytest.mark.parametrize(
+    ("topics", "text"),
+    [
+        ({"other": []}, "has no source 'other': its sources are in"),
+        ({"in": [{"k": "a", "t": "x"}]}, "topic 'in', row 1: 'x' is not a value of type bigint"),
+        ({"in": [{"k": "a", "t": 1, "x": 2}]}, "has the column 'x', which its schema does not"),
+        ({"in": [{"k": "a", "t": None}]}, "topic 'in', row 1: an event time is an integer in milliseconds"),
+        ({"in": [{"k": "a", "t": 1, "_time": "now"}]}, "_time is 'now'"),
+    ],
+)
+def test_wrong_rows_are_refused(topics: Any, text: str) -> None:
+    p, _ = source()
+    with pytest.raises(InvalidArgument, match=text):
+        p.test(topics)
+
+
+def test_results_say_what_there_is() -> None:
+    p, stream = source()
+    ok(stream).sink("out", uid="out")
+    result = p.test({"in": events("a1")})
+    with pytest.raises(NotFound, match="no sink writes to 'nothing': there are out"):
+        _ = result["nothing"]
+    with pytest.raises(InvalidArgument, match="no operator has the uid 'y': there are x"):
+        result.state("y")
+
+
+def test_a_function_may_be_used_by_several_operators() -> None:
+    class Both(CoProcessFunction):
+        n = ValueState("int", default=0)
+
+        def process1(self, record: Any, ctx: Any) -> Any:
+            self.n.set(self.n.get() + 1)
+            return {"n": self.n.get()}
+
+        process2 = process1
+
+    p, stream = source()
+    shared = Both()
+    for uid in ("one", "two"):
+        stream.connect(stream, key="k", function=shared, uid=uid, schema="n int").sink(uid, uid=f"s{uid}")
+    result = run(p, "a1 a2")
+    assert [row["n"] for row in result["one"]] == [row["n"] for row in result["two"]] == [1, 2, 3, 4]

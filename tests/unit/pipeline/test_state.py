@@ -1,0 +1,210 @@
+"""State: kinds, defaults, time to live, what a failed call leaves behind, and how state is packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from events import run, source
+
+from cutwater.errors import InvalidArgument, PipelineFailed
+from cutwater.pipeline import ListState, MapState, ProcessFunction, ValueState
+from cutwater.pipeline.context import KeyEntry, TimerQueue
+from cutwater.pipeline.keys import key_group, key_of_bytes
+from cutwater.pipeline.state import State
+from cutwater.pipeline.store import KeyedStore
+
+
+class Keeper(ProcessFunction):
+    total = ValueState("double", default=0)
+    times = ListState("bigint")
+    words = MapState("string", "struct<n: bigint>")
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        self.total.set(self.total.get() + 1)
+        self.times.append(record.t)
+        old = self.words.get(record.k, {"n": 0})
+        self.words.put(record.k, {"n": old["n"] + 1})
+        old["n"] = 99
+        ctx.timers.at(record.t + 100)
+        yield {"t": record.t}
+        if record.t == 13:
+            raise ValueError("thirteen")
+
+    def on_timer(self, time: int, ctx: Any) -> Any:
+        self.times.clear()
+        raise ValueError(f"timer {time}")
+
+
+def test_state_is_kept_per_key_in_the_form_of_its_type() -> None:
+    p, stream = source()
+    stream.process(key="k", function=Keeper(), uid="x", schema="t bigint")
+    result = run(p, "a1 b2 a3", drain=False)
+    assert result.state("x") == {
+        "a": {"total": 2.0, "times": [1, 3], "words": {"a": {"n": 2}}},
+        "b": {"total": 1.0, "times": [2], "words": {"b": {"n": 1}}},
+    }
+    assert type(result.state("x")["a"]["total"]) is float
+
+
+def test_a_failed_call_leaves_no_state_timer_or_output_behind() -> None:
+    """'With a dead-letter output the record (or timer: key, time) goes there with its error and the job goes on.'"""
+    p, stream = source()
+    made = stream.process(key="k", function=Keeper(), uid="x", schema="t bigint", dead_letters=True)
+    made.sink("out", uid="out")
+    made.dead_letters.sink("dead", uid="dead")
+    result = run(p, "a1 a13 a14")
+    assert result["out"] == [{"t": 1}, {"t": 14}]
+    assert result.state("x")["a"]["times"] == [1, 14]
+    assert [(row["timer"], row["key"], row["time"], row["glsn"], row["error"]) for row in result["dead"]] == [
+        (False, "a", 13, 2, "ValueError: thirteen"),
+        (True, "a", 101, 3, "ValueError: timer 101"),
+        (True, "a", 114, 3, "ValueError: timer 114"),
+    ]
+    assert result["dead"][0]["record"] == '{"k":"a","t":13}'
+
+
+def test_without_dead_letters_a_failure_stops_the_job_and_names_the_place() -> None:
+    p, stream = source()
+    stream.process(key="k", function=Keeper(), uid="x", schema="t bigint")
+    with pytest.raises(
+        PipelineFailed, match=r"pipeline 'test', operator 'x', at GLSN 2: ValueError: thirteen"
+    ) as caught:
+        run(p, "a1 a13")
+    assert (caught.value.uid, caught.value.glsn) == ("x", 2)
+    assert "dead_letters=True" in str(caught.value)
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+class Brief(ProcessFunction):
+    last = ValueState("bigint", default=-1, ttl="10ms")
+    recent = ListState("bigint", ttl=10)
+    by_time = MapState("bigint", "bigint", ttl=10)
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        yield {"last": self.last.get(), "recent": self.recent.get(), "keys": self.by_time.keys(), "n": len(self.recent)}
+        if record.t != 14:
+            self.last.set(record.t)
+        self.recent.append(record.t)
+        self.by_time.put(record.t, 1)
+
+
+def test_state_expires_by_event_time() -> None:
+    """Gone 'once the watermark reaches the time of its last write plus ttl'."""
+    p, stream = source()
+    schema = "last bigint, recent array<bigint>, keys array<bigint>, n int"
+    stream.process(key="k", function=Brief(), uid="x", schema=schema).sink("out", uid="out")
+    out = run(p, "a1 b11 a5 b12 a6 b14 b16 a17")["out"]
+    # a5 is late: it is written at the watermark, 10, and lives until 20.
+    assert [row["last"] for row in out] == [-1, -1, 1, 11, 5, 12, 12, 6]
+    assert [row["recent"] for row in out][2:5] == [[1], [11], [5]]
+    assert out[-1] == {"last": 6, "recent": [5, 6], "keys": [5, 6], "n": 2}
+
+
+def test_state_without_a_key_says_so() -> None:
+    function = Keeper()
+    with pytest.raises(InvalidArgument, match="the state 'total' is read outside a key"):
+        function.total.get()
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: ValueState("doubel"), "'doubel' where a type is due"),
+        (lambda: ValueState("bigint", default="x"), "'x' is not a value of type bigint"),
+        (lambda: ValueState("bigint", ttl=0), "at least 1 ms"),
+        (lambda: MapState("array<int>", "int"), "must be of a simple type"),
+    ],
+)
+def test_wrong_declarations_are_refused(make: Any, text: str) -> None:
+    with pytest.raises(InvalidArgument, match=text):
+        make()
+
+
+# ------------------------------------------------------------------------------------------------------------ packing
+
+
+def states() -> list[State]:
+    made: list[State] = [ValueState("bigint"), ListState("string", ttl=5), MapState("string", "double")]
+    for state, name in zip(made, ("n", "recent", "by"), strict=True):
+        state.name = name
+    return made
+
+
+def queues() -> tuple[TimerQueue, TimerQueue]:
+    return TimerQueue(), TimerQueue()
+
+
+def filled(store: KeyedStore, keys: range) -> None:
+    for key in keys:
+        entry = store.live.get(key) or store.entry(key)
+        entry.values[:] = [key, [(key, "x")], {"a": 0.5}]
+        entry.event_timers = {1000 + key, 5000}
+        store.dirty.add(entry)
+
+
+def contents(entries: list[KeyEntry]) -> list[Any]:
+    return sorted((entry.key, entry.values, sorted(entry.event_timers or ())) for entry in entries)
+
+
+def test_a_micro_batch_makes_only_those_keys_live_that_it_touches() -> None:
+    first = KeyedStore(states(), key_group)
+    filled(first, range(100))
+    base = first.checkpoint()
+    second = KeyedStore(states(), key_group, [base])
+    own = queues()
+    second.load([7, 200], 1003, -1, own)
+    assert sorted(second.live) == [0, 1, 2, 3, 7]
+    assert sorted(time for time, _, _ in own[0].heap if time < 5000) == [1000, 1001, 1002, 1003, 1007]
+    assert second.live[7].values == [7, [(7, "x")], {"a": 0.5}]
+
+
+def test_later_chunks_replace_earlier_ones_and_may_say_that_a_key_is_gone() -> None:
+    store = KeyedStore(states(), key_group)
+    filled(store, range(10))
+    store.checkpoint()
+    entry = store.live[3]
+    entry.values[0] = 33
+    gone = store.live[4]
+    gone.values[:], gone.event_timers = [None] * 3, None
+    store.dirty |= {entry, gone}
+    delta = store.checkpoint()
+    assert delta is not None
+    assert (delta.num_rows, 4 in store.live) == (2, False)
+    again = KeyedStore(states(), key_group, store.chunks)
+    again.load(range(10), 2000, -1, queues())
+    assert again.live[3].values[0] == 33
+    assert again.live[4].empty
+    before = contents(store.entries())
+    base = again.compact(-(2**63))
+    assert base.num_rows == 9
+    assert contents(KeyedStore(states(), key_group, [base]).entries()) == before
+
+
+def test_compaction_drops_what_has_expired() -> None:
+    declared: list[State] = [ListState("string", ttl=5)]
+    declared[0].name = "recent"
+    store = KeyedStore(declared, key_group)
+    for key in range(10):
+        store.entry(key).values[0] = [(key, "x")]
+    store.dirty |= set(store.live.values())
+    store.checkpoint()
+    assert store.compact(9).num_rows == 5
+
+
+def test_state_of_another_shape_is_refused() -> None:
+    store = KeyedStore(states(), key_group)
+    filled(store, range(2))
+    with pytest.raises(InvalidArgument, match="a changed state needs a new name"):
+        KeyedStore(states()[:1], key_group, [store.checkpoint()])
+
+
+def test_chunks_are_plain_tables() -> None:
+    store = KeyedStore(states(), key_group)
+    filled(store, range(3))
+    chunk = store.checkpoint()
+    assert chunk is not None
+    assert chunk.schema.names[:2] == ["key_group", "key"]
+    assert chunk.schema.field("state_by").type == pa.map_(pa.string(), pa.float64())
+    assert sorted(key_of_bytes(data) for data in chunk["key"].to_pylist()) == [0, 1, 2]

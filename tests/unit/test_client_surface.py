@@ -1,0 +1,67 @@
+"""The blocking client is the asynchronous one with other words: same methods, same parameters, same documentation."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import cutwater
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.client import Client, Cursor, Producer, Subscription, connect
+from cutwater.client.cursors import AsyncCursor
+from cutwater.client.producer import AsyncProducer
+from cutwater.client.subscriptions import AsyncSubscription
+
+PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
+    # Names that only one side has any use for.
+    (AsyncClient, Client, {"connect"}),
+    (AsyncCursor, Cursor, {"close"}),
+    (AsyncProducer, Producer, {"open", "enqueue", "is_closed", "prepare", "timeout", "buffer_bytes"}),
+    (AsyncSubscription, Subscription, {"begun", "layout", "is_closed"}),
+]
+
+
+def public(cls: type[Any]) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("asynchronous", "blocking", "own"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
+def test_both_have_the_same_methods(asynchronous: type[Any], blocking: type[Any], own: set[str]) -> None:
+    instance_only = {"id", "topic", "cluster"}
+    assert public(asynchronous) - own - instance_only == public(blocking) - own - instance_only
+    for name in public(blocking) & public(asynchronous):
+        one, other = getattr(asynchronous, name), getattr(blocking, name)
+        if not callable(one):
+            continue
+        assert [*inspect.signature(one).parameters.values()][1:] == [*inspect.signature(other).parameters.values()][1:]
+        if name != "close":
+            assert (inspect.getdoc(one) or "").split() == (inspect.getdoc(other) or "").split(), name
+
+
+def test_connect_takes_what_the_asynchronous_one_takes() -> None:
+    assert inspect.signature(connect).parameters == inspect.signature(AsyncClient.connect).parameters
+
+
+def test_every_public_method_says_what_it_does() -> None:
+    for cls in (AsyncClient, Client, AsyncProducer, Producer, AsyncCursor, Cursor):
+        for name in public(cls):
+            value = inspect.getattr_static(cls, name)
+            if inspect.isfunction(value) and name not in {"open", "enqueue"}:
+                assert inspect.getdoc(getattr(cls, name)), f"{cls.__name__}.{name}"
+
+
+def test_calls_that_reach_the_cluster_take_a_timeout() -> None:
+    for cls in (AsyncClient, AsyncProducer, AsyncCursor):
+        for name in public(cls) - {"close", "open"}:
+            method = getattr(cls, name)
+            if inspect.iscoroutinefunction(method):
+                assert "timeout" in inspect.signature(method).parameters, f"{cls.__name__}.{name}"
+
+
+def test_public_names_are_there_and_no_others() -> None:
+    for name in cutwater.__all__:
+        assert getattr(cutwater, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = cutwater.nothing
