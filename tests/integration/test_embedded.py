@@ -151,7 +151,17 @@ for i in range(1_000_000):
 PROGRAMS = {
     "nothing is closed": "log.append('t', b'x'); log.subscribe('t'); p = log.producer('t', id='p'); p.send(b'y')",
     "a subscription waits in another thread": (
-        "import threading; threading.Thread(target=lambda: list(log.subscribe('t')), daemon=True).start()"
+        "import threading; s = log.subscribe('t'); threading.Thread(target=s.take, daemon=True).start()"
+    ),
+    "other threads go on after the main one": (
+        "import threading, time\n"
+        "def late():\n"
+        "    threading.main_thread().join()\n"
+        "    time.sleep(0.2)\n"
+        "    ack = log.append('t', b'late')\n"
+        "    assert [r.value for r in log.subscribe('t', follow=False)] == [b'late']\n"
+        "    assert log.read(ack.glsn).value == b'late'\n"
+        "threading.Thread(target=late).start()"
     ),
     "an error is on its way": "log.append('t', b'x'); raise SystemExit(3)",
 }

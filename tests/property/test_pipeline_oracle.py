@@ -4,20 +4,23 @@ in content and in order.' Random pipelines on random logs, against the dumb inte
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from pipeline_oracle import DumbOperator, DumbState, Oracle, Place
-from pipeline_programs import log_of, program
+from pipeline_programs import SCHEMA, log_of, program
 
+from cutwater.pipeline import BatchFunction, MapState, ProcessFunction, ValueState
 from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.graph import OperatorNode, SourceNode, WindowNode
 from cutwater.pipeline.machine import Machine
@@ -27,6 +30,7 @@ from cutwater.pipeline.records import Records
 from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.stream import Pipeline
 
+SEED_NAME = "CUTWATER_PIPELINE_SEED"
 Written = dict[str, list[tuple[int, int, dict[str, Any]]]]
 
 
@@ -149,10 +153,44 @@ def check(seed: int) -> None:
 
 @given(st.integers(0, 2**32))
 def test_any_pipeline_gives_what_one_thread_gives(seed: int) -> None:
-    note(f"replay: {Path(__file__).name}::test_one_seed, with SEED = {seed}")
+    note(f"replay: {SEED_NAME}={seed} python -m pytest tests/property/test_pipeline_oracle.py -k one_seed")
     check(seed)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [int(os.environ[SEED_NAME])] if SEED_NAME in os.environ else range(10))
 def test_one_seed(seed: int) -> None:
     check(seed)
+
+
+class RunningTotal(ProcessFunction):
+    total = ValueState("bigint", default=0)
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        self.total.set(self.total.get() + record.v)
+        return {"k": ctx.key, "t": record.t, "v": self.total.get()}
+
+
+class RunningTotals(BatchFunction):
+    totals = MapState("string", "bigint")
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: Any) -> Any:
+        made = []
+        for key, value in zip(batch["k"].to_pylist(), batch["v"].to_pylist(), strict=True):
+            self.totals.put(key, self.totals.get(key, 0) + value)
+            made.append(self.totals.get(key))
+        return batch.set_column(2, "v", pa.array(made, pa.int64()))
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=25)
+def test_a_function_of_batches_gives_what_one_of_records_gives(seed: int) -> None:
+    choice = random.Random(seed)
+    places = log_of(choice, ["one"], choice.randint(1, 60))
+    streams = {(place.topic, place.stream) for place in places if place.topic}
+    results = []
+    for function in (RunningTotal(), RunningTotals()):
+        p = Pipeline("totals")
+        stream = p.source("one", schema=SCHEMA, event_time="t")
+        stream.process(key="k", function=function, uid="x", schema=SCHEMA).sink("out", uid="out")
+        results.append(real(p, places, streams, choice)[1])
+    assert results[0] == results[1]

@@ -23,10 +23,10 @@ from cutwater.core.producer_session import Fate, Phase, ProducerSession
 from cutwater.core.replica import Replica
 from cutwater.core.reports import ReportBook
 from cutwater.core.subscription import Run, Subscription
-from cutwater.storage import segment
+from cutwater.storage import replica_storage
+from cutwater.storage.commits import CommitLog
 from cutwater.storage.errors import StorageBroken
 from cutwater.storage.format import SEGMENT
-from cutwater.storage.frames import HEADER_BYTES_MAX, Frame, decode_header
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
@@ -315,14 +315,21 @@ def failed_sync_is_tried_again() -> list[Patch]:
     return [(MarkedFile, "sync_data", sync_data)]
 
 
-def torn_tail_is_kept() -> list[Patch]:
-    def frame_at(file, offset, expected, size):
-        header = decode_header(file.pread(HEADER_BYTES_MAX, offset))
-        if header is None or header.first_llsn != expected or header.frame_bytes > size - offset:
-            return None
-        return Frame(header, memoryview(file.pread(header.frame_bytes, offset)))
+def commits_are_not_synced() -> list[Patch]:
+    def sync(self):
+        self._durable_count, self.durable = self._count, self.last
 
-    return [(segment, "_frame_at", frame_at)]
+    return [(CommitLog, "sync", sync)]
+
+
+def small_files_are_not_synced() -> list[Patch]:
+    def replace(files, path, data):
+        temporary = path.with_name(path.name + ".tmp")
+        files.create(temporary).pwritev([data], 0)
+        files.rename(temporary, path)
+        files.sync_dir(path.parent)
+
+    return [(replica_storage, "replace", replace)]
 
 
 STORM = Options(
@@ -423,9 +430,14 @@ BUGS: dict[str, PlantedBug] = {
             profile(segment_files=True, fsync_failure=0.05, crash_all_storage_every_us=300_000),
         ),
         (
-            torn_tail_is_kept,
-            "recovery keeps entries whose bodies are torn",
-            profile(segment_files=True, append_pause_us=4_000, crash_storage_every_us=100_000),
+            commits_are_not_synced,
+            "commit contexts count as durable when they are written",
+            profile(segment_files=True),
+        ),
+        (
+            small_files_are_not_synced,
+            "hard state gets its name before it is on disk",
+            profile(segment_files=True, seal_every_us=100_000),
         ),
     )
 }

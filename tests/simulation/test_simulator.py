@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -101,6 +102,36 @@ def test_faults_bite() -> None:
     assert sum(result.appends[Outcome.FAIL.value] for result in results) > 30
     assert sum(result.seals for result in results) > 100
     assert sum(result.leaders - 1 for result in results) > 20
+
+
+def test_rare_things_happen() -> None:
+    """Producers move and lose their topics, topics are deleted, subscribers are told that something is trimmed, records
+    of unknown outcome are in the log: what is checked of all that is checked of something."""
+    options = Options(
+        metadata_nodes=3,
+        producers=3,
+        subscribers=2,
+        message_loss=0.02,
+        crash_storage_every_us=300_000,
+        crash_metadata_every_us=300_000,
+        store_us_max=30_000,
+        finalize_every_us=300_000,
+        seal_every_us=300_000,
+        trim_every_us=40_000,
+        topics_come_and_go_every_us=200_000,
+        reopen_producer_every_us=400_000,
+    )
+    happened: Counter[str] = Counter()
+    for seed in range(6):
+        cluster = Cluster(seed, options)
+        cluster.run()
+        happened.update(type(decision).__name__ for decision in cluster.store.decisions)
+        happened.update(producer.session.phase.name for producer in cluster.producers)
+        happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
+        happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
+        happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
+    for name in ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races"):
+        assert happened[name] > 0, (name, happened)
 
 
 def acknowledged_since(cluster: Cluster, since: int) -> int:

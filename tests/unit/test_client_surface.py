@@ -18,7 +18,7 @@ PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
     # Names that only one side has any use for.
     (AsyncClient, Client, {"connect"}),
     (AsyncCursor, Cursor, {"close"}),
-    (AsyncProducer, Producer, {"open", "enqueue", "is_closed", "prepare", "timeout", "buffer_bytes"}),
+    (AsyncProducer, Producer, {"open", "enqueue", "finish", "is_closed", "prepare", "timeout", "buffer_bytes"}),
     (AsyncSubscription, Subscription, {"begun", "layout", "is_closed"}),
 ]
 
@@ -54,7 +54,7 @@ def test_every_public_method_says_what_it_does() -> None:
 
 def test_calls_that_reach_the_cluster_take_a_timeout() -> None:
     for cls in (AsyncClient, AsyncProducer, AsyncCursor):
-        for name in public(cls) - {"close", "open"}:
+        for name in public(cls) - {"close", "open", "finish"}:
             method = getattr(cls, name)
             if inspect.iscoroutinefunction(method):
                 assert "timeout" in inspect.signature(method).parameters, f"{cls.__name__}.{name}"

@@ -289,6 +289,18 @@ def test_positions_and_times(bench) -> None:
         assert storage.from_time(CutTime(contexts[-1].time + 1)) is None
 
 
+def test_the_newest_records_that_fit(bench) -> None:
+    """Retention by size asks for this: the more room, the more is kept, and something always is."""
+    assert bench.storage.within(10**9) is None, "nothing is committed yet"
+    _, contexts = fill(bench.storage, groups=12)
+    for storage in (bench.storage, bench.reopen()):
+        found = [storage.within(size) for size in (1, 500, 2_000, 5_000, 10**9)]
+        assert None not in found
+        assert found == sorted(found, reverse=True)
+        assert found[-1] == contexts[0].first_glsn
+        assert contexts[0].first_glsn < found[0] <= contexts[-1].last_glsn
+
+
 def test_event_time_runs_through_all_entries(bench) -> None:
     entries, contexts = fill(bench.storage, groups=10)
     bench.storage.drop_before(contexts[5].first_glsn, bench.storage.end)

@@ -81,6 +81,9 @@ def start(
     snapshot_every: Annotated[
         int, typer.Option(min=16, help="Decisions after which the store gets a snapshot and forgets them.")
     ] = 1_024,
+    retention_every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between looks at topics that do not keep everything for ever.")
+    ] = 10.0,
     log_format: LogFormatOption = LogFormat.TEXT,
     log_level: LogLevelOption = LogLevel.INFO,
     output: OutputOption = Output.TEXT,
@@ -102,6 +105,7 @@ def start(
         replace_stream_after,
         min_replication,
         snapshot_every,
+        retention_every,
     )
     run_metadata_node(options, lambda serving: _announce(serving, output))
 

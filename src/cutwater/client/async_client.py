@@ -126,7 +126,7 @@ class AsyncClient:
         if self._is_closed:
             return
         self._is_closed = True
-        closing = await asyncio.gather(*(producer.close() for producer in self._producers), return_exceptions=True)
+        closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         for lane in self._lanes.values():
             await lane.close()
         for subscription in list(self._subscriptions):

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.errors import ClientClosed
 from cutwater.wire.loops import new_event_loop
 
@@ -22,6 +23,7 @@ R = TypeVar("R")
 
 LOOK_SECONDS = 5.0
 """How often a waiting thread looks whether anyone is left who could answer it."""
+EXECUTOR_THREADS_MAX = 8
 END_SECONDS = 5.0
 """How long the end of the interpreter waits for one loop."""
 
@@ -31,6 +33,7 @@ _running: weakref.WeakSet[LoopThread] = weakref.WeakSet()
 class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = new_event_loop()
+        self._loop.set_default_executor(DaemonExecutor(EXECUTOR_THREADS_MAX, name))
         self._pid = os.getpid()
         self._is_closed = False
         self._on_end: Callable[[], Awaitable[None]] | None = None
@@ -113,6 +116,8 @@ class LoopThread:
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            # Transports that were aborted are closed in the turn after.
+            self._loop.run_until_complete(asyncio.sleep(0))
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()

@@ -188,6 +188,11 @@ class AsyncProducer:
         finally:
             await self._stop(ClientClosed(f"producer {self.id!r} was closed before this was sent"))
 
+    async def finish(self) -> None:
+        """As ``close``, for who did not send: failures that there were before are not told again."""
+        self._buffer.unheard = None
+        await self.close()
+
     async def __aenter__(self) -> AsyncProducer:
         return self
 

@@ -24,6 +24,7 @@ from cutwater.core.order_state import OrderState
 from cutwater.core.requests import AddNodeRequest, Answer, Done, FoundClusterRequest, Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity
 from cutwater.metadata.counters import Counters
+from cutwater.metadata.retention import Retention
 from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.metadata.ways import Ways
@@ -64,6 +65,8 @@ class MetadataOptions(Struct, frozen=True):
     store_patience_seconds: float = 1.0
     """A leader whose store has not answered for this long is silent, so that one with a better way to it takes over."""
     retry_seconds: float = 0.2
+    retention_seconds: float = 10.0
+    """How often topics that keep their records for a time, or up to a size, are looked at."""
 
 
 class MetadataServer:
@@ -299,12 +302,21 @@ class MetadataServer:
             self._introduce(term)
             await self._found(term)
             self._reachable.set()
-            reason = await term.over
+            retaining = self._loop.create_task(self._retain(term))
+            try:
+                reason = await term.over
+            finally:
+                retaining.cancel()
+                await asyncio.gather(retaining, return_exceptions=True)
             _log.info("metadata node %s leads no more: %s", self.options.node, reason)
         finally:
             self._reachable.clear()
             self.term = None
             await term.end("another node leads")
+
+    async def _retain(self, term: Term) -> None:
+        retention = Retention(term.layer.state, self._connect, lambda request: self._decide(term, request))
+        await retention.enforce_for_ever(self.options.retention_seconds)
 
     def _introduce(self, term: Term) -> None:
         """Storage nodes that talk to this node need not wait for their next report to hear who leads now."""

@@ -34,6 +34,7 @@ class StartOptions(Struct, frozen=True):
     replace_stream_after_seconds: float = 10.0
     min_replication: int = 1
     snapshot_every_decisions: int = 1_024
+    retention_seconds: float = 10.0
 
     @property
     def order(self) -> OrderOptions:
@@ -76,6 +77,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
         options.insecure,
         None if options.tls is None else load_tls(options.tls),
         options.order,
+        retention_seconds=options.retention_seconds,
     )
     server = MetadataServer(server_options, store)
     exporter = None

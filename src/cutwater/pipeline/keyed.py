@@ -16,6 +16,7 @@ from msgspec import json
 
 from cutwater.errors import PipelineFailed
 from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue
+from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.keys import MAX_PARALLELISM, key_group, key_of_bytes
 from cutwater.pipeline.position import firing, glsn_of, number
 from cutwater.pipeline.records import Records, arrivals
@@ -54,8 +55,11 @@ class OperatorSpec:
         """How many groups the operator's keys fall into; a partition is a group of its own."""
         return self.partitions or self.max_parallelism
 
-    def group_of(self, data: bytes) -> int:
-        return int(key_of_bytes(data)) if self.partitions else key_group(data, self.max_parallelism)
+    def group_of_entry(self, data: bytes) -> int:
+        """The group that an entry of the store belongs to; the key of a partition or a key group is its number."""
+        if self.partitions or isinstance(self.function, BatchFunction):
+            return int(key_of_bytes(data))
+        return key_group(data, self.max_parallelism)
 
 
 class KeyedOperator:

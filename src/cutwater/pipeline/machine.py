@@ -17,10 +17,11 @@ from cutwater.pipeline.batches import BatchOperator
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.graph import Port, SinkNode, SourceNode
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
-from cutwater.pipeline.keys import key_bytes, slice_of
+from cutwater.pipeline.keys import key_bytes, key_group, slice_of
 from cutwater.pipeline.partitions import PartitionOperator, partition_of
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.store import BROADCAST_GROUP, KeyedStore
 from cutwater.pipeline.window_function import WindowFunction
@@ -42,7 +43,7 @@ class SliceTask:
     def __init__(self, plan: Plan, level: int, index: int, chunks: Mapping[str, Iterable[pa.Table]]) -> None:
         self._plan = plan
         self.operators = [
-            operator_of(spec, KeyedStore(spec.states, spec.group_of, chunks.get(spec.uid, ())), first=index == 0)
+            operator_of(spec, KeyedStore(spec.states, spec.group_of_entry, chunks.get(spec.uid, ())), first=index == 0)
             for spec in plan.levels[level]
         ]
 
@@ -80,15 +81,22 @@ def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> lis
             key = read_key(row)
             place = known.get(key)
             if place is None:
-                place = known[key] = slice_of(spec.group_of(key_bytes(key)), slices, spec.groups)
+                place = known[key] = slice_of(key_group(key_bytes(key), spec.groups), slices, spec.groups)
         except Exception:
             place = 0
         chosen[place].append(i)
     return [records.pick(indexes) for indexes in chosen]
 
 
+def _shipped(records: Records, rows: RowType) -> Records:
+    """Records after a journey from one worker to another."""
+    return Records.from_arrow(records.to_arrow(rows), rows)
+
+
 class Machine:
-    """A whole pipeline in one process. With ``packed`` every micro-batch starts from chunks, as workers do."""
+    """A whole pipeline in one process. With ``packed`` it does as workers do that share nothing: every micro-batch
+    starts from chunks, and records go from level to level as Arrow.
+    """
 
     def __init__(self, plan: Plan, slices: int = 1, *, packed: bool = False) -> None:
         self._plan = plan
@@ -108,8 +116,9 @@ class Machine:
             for spec in self._plan.levels[level]:
                 for index in range(len(spec.keys)):
                     records = Records.merged(arrived.pop((spec.order, index), []))
+                    rows = spec.input_rows[index]
                     for own, part in zip(inputs, routed(spec, index, records, self._slices), strict=True):
-                        own[spec.order, index] = part
+                        own[spec.order, index] = _shipped(part, rows) if self._packed and rows else part
             for task, own in zip(tasks, inputs, strict=True):
                 task.run(own, ticks, arrived)
         self._checkpoint()

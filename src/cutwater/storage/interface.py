@@ -151,5 +151,9 @@ class ReplicaStorage(Protocol):
     def from_time(self, time: CutTime) -> GLSN | None:
         """The first record that was committed at or after this time and is not trimmed."""
 
+    def within(self, bytes_max: int) -> GLSN | None:
+        """The first committed record of the newest ones that fit into about so many bytes, by whole files; None if
+        nothing is committed."""
+
     def verify(self) -> list[Finding]:
         """Read everything and check it against everything else."""

@@ -17,7 +17,7 @@ from cutwater.storage.checksum import crc32c
 from cutwater.storage.commits import follows
 from cutwater.storage.errors import DamagedEntries, StorageBroken, TrimmedEntries
 from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import Frame, decode_header, encode_frame
+from cutwater.storage.frames import Frame, decode_header, encode_frame, frame_bytes_of
 from cutwater.storage.interface import Finding, Range, Synced
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
@@ -292,6 +292,16 @@ class MemoryStorage:
         self._check()
         glsn = first_glsn_at_or_after_time(self.memory.contexts, time)
         return None if glsn is None else max(glsn, self._first_left())
+
+    def within(self, bytes_max: int) -> GLSN | None:
+        self._check()
+        llsn, left = LLSN(self.end + 1), bytes_max
+        for frame in reversed(self.memory.frames):
+            left -= frame_bytes_of(frame.entry)
+            if left < 0 and llsn <= self.committed_end:
+                break
+            llsn = frame.header.first_llsn
+        return None if llsn > self.committed_end else glsn_of_llsn(self.memory.contexts, llsn)
 
     def verify(self) -> list[Finding]:
         self._check()

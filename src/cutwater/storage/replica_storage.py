@@ -448,6 +448,10 @@ class SegmentStorage:
         glsn = self._read(lambda: first_glsn_at_or_after_time(self._commits.contexts, time))
         return None if glsn is None else max(glsn, self._read(self._first_left))
 
+    def within(self, bytes_max: int) -> GLSN | None:
+        llsn = max(self._read(lambda: self._log.first_within(bytes_max)), self.first_llsn)
+        return None if llsn > self.committed_end else self._read(lambda: glsn_of_llsn(self._commits.contexts, llsn))
+
     def _first_left(self) -> GLSN:
         """The GLSN after the last record that is gone, or what was asked for if that is more."""
         hard_state = self._hard_state or HardState()

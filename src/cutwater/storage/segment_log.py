@@ -98,6 +98,17 @@ class SegmentLog:
         """The first LLSN of each segment."""
         return self._firsts
 
+    def first_within(self, bytes_max: int) -> LLSN:
+        """Where the newest segments begin that have no more bytes than this together; the last one always counts."""
+        firsts, left = self._firsts, bytes_max - self._last.end.offset
+        first = firsts[-1]
+        for before in reversed(firsts[:-1]):
+            left -= self._files.open(self._path(before)).size()
+            if left < 0:
+                break
+            first = before
+        return first
+
     # Writing.
 
     def write(self, entries: Sequence[Entry]) -> None:

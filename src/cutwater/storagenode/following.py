@@ -71,7 +71,11 @@ class Following:
         driver = self._node.driver(call.argument.stream)
         driver.require_readable()
         through = _complete_through(driver)
-        glsn = await asyncio.to_thread(driver.storage.from_time, call.argument.time)
+        asked, storage = call.argument, driver.storage
+        if asked.bytes_max:
+            glsn = await asyncio.to_thread(storage.within, asked.bytes_max)
+        else:
+            glsn = await asyncio.to_thread(storage.from_time, asked.time)
         return api.FindAnswer(glsn, through)
 
     async def _follow(

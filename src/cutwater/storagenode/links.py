@@ -43,12 +43,17 @@ class Link:
         self._endpoint, self._tls = endpoint, tls
         self._host, self._port = parse_address(address)
         self._on_up, self._on_down, self._on_trouble = on_up, on_down, on_trouble
+        self._hurry = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     def require(self) -> Connection:
         if self.connection is None:
             raise Unavailable(f"there is no connection to {self.address} now: try again")
         return self.connection
+
+    def hurry(self) -> None:
+        """There is a reason to believe that the other side is there again: do not wait before the next attempt."""
+        self._hurry.set()
 
     async def close(self) -> None:
         self._task.cancel()
@@ -65,7 +70,7 @@ class Link:
                 )
             except CutwaterError as error:
                 self._on_trouble(error)
-                await asyncio.sleep(wait)
+                await self._pause(wait)
                 wait = min(wait * 2, RECONNECT_SECONDS_MAX)
                 continue
             wait = RECONNECT_SECONDS_MIN
@@ -76,6 +81,15 @@ class Link:
             finally:
                 self.connection = None
             self._on_down()
+
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+        self._hurry.clear()
 
 
 class Peers:
@@ -121,6 +135,12 @@ class Peers:
         if link is None:
             raise Unavailable(f"the address of storage node {peer} is not known yet")
         return link.require()
+
+    def heard_from(self, name: str) -> None:
+        """Someone of this name connected here. If it is a peer that could not be reached, it can be now."""
+        link = self._links.get(StorageNodeId(int(name))) if name.isdecimal() else None
+        if link is not None and link.connection is None:
+            link.hurry()
 
     def connected(self, first: tuple[StorageNodeId, ...]) -> Iterator[tuple[StorageNodeId, Connection]]:
         """All peers that can be asked now, these ones first."""

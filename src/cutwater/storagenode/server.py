@@ -30,6 +30,7 @@ from cutwater.storagenode.syncing import Syncing
 from cutwater.types import LogStreamId, Report, StorageNodeId
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
+from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.methods import LATER, Later, Methods
 from cutwater.wire.options import MIB, WireOptions
@@ -42,6 +43,10 @@ _log = logging.getLogger(__name__)
 PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
 """Towards peers more may wait than towards clients: entries come as notices, and one that is refused seals its stream.
 What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
+
+
+ROLE = "storage node"
+"""What a storage node calls itself when it connects."""
 
 
 class NodeOptions(Struct, frozen=True):
@@ -111,6 +116,7 @@ class StorageNodeServer:
                 options.port,
                 tls=options.tls.server if options.tls else None,
                 insecure=options.insecure,
+                on_open=self._connected,
             )
         except BaseException:
             self.node.stop_reporting()
@@ -153,7 +159,12 @@ class StorageNodeServer:
 
     def _endpoint(self, options: WireOptions) -> Endpoint:
         identity = self.volumes.identity
-        return Endpoint(identity.cluster, "storage node", str(identity.node), self._methods, options)
+        return Endpoint(identity.cluster, ROLE, str(identity.node), self._methods, options)
+
+    def _connected(self, connection: Connection) -> None:
+        peer = connection.peer
+        if peer is not None and peer.role == ROLE:
+            self.peers.heard_from(peer.name)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, None], work))

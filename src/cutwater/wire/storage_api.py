@@ -86,10 +86,12 @@ class FollowArguments(Struct, frozen=True):
 
 
 class FindArguments(Struct, frozen=True):
-    """Where the records begin that were committed at or after this time."""
+    """Where the records begin that were committed at or after this time; or, with ``bytes_max``, the newest that fit
+    into so many bytes."""
 
     stream: LogStreamId
     time: CutTime
+    bytes_max: int = 0
 
 
 class FindAnswer(Struct, frozen=True):

@@ -231,7 +231,7 @@ def test_processing_time_is_the_cut_time_at_the_position() -> None:
 
 
 def test_three_streams_with_declared_watermarks() -> None:
-    """'s0:10 s1:20 s2:15 → watermark 10; s0:30 → 15; s2 idle → 20; s1:25 → 25; s0:40, s1:50, s2:60 → 40; never back'."""
+    """'s0:10 s1:20 s2:15 → watermark 10; s0:30 → 15; s2 idle → 20; s1:25 → 25; s0:40, s1:50, s2:60 → 40'."""
     p = Pipeline("test")
     p.source("in", watermark=Watermark.punctuated()).sink("out", uid="out")
     said = [(0, 10), (1, 20), (2, 15), (0, 30), (2, None), (1, 25), (0, 40), (1, 50), (2, 60)]

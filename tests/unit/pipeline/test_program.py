@@ -226,7 +226,7 @@ def test_rows_that_do_not_fit_the_schema_fail_where_they_are_made() -> None:
 
 
 def test_user_code_runs_once_per_record_whoever_reads_its_output() -> None:
-    """'Two sinks and a late side output from one operator: user code ran once per record (counted), one state store.'"""
+    """'Two sinks and a … side output from one operator: user code ran once per record (counted), one state store.'"""
     calls: list[int] = []
 
     class Counting(ProcessFunction):

@@ -172,7 +172,7 @@ def test_rows_without_a_schema() -> None:
     assert untyped({"a": 1}) == row_class(("a",))((1,))
     assert isinstance(untyped({"a": 1}), Row)
     assert inferred([{"a": 1}, {"b": "x"}, {"a": 2.5}]) == pa.schema([("a", pa.float64()), ("b", pa.string())])
-    with pytest.raises(InvalidArgument, match="the column 'a' do not have one type.*Declare schema="):
+    with pytest.raises(InvalidArgument, match=r"the column 'a' do not have one type.*Declare schema="):
         inferred([{"a": 1}, {"a": "x"}])
 
 

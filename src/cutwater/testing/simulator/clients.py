@@ -196,7 +196,8 @@ class Producer(Client):
 
     def _nudge(self) -> None:
         session, info = self.session, self._our_stream()
-        if info is None and self._topic is not None and all(topic.topic != self._topic for topic in self.catalog.topics):
+        topics = {topic.topic for topic in self.catalog.topics}
+        if self._topic is not None and self._topic not in topics:
             session.topic_deleted()
         self._seen_closed = self._seen_closed + 1 if info is not None and not info.is_open else 0
         effects: list[SessionEffect] = []

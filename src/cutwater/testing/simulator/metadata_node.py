@@ -64,6 +64,8 @@ class MetadataNode(Process):
         self.node, self.nodes, self.store = node, nodes, store
         self.clock_offset = 0
         self.history_max = 0
+        self.races_lost = 0
+        """How often somebody else took over first."""
         self._reset()
 
     def _reset(self) -> None:
@@ -107,8 +109,12 @@ class MetadataNode(Process):
         return int(self.world.rng.random() * self.world.options.store_us_max)
 
     def _acquire(self, seen: LeaderEpoch) -> None:
-        loaded = self.store.acquire(self.node, seen) if self._is_leaderless() else None
-        if loaded is not None:
+        if not self._is_leaderless():
+            return
+        loaded = self.store.acquire(self.node, seen)
+        if loaded is None:
+            self.races_lost += 1
+        else:
             self._lead(loaded.leader_epoch, OrderState(loaded.snapshot, loaded.decisions))
 
     def _lead(self, epoch: LeaderEpoch, state: OrderState) -> None:

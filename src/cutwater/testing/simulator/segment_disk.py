@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
 from cutwater.storage.commits import ContextView
-from cutwater.storage.errors import DamagedEntries
+from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import Running
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
@@ -63,7 +63,16 @@ class SegmentDisk:
         return self._storage
 
     def _open(self, files: FaultFiles) -> SegmentStorage:
-        return SegmentStorage(DIRECTORY, self._identity, OPTIONS, files)
+        with self._only_entries_damaged():
+            return SegmentStorage(DIRECTORY, self._identity, OPTIONS, files)
+
+    @contextmanager
+    def _only_entries_damaged(self) -> Iterator[None]:
+        """Bits flip in entries only, so no other file may be found damaged."""
+        try:
+            yield
+        except DamagedFile as error:
+            raise Violation("13 damage", f"storage node {self._node.node}: {error.message}") from error
 
     def _fails_sync(self, path: Path) -> bool:
         """Any sync may fail, also one that a full segment, a saved hard state or the opening of the files needs."""
@@ -194,7 +203,7 @@ class SegmentDisk:
 
     def cut_back(self, end: LLSN, committed_end: LLSN) -> None:
         self._evict_perhaps()
-        with self._little_room():
+        with self._little_room(), self._only_entries_damaged():
             self.storage.cut_back(end, committed_end)
 
     def damage(self, llsn: LLSN) -> None:

@@ -1,0 +1,182 @@
+"""Clusters under random faults keep their promises; the simulator itself is deterministic and says how to replay."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from cutwater.core.requests import Done, ReplaceRequest, SealRequest, UnsealRequest
+from cutwater.testing import simulate as command
+from cutwater.testing.simulator.cluster import Cluster, simulate
+from cutwater.testing.simulator.options import PROFILES, Options, random_options
+from cutwater.testing.simulator.record import Outcome
+from cutwater.testing.simulator.world import Violation
+from cutwater.types import ReplicaState
+
+RANDOM_SEEDS = 240
+STORM_SEEDS = 60
+SEEDS_PER_TEST = 20
+
+
+@pytest.mark.parametrize("first", range(0, RANDOM_SEEDS, SEEDS_PER_TEST))
+def test_random_faults(first: int) -> None:
+    check("random", first)
+
+
+@pytest.mark.parametrize("first", range(0, STORM_SEEDS, SEEDS_PER_TEST))
+def test_everything_at_once(first: int) -> None:
+    check("storm", first)
+
+
+def check(profile: str, first: int) -> None:
+    for seed in range(first, first + SEEDS_PER_TEST):
+        result = simulate(seed, PROFILES[profile](seed))
+        suffix = "" if profile == "random" else f" PROFILE={profile}"
+        assert result.violation is None, f"{result.violation}\nreplay it: make simulate SEED={seed}{suffix}"
+
+
+def test_a_quiet_cluster_acknowledges_everything() -> None:
+    result = simulate(1, Options())
+    assert result.violation is None
+    assert result.appends["unknown"] == 0
+    assert result.appends["ok"] > 200
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
+    """Also in another process, with another hash seed for strings."""
+    here = simulate(seed, random_options(seed)).trace_hash
+    program = [sys.executable, "-m", "cutwater.testing.simulate", "--seed", str(seed)]
+    there = subprocess.run(program, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    assert there[-1] == here
+    assert int(here, 16) >= 0
+
+
+def test_another_seed_gives_another_trace() -> None:
+    assert simulate(5, Options()).trace_hash != simulate(6, Options()).trace_hash
+
+
+def test_many_in_parallel_equal_many_in_sequence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--seeds", "6", "--jobs", "1"]) == 0
+    alone = capsys.readouterr().out.splitlines()[-1]
+    assert command.main(["--seeds", "6", "--jobs", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == alone
+
+
+def test_a_violation_fails_and_prints_the_replay(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Cluster) -> None:
+        raise Violation("3 durable", "planted here")
+
+    monkeypatch.setattr(Cluster, "_inspect", broken)
+    assert command.main(["--seed", "1"]) == 1
+    assert command.main(["--seeds", "1", "--jobs", "1", "--profile", "quiet", "--first", "9"]) == 1
+    out = capsys.readouterr().out
+    assert "VIOLATION with seed 1: 3 durable: planted here" in out
+    assert "replay it: make simulate SEED=1\n" in out
+    assert "replay it: make simulate SEED=9 PROFILE=quiet\n" in out
+
+
+def test_a_crash_of_the_core_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(self: Cluster) -> None:
+        raise ZeroDivisionError("in the core")
+
+    monkeypatch.setattr(Cluster, "_recover", crash)
+    assert simulate(1, Options()).guarantee == "crash"
+
+
+def test_seeds_turn_on_every_fault() -> None:
+    """Each seed has a subset of the faults; together they have them all."""
+    faults = {name for seed in range(300) for name in random_options(seed).faults()}
+    assert faults >= set(Options.__struct_fields__) - {"duration_us"}
+
+
+def test_faults_bite() -> None:
+    """The world is rough enough: unknown outcomes, definite failures, seals and leader changes all happen."""
+    results = [simulate(seed, random_options(seed)) for seed in range(30)]
+    assert sum(result.appends[Outcome.UNKNOWN.value] for result in results) > 30
+    assert sum(result.appends[Outcome.FAIL.value] for result in results) > 30
+    assert sum(result.seals for result in results) > 100
+    assert sum(result.leaders - 1 for result in results) > 20
+
+
+def test_rare_things_happen() -> None:
+    """Producers move and lose their topics, topics are deleted, subscribers are told that something is trimmed, records
+    of unknown outcome are in the log: what is checked of all that is checked of something."""
+    options = Options(
+        metadata_nodes=3,
+        producers=3,
+        subscribers=2,
+        message_loss=0.02,
+        crash_storage_every_us=300_000,
+        crash_metadata_every_us=300_000,
+        store_us_max=30_000,
+        finalize_every_us=300_000,
+        seal_every_us=300_000,
+        trim_every_us=40_000,
+        topics_come_and_go_every_us=200_000,
+        reopen_producer_every_us=400_000,
+    )
+    happened: Counter[str] = Counter()
+    for seed in range(10, 10+6):
+        cluster = Cluster(seed, options)
+        cluster.run()
+        happened.update(type(decision).__name__ for decision in cluster.store.decisions)
+        happened.update(producer.session.phase.name for producer in cluster.producers)
+        happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
+        happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
+        happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
+    for name in ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races"):
+        assert happened[name] > 0, (name, happened)
+
+
+def acknowledged_since(cluster: Cluster, since: int) -> int:
+    return sum(1 for op in cluster.record.appends if op.outcome is Outcome.OK and op.completed >= since)
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_log() -> None:
+    """The node goes on reporting, only its syncs never end: its streams go on without it."""
+    cluster = Cluster(1, Options(storage_nodes=4, streams=3, appenders=3))
+    cluster._set_up()
+    cluster._start_clients()
+    world = cluster.world
+    world.run_until(world.now + 500_000)
+    hung = cluster.storage_nodes[0]
+    hung._synced = lambda *arguments: None  # type: ignore[method-assign]
+    world.run_until(world.now + 2_000_000)
+    assert acknowledged_since(cluster, world.now - 1_000_000) > 50
+    leader = cluster.leader()
+    assert leader is not None
+    assert all(stream.is_open and hung.node not in stream.members for stream in leader.state.streams.values())
+
+
+def test_a_replica_that_was_replaced_while_cut_off_hears_of_it() -> None:
+    """It must not stay RUNNING in an epoch that is over, with waiters that hear nothing."""
+    cluster = Cluster(2, Options(storage_nodes=4, streams=1, appenders=2))
+    cluster._set_up()
+    cluster._start_clients()
+    world, leader = cluster.world, cluster.leader()
+    assert leader is not None
+    (stream,) = leader.state.streams.values()
+    old = stream.members[1]
+    spare = next(node.node for node in cluster.storage_nodes if node.node not in stream.replicas)
+    others = [address for address in world.processes if address != ("sn", old)]
+    for address in others:
+        world.block(address, ("sn", old))
+        world.block(("sn", old), address)
+    cluster.operator.insist(SealRequest(stream.stream), lambda outcome: None)
+    world.run_until(world.now + 500_000)
+    done: list[object] = []
+    cluster.operator.insist(ReplaceRequest(stream.stream, old, spare), done.append)
+    cluster.operator.insist(UnsealRequest(stream.stream), done.append)
+    world.run_until(world.now + 1_000_000)
+    assert done == [Done(), Done()]
+    world.heal_network()
+    world.run_until(world.now + 1_000_000)
+    replaced = cluster.storage_nodes[old - 1].replicas[stream.stream]
+    assert replaced.state is ReplicaState.SEALING
+    assert replaced.hard_state.epoch == stream.epoch
