@@ -28,7 +28,7 @@ from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.repository import SCHEME, Repository
-from cutwater.core.order import OrderOptions
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description, Done
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Unavailable
 from cutwater.metadata.open_store import open_store

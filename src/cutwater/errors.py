@@ -30,7 +30,7 @@
      │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
      │   ├─ ResourceExhausted        resource_exhausted     a limit is reached; carries a time to wait     (retriable)
      │   └─ DeadlineExceeded         deadline_exceeded      the caller's time is up                        (retriable)
-     ├─ PipelineFailed               pipeline_failed        a function of a pipeline failed; nothing of that call is kept
+     ├─ PipelineFailed               pipeline_failed        a pipeline's function failed; nothing of that call is kept
      └─ ProtocolViolation            protocol_violation     a part of the cluster said what cannot be; an alarm
          ├─ InvalidTransition        invalid_transition     a replica was asked for a step its state forbids
          ├─ ImpossibleReport         impossible_report      a report contradicts what was decided

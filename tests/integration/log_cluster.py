@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cutwater.client.async_client import AsyncClient
-from cutwater.core.order import OrderOptions
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer

@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from cutwater.core.decisions import Decision
-from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
     Asked,
     Compact,
@@ -19,6 +19,7 @@ from cutwater.core.order_events import (
     Stored,
     Wake,
 )
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, WrongIdentity

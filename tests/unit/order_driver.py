@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from cutwater.core import decisions as d
 from cutwater.core import messages as m
 from cutwater.core.cut import Candidate, make_cut
-from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
     Alarm,
     Asked,
@@ -25,6 +25,7 @@ from cutwater.core.order_events import (
     Stored,
     Wake,
 )
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError

@@ -16,7 +16,6 @@ from order_driver import LS1, LS2, N1, N2, N3, RUNNING, SEALING, FakeNodes, Lead
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import LeaderHello
-from cutwater.core.order import OrderOptions
 from cutwater.core.order_events import (
     Alarm,
     Compact,
@@ -27,6 +26,7 @@ from cutwater.core.order_events import (
     Store,
     Stored,
 )
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.errors import ResourceExhausted
 from cutwater.types import GLSN, SECOND, Instant, ProducerId

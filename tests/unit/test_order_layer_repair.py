@@ -27,8 +27,9 @@ from order_driver import (
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CommitMessage, LearnFrom, SealReplica
-from cutwater.core.order import FINISHED_STREAMS_EVERY_WAKES, OrderOptions
+from cutwater.core.order import FINISHED_STREAMS_EVERY_WAKES
 from cutwater.core.order_events import OrderEffect, PeerComplaint, Send, Store, Wake
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.repair import Plan, View, plan_sealed
 from cutwater.types import LLSN, MILLISECOND, SECOND, DecisionIndex, LogStreamId, StorageNodeId

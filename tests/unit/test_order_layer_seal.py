@@ -41,8 +41,8 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.order import OrderOptions
 from cutwater.core.order_events import Alarm, Reply, Send, Store
+from cutwater.core.order_options import OrderOptions
 from cutwater.errors import ImpossibleReport
 from cutwater.types import (
     GLSN,

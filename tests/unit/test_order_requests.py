@@ -25,7 +25,7 @@ from order_driver import (
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.dedup import Departure
-from cutwater.core.order import OrderOptions
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_requests import NAME_LENGTH_MAX, STREAMS_PER_TOPIC_MAX, Surroundings, decide
 from cutwater.core.order_state import OrderState
 from cutwater.errors import (

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from cutwater.client.catalogs import Catalogs, View, no_such_topic
 from cutwater.client.deadlines import Deadline
+from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import runs_of
 from cutwater.core.requests import StreamInfo, TopicInfo
@@ -142,6 +143,7 @@ class Feed:
             await self._news.wait()
 
     async def close(self) -> None:
+        self.fail(ClientClosed("this subscription was closed"))
         tasks = [self._watching, *(reader.task for reader in self._readers.values())]
         for task in tasks:
             task.cancel()

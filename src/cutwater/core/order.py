@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from msgspec import Struct
-
 from cutwater.core import decisions as d
 from cutwater.core.cut import Candidate, make_cut, next_cut_time
 from cutwater.core.description import describe
@@ -42,6 +40,7 @@ from cutwater.core.order_events import (
     StoreRefused,
     Wake,
 )
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_requests import Surroundings, decide
 from cutwater.core.order_state import LogStream, OrderState, Topic
 from cutwater.core.repair import Plan, View, is_ready, loads, place, plan_open, plan_sealed, substitute
@@ -60,7 +59,6 @@ from cutwater.errors import (
 from cutwater.types import (
     GLSN,
     LLSN,
-    MILLISECOND,
     SECOND,
     Epoch,
     Instant,
@@ -76,28 +74,6 @@ Effects = list[OrderEffect]
 
 FINISHED_STREAMS_EVERY_WAKES = 16
 """Streams that are sealed for good are looked after too, but there may be many of them and they never hurry."""
-
-
-class OrderOptions(Struct, frozen=True):
-    """How patient the leader is, and how much it takes in."""
-
-    node_dead_after_us: int = 2 * SECOND
-    reopen_patience_us: int = 500 * MILLISECOND
-    """How long a sealed stream waits for replicas that are alive and on their way."""
-    retry_us_min: int = 1 * SECOND
-    retry_us_max: int = 30 * SECOND
-    """Back-off for links that failed and for learners that are admitted."""
-    tick_us_min: int = 1 * SECOND
-    tick_us_max: int = 30 * SECOND
-    min_replication: int = 1
-    requests_max: int = 1_024
-    requests_per_turn_max: int = 16
-    """So few that, each with the largest schema, they fit into one write of any store."""
-    compact_every_decisions: int = 1_024
-    replace_node_after_us: int = 60 * SECOND
-    """How long a dead node keeps its place in the streams that it has a replica of, if another can take it."""
-    replace_stream_after_us: int = 10 * SECOND
-    """How long a stream that cannot be opened counts as one of its topic, before another is created."""
 
 
 class OrderLayer:

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cutwater.metadata.server import MetadataServer
-from cutwater.wire.addresses import format_address
-from cutwater.wire.errors import CannotListen
 
 PREFIX = "cutwater_mr_"
-
-
-class MetricsExporter:
-    """An HTTP listener of its own, in a thread of its own."""
-
-    def __init__(self, server: MetadataServer, host: str, port: int) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(MetadataCollector(server))
-        try:
-            started: tuple[WSGIServer, threading.Thread] = start_http_server(port, host, registry)
-        except OSError as error:
-            where = format_address(host, port)
-            raise CannotListen(
-                f"cannot listen for metrics on {where}: {error}: stop who uses it, or choose another address"
-            ) from error
-        self._http, self._thread = started
-        self.address = format_address(host, int(self._http.server_port))
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
 
 
 class MetadataCollector(Collector):

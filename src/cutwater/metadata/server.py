@@ -18,8 +18,8 @@ from typing import Any
 from msgspec import Struct
 
 from cutwater.core.messages import LeaderHello
-from cutwater.core.order import OrderOptions
 from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.requests import AddNodeRequest, Answer, Done, FoundClusterRequest, Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from cutwater.core.order import OrderOptions
+from cutwater.core.order_options import OrderOptions
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
@@ -85,9 +85,10 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
         await server.start()
         if options.metrics is not None:
             # Only nodes with metrics need the library.
-            from cutwater.metadata.metrics import MetricsExporter  # noqa: PLC0415
+            from cutwater.metadata.metrics import MetadataCollector  # noqa: PLC0415
+            from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
 
-            exporter = MetricsExporter(server, *parse_address(options.metrics))
+            exporter = MetricsExporter(MetadataCollector(server), *parse_address(options.metrics))
         where = None if exporter is None else exporter.address
         on_serving(Serving(options.cluster, options.node, server.address, options.store, where))
         server.failed.add_done_callback(lambda failed: asked.set())

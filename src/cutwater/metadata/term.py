@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from cutwater.core.decisions import Cut
-from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
     Alarm,
     Asked,
@@ -27,6 +27,7 @@ from cutwater.core.order_events import (
     StoreRefused,
     Wake,
 )
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, Fenced, ProtocolViolation, Unavailable

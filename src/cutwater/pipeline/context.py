@@ -7,8 +7,9 @@ which is handed on only when the call has succeeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heappush
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any, Final
 
 from cutwater.errors import InvalidArgument
@@ -21,6 +22,8 @@ MAIN: Final = ""
 """The tag of the main output. Tags that users choose are not empty, and none begins with a dot."""
 LATE: Final = ".late"
 DEAD_LETTERS: Final = ".dead"
+
+_data: Final = attrgetter("data")
 
 
 class KeyEntry:
@@ -48,29 +51,68 @@ class KeyEntry:
 
 
 class TimerQueue:
-    """The timers of one operator in one slice on one clock, smallest (time, key bytes) first.
+    """The timers of one operator in one slice on one clock, by time and then by key bytes.
 
-    The heap may hold timers that were deleted: a key's own set says which are real. ``due`` is the next moment at which
-    a timer of the queue fires.
+    Many timers often have one time, such as the end of a window, so keys are gathered by time, and put in order when
+    their time has come. A key's own set says which timers are real: the queue may hold some that were deleted, or some
+    twice. ``due`` is the next moment at which a timer of the queue fires.
     """
 
     def __init__(self) -> None:
         self.steps = Steps()
-        self.heap: list[tuple[int, bytes, KeyEntry]] = []
         self.due = NEVER
-        self.fresh: set[tuple[int, bytes]] | None = None
-        """While the end of the input fires timers: those that were registered meanwhile, and do not fire."""
+        self._times: list[int] = []
+        self._entries: dict[int, list[KeyEntry]] = {}
+        self._limit = NO_TIME
+        self._registered: list[tuple[int, bytes, KeyEntry]] = []
+        self._fresh: set[tuple[int, bytes]] | None = None
+
+    def add(self, time: int, entry: KeyEntry) -> None:
+        entries = self._entries.get(time)
+        if entries is None:
+            self._entries[time] = [entry]
+            heappush(self._times, time)
+        else:
+            entries.append(entry)
 
     def register(self, time: int, entry: KeyEntry, when: int) -> None:
-        heappush(self.heap, (time, entry.data, entry))
-        if self.fresh is not None:
-            self.fresh.add((time, entry.data))
+        """A function registers a timer at a moment."""
+        if time <= self._limit:
+            heappush(self._registered, (time, entry.data, entry))
+            return
+        self.add(time, entry)
+        if self._fresh is not None:
+            self._fresh.add((time, entry.data))
         if time <= self.steps.last:
             self.due = min(self.due, self.steps.next_reaching(time, when))
 
     def look_ahead(self, when: int) -> None:
         """Find the next moment anew, from ``when`` on."""
-        self.due = self.steps.next_reaching(self.heap[0][0], when) if self.heap else NEVER
+        self.due = self.steps.next_reaching(self._times[0], when) if self._times else NEVER
+
+    def take(self, reached: int, end: bool) -> Iterator[tuple[int, KeyEntry]]:
+        """The timers up to a time, smallest first, with those that are registered while they are taken.
+
+        At the end of the input the latter are not among them: they stay in the queue.
+        """
+        due = []
+        while self._times and self._times[0] <= reached:
+            time = heappop(self._times)
+            due.append((time, sorted(self._entries.pop(time), key=_data)))
+        if end:
+            self._fresh = set()
+        else:
+            self._limit = reached
+        registered = self._registered
+        for time, entries in due:
+            for entry in entries:
+                while registered and registered[0][:2] < (time, entry.data):
+                    yield registered[0][0], heappop(registered)[2]
+                if not self._fresh or (time, entry.data) not in self._fresh:
+                    yield time, entry
+        while registered:
+            yield registered[0][0], heappop(registered)[2]
+        self._limit, self._fresh = NO_TIME, None
 
 
 def valid_tag(tag: Any) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from heapq import heapify, heappop
 from typing import Any, Final
 
 from msgspec import json
@@ -202,25 +201,16 @@ class KeyedOperator:
         reached = queue.steps.seen_at(when + 1)
         event = queue is self._events
         self._context._reached = reached if event else None
-        heap = queue.heap
-        if is_end(when):
-            # Timers that are registered during the last advance do not fire: they go into a heap of their own.
-            queue.heap, queue.fresh = [], set()
         fired: dict[bytes, tuple[int, int]] = {}
-        while heap and heap[0][0] <= reached:
-            time, data, entry = heappop(heap)
+        for time, entry in queue.take(reached, is_end(when)):
             own = entry.event_timers if event else entry.processing_timers
-            if not own or time not in own or (queue.fresh and (time, data) in queue.fresh):
+            if not own or time not in own:
                 continue
             own.discard(time)
             self.store.dirty.add(entry)
-            latest, count = fired.get(data, (time, -1))
-            fired[data] = latest, count = max(latest, time), count + 1
-            self._call_timer(call, time, entry, when, firing(self.spec.order, latest, data, count))
-        if queue.fresh is not None:
-            queue.heap += heap
-            heapify(queue.heap)
-            queue.fresh = None
+            latest, count = fired.get(entry.data, (time, -1))
+            fired[entry.data] = latest, count = max(latest, time), count + 1
+            self._call_timer(call, time, entry, when, firing(self.spec.order, latest, entry.data, count))
         self._context._reached = None
         queue.look_ahead(when + 1)
 

@@ -13,7 +13,6 @@ savepoint is the compacted table, one per uid, which any tool opens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -99,11 +98,11 @@ class KeyedStore:
                 if entry.data not in taken:
                     taken.add(entry.data)
                     known[entry.key] = entry
-                    queues[0].heap.extend((time, entry.data, entry) for time in entry.event_timers or ())
-                    queues[1].heap.extend((time, entry.data, entry) for time in entry.processing_timers or ())
+                    for time in entry.event_timers or ():
+                        queues[0].add(time, entry)
+                    for time in entry.processing_timers or ():
+                        queues[1].add(time, entry)
             newer.append(chunk)
-        for queue in queues:
-            heapify(queue.heap)
 
     def checkpoint(self) -> pa.Table | None:
         """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""

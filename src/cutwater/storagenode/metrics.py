@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -14,32 +11,8 @@ from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.server import StorageNodeServer
 from cutwater.types import LogStreamId, NodeState, ReplicaState
-from cutwater.wire.addresses import format_address
-from cutwater.wire.errors import CannotListen
 
 PREFIX = "cutwater_sn_"
-
-
-class MetricsExporter:
-    """An HTTP listener of its own, in a thread of its own."""
-
-    def __init__(self, server: StorageNodeServer, host: str, port: int) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(NodeCollector(server))
-        try:
-            started: tuple[WSGIServer, threading.Thread] = start_http_server(port, host, registry)
-        except OSError as error:
-            where = format_address(host, port)
-            raise CannotListen(
-                f"cannot listen for metrics on {where}: {error}: stop who uses it, or choose another address"
-            ) from error
-        self._http, self._thread = started
-        self.address = format_address(host, int(self._http.server_port))
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join()
 
 
 class NodeCollector(Collector):

@@ -164,9 +164,10 @@ async def _serve_until(
     try:
         if options.metrics is not None:
             # Only nodes with metrics need the library.
-            from cutwater.storagenode.metrics import MetricsExporter  # noqa: PLC0415
+            from cutwater.storagenode.metrics import NodeCollector  # noqa: PLC0415
+            from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
 
-            exporter = MetricsExporter(server, *parse_address(options.metrics))
+            exporter = MetricsExporter(NodeCollector(server), *parse_address(options.metrics))
         on_serving(exporter.address if exporter is not None else None)
         server.fatal.add_done_callback(lambda fatal: asked.set())
         await asked.wait()

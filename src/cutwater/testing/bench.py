@@ -20,8 +20,9 @@ import msgspec
 from cutwater.core import decisions as d
 from cutwater.core.cut import Candidate, make_cut
 from cutwater.core.dedup import Deduplicator
-from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import ReportArrived, Store, Stored
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutwater.core.order import OrderLayer, OrderOptions
+from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
     Alarm,
     Asked,
@@ -21,6 +21,7 @@ from cutwater.core.order_events import (
     StoreRefused,
     Wake,
 )
+from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.errors import CutwaterError, NotLeader, ProtocolViolation
 from cutwater.testing.simulator.protocol import (

@@ -1,0 +1,27 @@
+"""How patient a leader is, and how much it takes in."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from cutwater.types import MILLISECOND, SECOND
+
+
+class OrderOptions(Struct, frozen=True):
+    node_dead_after_us: int = 2 * SECOND
+    reopen_patience_us: int = 500 * MILLISECOND
+    """How long a sealed stream waits for replicas that are alive and on their way."""
+    retry_us_min: int = 1 * SECOND
+    retry_us_max: int = 30 * SECOND
+    """Back-off for links that failed and for learners that are admitted."""
+    tick_us_min: int = 1 * SECOND
+    tick_us_max: int = 30 * SECOND
+    min_replication: int = 1
+    requests_max: int = 1_024
+    requests_per_turn_max: int = 16
+    """So few that, each with the largest schema, they fit into one write of any store."""
+    compact_every_decisions: int = 1_024
+    replace_node_after_us: int = 60 * SECOND
+    """How long a dead node keeps its place in the streams that it has a replica of, if another can take it."""
+    replace_stream_after_us: int = 10 * SECOND
+    """How long a stream that cannot be opened counts as one of its topic, before another is created."""
