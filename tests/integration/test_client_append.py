@@ -235,6 +235,43 @@ def test_topics_with_a_schema_grow(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compressed_batches_are_smaller_and_read_the_same(tmp_path: Path, compression: str) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        values = [b"again and again %d" % (i % 7) for i in range(5000)]
+        plain = await log.append("t", values)
+        plain_bytes = cluster.nodes[1].node.counters.append_bytes
+        async with cluster.client(compression=compression) as other:
+            await other.append("t", values, key=b"k")
+            assert cluster.nodes[1].node.counters.append_bytes - plain_bytes < plain_bytes / 4
+            assert (await log.table("t", start=plain.glsn + 5000)).column("value").to_pylist() == values
+            few = await log.table("t", start=plain.glsn + 5000, columns=["key"])
+            assert few.column("key").to_pylist() == [b"k"] * 5000
+        with pytest.raises(InvalidArgument, match="compression"):
+            await AsyncClient.connect(cluster.servers, compression="gzip")  # type: ignore[arg-type]
+
+    with_log(tmp_path, test)
+
+
+def test_a_topic_that_is_made_anew_is_found(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        await log.append("t", b"old")
+        async with cluster.client() as other:
+            await other.delete_topic("t")
+            await other.create_topic("t")
+        await log.append("t", b"new", timeout=20)
+        assert await values(log) == [b"new"]
+        for wrong in ({"timestamp": 2**70}, {"key": 5}, {"timestamp": "noon"}):
+            with pytest.raises(InvalidArgument):
+                await log.append("t", b"x", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRecord, match="UTF-8"):
+            await log.append("t", "\ud800")
+
+    with_log(tmp_path, test)
+
+
 def test_an_answer_that_is_lost_leaves_an_append_unknown_and_nothing_is_sent_twice(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t")

@@ -34,6 +34,7 @@ from tests.integration.real_cluster import (
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 SEED = random.SystemRandom().randrange(10**6)
+STOPPED_SECONDS = 30.0
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +78,11 @@ async def test_everything_is_killed_at_once(tmp_path: Path, seed: int) -> None:
 async def test_a_storage_node_is_stopped_and_goes_on(tmp_path: Path, seed: int) -> None:
     """§4: a dead node seals only its own log streams, and what it believed before it was stopped does no harm."""
     async with running_cluster(tmp_path) as cluster:
-        async with loaded(cluster, seed, streams=3) as load:
+        async with loaded(cluster, seed, streams=3, appenders=2) as load:
             node = random.Random(seed).choice(cluster.storage_nodes)
             stop(node)
             await load.until_acknowledged(50, RECOVERY_SECONDS)
-            await asyncio.sleep(6.0)
+            await asyncio.sleep(STOPPED_SECONDS)
             resume(node)
             await until_whole(cluster)
             await load.until_acknowledged(50, RECOVERY_SECONDS)

@@ -332,6 +332,18 @@ def small_files_are_not_synced() -> list[Patch]:
     return [(replica_storage, "replace", replace)]
 
 
+def departures_ignored() -> list[Patch]:
+    return [(Deduplicator, "depart", lambda self, departures: None)]
+
+
+def trimmed_records_skipped_silently() -> list[Patch]:
+    def skip(self, source, first_left):
+        if source.arrived + 1 < first_left:
+            source.arrived, source.last_llsn = GLSN(first_left - 1), None
+
+    return [(Subscription, "_skip", skip)]
+
+
 STORM = Options(
     storage_nodes=4,
     metadata_nodes=3,
@@ -418,6 +430,23 @@ BUGS: dict[str, PlantedBug] = {
             zombie_producer_not_fenced,
             "an older holder of a producer's name goes on",
             profile(reopen_producer_every_us=150_000, producers=3, message_delay_us_max=5_000),
+        ),
+        (
+            departures_ignored,
+            "a producer's older self goes on in a stream that the name has left",
+            profile(
+                reopen_producer_every_us=200_000,
+                producers=3,
+                seal_every_us=150_000,
+                message_loss=0.05,
+                message_reordering=0.1,
+                message_delay_us_max=5_000,
+            ),
+        ),
+        (
+            trimmed_records_skipped_silently,
+            "a subscriber goes past trimmed records without a word",
+            profile(trim_every_us=30_000),
         ),
         (
             sync_skips_the_disk,

@@ -169,7 +169,8 @@ def test_a_full_disk_loses_nothing(which: int, tmp_path) -> None:
     full = set()
     for room in (*range(0, 40, 3), *range(40, 9_000, 331)):
         bench = FaultBench(tmp_path)
-        contexts = fill(bench.storage, 4)
+        # The file of commits is full, so the next one needs another.
+        contexts = fill(bench.storage, SMALL.commits_per_file)
         bench.storage.write(entries_from(bench.storage.end + 1, 1))
         synced = bench.storage.sync().entries_end
         entries = list(bench.storage.entries(LLSN(1), synced))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cutwater.admin import local_cluster
-from cutwater.cli.exits import ends_well
+from cutwater.cli.exits import UNHEALTHY, ends_well
 from cutwater.cli.options import DebugOption, Output, OutputOption
 from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
 from cutwater.cli.tables import show, table, time_of
@@ -19,9 +19,6 @@ app = typer.Typer(help="Start and stop a local cluster; look at any cluster.", n
 RequiredDir = Annotated[
     Path, typer.Option("--dir", envvar="CUTWATER_DIR", help="Where everything of the cluster lies.")
 ]
-
-UNHEALTHY = 3
-"""The exit code of ``health`` when something is wrong."""
 
 
 @app.command()

@@ -19,6 +19,9 @@ import typer
 from cutwater.errors import CutwaterError
 
 INTERNAL_ERROR = 1
+UNHEALTHY = 3
+"""Of commands that were asked whether all is well, if it is not."""
+INTERRUPTED = 130
 
 EXIT_CODES: dict[str, int] = {
     "invalid_argument": 2,
@@ -39,6 +42,10 @@ EXIT_CODES: dict[str, int] = {
     "refused": 32,
     "fenced": 33,
     "unavailable": 34,
+    "append_unknown": 35,
+    "trimmed": 36,
+    "not_yet_committed": 37,
+    "no_record_here": 38,
     "cutwater_error": 39,
 }
 """The code of an error's class → how the process exits."""
@@ -92,6 +99,9 @@ def ends_well(command: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(show(error)) from None
         except (typer.Exit, typer.Abort):
             raise
+        except BrokenPipeError:
+            # Whoever read the output, such as ``head``, has seen enough. What is still buffered must go somewhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except Exception as error:
             if Settings.is_debug:
                 raise

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import sys
 
 import structlog
 
-
-class LogFormat(enum.StrEnum):
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogLevel(enum.StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+from cutwater.cli.options import LogFormat, LogLevel
 
 
 def configure(log_format: LogFormat, level: LogLevel) -> None:

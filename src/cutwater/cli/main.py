@@ -1,33 +1,102 @@
-"""``cutwater``: the root of the command line."""
+"""``cutwater``: the root of the command line.
+
+A command is imported when it is used. Whoever asks for the version, for help or for completions pays for none of them,
+and a command only for what it needs itself.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer._completion_classes import completion_init
+from typer.core import TyperCommand, TyperGroup
 
-from cutwater.cli import cluster, mr, sn, stream, topic
+from cutwater import __version__
+from cutwater.cli import config_file
+from cutwater.cli.exits import show
 from cutwater.cli.options import DebugOption
+from cutwater.errors import CutwaterError
+
+VARIABLES = "CUTWATER"
+"""How environment variables begin; one that is not named with its option is called after command and option."""
+_RECORDS, _CLUSTER, _MACHINE = "Records", "Cluster", "This machine"
+
+
+class Entry(NamedTuple):
+    """A command of the root: where it is, and what the list of commands says of it."""
+
+    module: str
+    help: str
+    panel: str
+    is_noun: bool = False
+    """Whether it has commands of its own."""
+
+
+ENTRIES: dict[str, Entry] = {
+    "append": Entry("append", "Append records: lines or JSON from standard input, or files.", _RECORDS),
+    "subscribe": Entry("subscribe", "Print the records of topics, in the order of the log.", _RECORDS),
+    "read": Entry("positions", "Print the record at a position.", _RECORDS),
+    "tail": Entry("positions", "The highest GLSN that is given out.", _RECORDS),
+    "find": Entry("positions", "The first GLSN that was committed at or after a time.", _RECORDS),
+    "cursor": Entry("cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True),
+    "topic": Entry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
+    "cluster": Entry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
+    "stream": Entry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
+    "sn": Entry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER, is_noun=True),
+    "mr": Entry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
+    "verify": Entry("verify", "Let every storage node check the checksums of all that it holds.", _CLUSTER),
+    "doctor": Entry("doctor", "Whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
+    "config": Entry("config", "What is configured, and where.", _MACHINE, is_noun=True),
+    "completion": Entry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
+}
+
+
+def load(name: str) -> Any:
+    """The command itself, with its options; for a noun, with its commands."""
+    entry = ENTRIES[name]
+    group = typer.main.get_group(import_module(f"cutwater.cli.{entry.module}").app)
+    return group if entry.is_noun else group.commands[name]
+
+
+class Root(TyperGroup):
+    """Lists commands by what ``ENTRIES`` says of them, and loads the one that is run."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, entry in ENTRIES.items():
+            self.add_command(TyperCommand(name, help=entry.help, rich_help_panel=entry.panel))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        if name is None:
+            return name, None, rest
+        command = load(name)
+        try:
+            files = config_file.read(frozenset(ENTRIES))
+            ctx.default_map = {name: config_file.default_map(files, command, (name,))}
+        except CutwaterError as error:
+            if not ctx.resilient_parsing:
+                raise typer.Exit(show(error)) from None
+        return name, command, rest
+
 
 app = typer.Typer(
     name="cutwater",
-    help="One totally ordered, replicated log. Every option can also be set in the environment, as CUTWATER_*; what is "
-    "said on the command line counts.",
+    cls=Root,
+    help="One totally ordered, replicated log. Every option can also be set in the environment, as CUTWATER_*, or in "
+    "cutwater.toml; what is said on the command line counts, then the environment.",
+    context_settings={"auto_envvar_prefix": VARIABLES},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(topic.app, name="topic")
-app.add_typer(stream.app, name="stream")
-app.add_typer(sn.app, name="sn")
-app.add_typer(mr.app, name="mr")
 
 
 def _show_version(value: bool) -> None:
     if value:
-        typer.echo(f"cutwater {version('cutwater')}")
+        typer.echo(f"cutwater {__version__}")
         raise typer.Exit
 
 
@@ -42,4 +111,6 @@ def root(
 
 
 def main() -> None:
-    app()
+    # Typer speaks with shells in its own way, also where it offers no options to set that up.
+    completion_init()
+    app(prog_name="cutwater")

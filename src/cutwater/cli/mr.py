@@ -8,8 +8,16 @@ import msgspec
 import typer
 
 from cutwater.cli.exits import ends_well
-from cutwater.cli.logs import LogFormat, LogLevel, configure
-from cutwater.cli.options import DebugOption, LogFormatOption, LogLevelOption, Output, OutputOption
+from cutwater.cli.logs import configure
+from cutwater.cli.options import (
+    DebugOption,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    Output,
+    OutputOption,
+)
 from cutwater.cli.security import InsecureOption, TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, tls_files
 from cutwater.metadata.start import Serving, StartOptions, run_metadata_node
 from cutwater.types import ClusterId, MetadataNodeId

@@ -8,7 +8,18 @@ from typing import Annotated
 import typer
 
 from cutwater.cli.exits import Settings
-from cutwater.cli.logs import LogFormat, LogLevel
+
+
+class LogFormat(enum.StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(enum.StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
 
 
 class Output(enum.StrEnum):

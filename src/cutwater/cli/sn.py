@@ -11,8 +11,16 @@ import typer
 
 from cutwater.admin.operations import describe_storage_node
 from cutwater.cli.exits import ends_well, leave_at_once
-from cutwater.cli.logs import LogFormat, LogLevel, configure
-from cutwater.cli.options import DebugOption, LogFormatOption, LogLevelOption, Output, OutputOption
+from cutwater.cli.logs import configure
+from cutwater.cli.options import (
+    DebugOption,
+    LogFormat,
+    LogFormatOption,
+    LogLevel,
+    LogLevelOption,
+    Output,
+    OutputOption,
+)
 from cutwater.cli.security import InsecureOption, TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, tls_files
 from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
 from cutwater.cli.tables import show, table

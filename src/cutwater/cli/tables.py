@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cutwater.cli.options import Output
 
@@ -30,7 +31,8 @@ def show(output: Output, value: object, render: Table | str) -> None:
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
     made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
-        made.add_row(*(text(cell) for cell in row))
+        # As plain text: what stands in brackets, such as an IPv6 address, is no markup.
+        made.add_row(*(Text(text(cell)) for cell in row))
     return made
 
 

@@ -8,7 +8,7 @@ import typer
 
 from cutwater.cli.exits import ends_well
 from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
+from cutwater.cli.servers import DirOption, PathOption, ServersOption, TimeoutOption, with_admin
 from cutwater.cli.tables import show, table, text
 from cutwater.types import GLSN, SECOND, Retention
 
@@ -39,6 +39,7 @@ def create(
     retention_bytes: BytesOption = 0,
     servers: ServersOption = None,
     directory: DirOption = None,
+    path: PathOption = None,
     timeout: TimeoutOption = 30.0,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
@@ -51,6 +52,8 @@ def create(
         lambda admin: admin.create_topic(
             name, streams=streams, replication=replication, retention=_retention(retention_hours, retention_bytes)
         ),
+        path=path,
+        may_create=True,
     )
     show(output, created, f"topic {name!r} takes appends in log streams {text(created.streams)}")
 
@@ -60,12 +63,13 @@ def create(
 def list_topics(
     servers: ServersOption = None,
     directory: DirOption = None,
+    path: PathOption = None,
     timeout: TimeoutOption = 10.0,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
     """All topics."""
-    catalog = with_admin(servers, directory, timeout, lambda admin: admin.catalog())
+    catalog = with_admin(servers, directory, timeout, lambda admin: admin.catalog(), path=path)
     counts: dict[int, int] = {}
     for stream in catalog.streams:
         counts[stream.topic] = counts.get(stream.topic, 0) + stream.committed_end
@@ -83,12 +87,13 @@ def describe(
     name: NameArgument,
     servers: ServersOption = None,
     directory: DirOption = None,
+    path: PathOption = None,
     timeout: TimeoutOption = 10.0,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
     """A topic and its log streams."""
-    topic, streams = with_admin(servers, directory, timeout, lambda admin: admin.topic(name))
+    topic, streams = with_admin(servers, directory, timeout, lambda admin: admin.topic(name), path=path)
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
     columns = ["log stream", "open", "epoch", "members", "missing", "records", "last GLSN"]
     title = (
@@ -116,6 +121,7 @@ def change(
     retention_bytes: Annotated[int | None, typer.Option(min=0, help="How many bytes are kept.")] = None,
     servers: ServersOption = None,
     directory: DirOption = None,
+    path: PathOption = None,
     timeout: TimeoutOption = 10.0,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
@@ -125,7 +131,11 @@ def change(
     if retention_hours is not None or retention_bytes is not None:
         retention = _retention(retention_hours or 0.0, retention_bytes or 0)
     with_admin(
-        servers, directory, timeout, lambda admin: admin.change_topic(name, streams=streams, retention=retention)
+        servers,
+        directory,
+        timeout,
+        lambda admin: admin.change_topic(name, streams=streams, retention=retention),
+        path=path,
     )
     show(output, {"topic": name}, f"topic {name!r} is changed")
 
@@ -136,12 +146,13 @@ def delete(
     name: NameArgument,
     servers: ServersOption = None,
     directory: DirOption = None,
+    path: PathOption = None,
     timeout: TimeoutOption = 10.0,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
     """Delete a topic and all its records."""
-    with_admin(servers, directory, timeout, lambda admin: admin.delete_topic(name))
+    with_admin(servers, directory, timeout, lambda admin: admin.delete_topic(name), path=path)
     show(output, {"topic": name}, f"topic {name!r} is deleted")
 
 
@@ -152,10 +163,11 @@ def trim(
     before: Annotated[int, typer.Option(min=1, help="The first GLSN to keep.")],
     servers: ServersOption = None,
     directory: DirOption = None,
+    path: PathOption = None,
     timeout: TimeoutOption = 10.0,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
     """Forget the records of a topic before a position."""
-    with_admin(servers, directory, timeout, lambda admin: admin.trim(name, GLSN(before)))
+    with_admin(servers, directory, timeout, lambda admin: admin.trim(name, GLSN(before)), path=path)
     show(output, {"topic": name, "before": before}, f"topic {name!r} is trimmed before GLSN {before}")

@@ -1,52 +1,49 @@
 """The client for asyncio. ``cutwater.Client`` is the same without asyncio, derived from this one.
 
 Everything here belongs to one event loop. Every call has a deadline: ``timeout=`` in seconds, or what the client was
-made with.
+made with. The examples are written for ``cutwater.Client``; here they want ``await``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import ssl
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.access import Access
-from cutwater.client.appending import Shipment, Shipping
-from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Part, Single, now_us
-from cutwater.client.conversion import Headers, Records, Time, Value, time_us, to_batch
-from cutwater.client.cursors import AsyncCursor, NamedCursor
+from cutwater.client.appending import Shipping
+from cutwater.client.appends import Appends, Given
+from cutwater.client.catalogs import Catalogs
+from cutwater.client.conversion import Headers, Records, Time, Value
+from cutwater.client.cursors import AsyncCursor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
-from cutwater.client.encoding import Compression, Limits, check_compression, encode
-from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
+from cutwater.client.encoding import Compression, Limits, check_compression
+from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
+from cutwater.client.positions import Position, Positions, TopicNames, check_position
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
 from cutwater.client.records import Record
 from cutwater.client.repository import Repository, parse_servers
-from cutwater.client.schemas import SchemaLike, TopicSchema
+from cutwater.client.schemas import SchemaLike
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, topic_of
-from cutwater.core.requests import Catalog, CatalogRequest, TopicInfo
+from cutwater.client.watermarks import Watermarks, strategy_of
+from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument
-from cutwater.types import GLSN, LLSN, Ack, Batch, ClusterId, CutTime, EventTime, LogStreamId, Retention
+from cutwater.types import GLSN, Ack, ClusterId, LogStreamId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
 COMPLAIN_MS_MAX = 2_000
-LANES_MAX = 256
-
-TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]
-Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCursor
-"""A GLSN, the time at which records were committed, an end of the log, or where a cursor is."""
+IDLE_AFTER = timedelta(seconds=30)
 
 
 class AsyncClient:
@@ -54,7 +51,8 @@ class AsyncClient:
 
     async with await AsyncClient.connect("cutwater://127.0.0.1:7000") as log:
         ack = await log.append("orders", b"hello")
-        async for record in log.subscribe("orders", start=ack.glsn): ...
+        async for record in log.subscribe("orders", start=ack.glsn, follow=False):
+            print(record.glsn, record.value)
     """
 
     def __init__(
@@ -70,14 +68,16 @@ class AsyncClient:
         """For ``connect``; ``repository`` has answered before."""
         self.cluster = cluster
         self._repository = repository
-        self._timeout, self._compression, self._limits = timeout, compression, limits
+        self._timeout = timeout
         self._catalogs = Catalogs(repository)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
         self._nodes = Nodes(Endpoint(cluster, "client"), access, complain)
         self._topics = Topics(repository, self._catalogs)
-        self._shipping = Shipping(self._catalogs, self._nodes)
+        shipping = Shipping(self._catalogs, self._nodes)
+        self._appends = Appends(self._catalogs, shipping, limits, compression)
         self._reading = Reading(self._catalogs, self._nodes)
-        self._lanes: Lanes = {}
+        self._watermarks = Watermarks(self._catalogs, self._nodes)
+        self._positions = Positions(self._catalogs, self._reading, repository)
         self._subscriptions: set[AsyncSubscription[Any]] = set()
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
@@ -127,8 +127,7 @@ class AsyncClient:
             return
         self._is_closed = True
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
-        for lane in self._lanes.values():
-            await lane.close()
+        await self._appends.close()
         for subscription in list(self._subscriptions):
             await subscription.close()
         await self._catalogs.close()
@@ -169,6 +168,12 @@ class AsyncClient:
         ``replication``: how many storage nodes hold each record; three, or as many as there are. ``schema`` is an
         Arrow schema, and ``event_time`` the name of its column with event time; without one, records have a key and a
         value. ``retention``: for how long, or up to which size, records are kept; for ever if not said.
+
+        >>> log.create_topic("orders", streams=3, retention=timedelta(days=7)).name
+        'orders'
+        >>> schema = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
+        >>> log.create_topic("payments", schema=schema, event_time="at").schema.names
+        ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
         return await self._topics.create(name, streams, replication, schema, event_time, retention, deadline)
@@ -182,7 +187,12 @@ class AsyncClient:
         retention: timedelta | Retention | None = None,
         timeout: float | None = None,
     ) -> Topic:
-        """Change what is given. A schema may only grow, by columns that may be null."""
+        """Change what is given. A schema may only grow, by columns that may be null.
+
+        >>> old = log.create_topic("visits", schema={"page": pa.string()})
+        >>> log.change_topic("visits", schema=old.schema.append(pa.field("country", pa.string()))).schema.names
+        ['page', 'country']
+        """
         return await self._topics.change(name, streams, schema, retention, self._deadline(timeout))
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
@@ -200,7 +210,13 @@ class AsyncClient:
         return topic_of(await self._catalogs.topic(name, self._deadline(timeout)), view)
 
     async def trim(self, topic: str, *, before: int, timeout: float | None = None) -> None:
-        """Remove all records of a topic below this GLSN, for good. Durable when it returns; files go a little later."""
+        """Remove all records of a topic below this GLSN, for good. Durable when it returns; files go a little later.
+
+        >>> acks = [log.append("t", b"old"), log.append("t", b"new")]
+        >>> log.trim("t", before=acks[1].glsn)
+        >>> [record.value for record in log.subscribe("t", follow=False)]
+        [b'new']
+        """
         await self._topics.trim(topic, before, self._deadline(timeout))
 
     # Appending.
@@ -230,57 +246,17 @@ class AsyncClient:
 
         The outcome is definite: the acknowledgement; an error, and then no record will ever appear; or
         ``AppendUnknown``, if no answer came in time or the connection was lost. Nothing is ever sent twice.
+
+        >>> log.append("t", b"one").count
+        1
+        >>> ack = log.append("t", [b"a", b"b"], key=[b"k", None], headers={"from": b"web"})
+        >>> [log.read(ack.glsn + i).key for i in range(ack.count)]
+        [b'k', None]
+        >>> log.append("t", pa.table({"value": [b"x", b"y", b"z"]})).count
+        3
         """
-        deadline = self._deadline(timeout)
-        if if_llsn is not None and stream is None:
-            raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
-        info = await self._catalogs.topic(topic, deadline)
-        pin = None if stream is None else LogStreamId(stream)
-        now = now_us()
-        schema = self._catalogs.view.schema(info)
-        is_plain = watermark is None and if_llsn is None
-        if is_plain and not schema.is_typed and isinstance(records, bytes | str | bytearray | memoryview):
-            single, size = self._single(records, key, timestamp, headers, now)
-            if single is not None:
-                return await self._lane(info, pin, schema).append(single, 1, size, deadline)
-        make = partial(to_batch, records=records, key=key, timestamp=timestamp, headers=headers, now_us=now)
-        try:
-            rows = make(schema)
-        except InvalidRecord:
-            # The schema may have grown since the catalog was fetched.
-            schema = (await self._catalogs.fresh(deadline)).schema(await self._catalogs.topic(topic, deadline))
-            rows = make(schema)
-        if is_plain and rows.nbytes <= min(SMALL_BYTES, self._limits.record_bytes_max):
-            return await self._lane(info, pin, schema).append(rows, rows.num_rows, rows.nbytes, deadline)
-        declared = None if watermark is None else EventTime(time_us(watermark, "watermark"))
-        batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
-        condition = None if if_llsn is None else LLSN(if_llsn)
-        return await self._shipping.ship(Shipment(), info, pin, batch, condition, deadline)
-
-    def _single(self, value: Value, key: Any, timestamp: Any, headers: Any, now: int) -> tuple[Single | None, int]:
-        """A record that needs no closer look, and its size; None if it does."""
-        if not isinstance(key, bytes | str | None) or headers is not None or not isinstance(timestamp, int | None):
-            return None, 0
-        kept = value if isinstance(value, bytes) else value.encode() if isinstance(value, str) else bytes(value)
-        size = len(kept) + (len(key) if key is not None else 0) + 16
-        if size > self._limits.record_bytes_max:
-            raise RecordTooLarge(0, size, self._limits.record_bytes_max)
-        if size > SMALL_BYTES:
-            return None, 0
-        return Single(kept, key, now if timestamp is None else timestamp), size
-
-    def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
-        name = info.topic, pin, schema.number
-        lane = self._lanes.get(name)
-        if lane is None:
-            if len(self._lanes) >= LANES_MAX:
-                self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
-            lane = Lane(info, pin, self._shipping, lambda rows: self._encoded(rows, schema), schema)
-            self._lanes[name] = lane
-        return lane
-
-    def _encoded(self, rows: pa.RecordBatch, schema: TopicSchema) -> Batch:
-        return encode(rows, schema, now_us(), limits=self._limits, compression=self._compression)
+        given = Given(records, key, timestamp, headers, stream, watermark, if_llsn)
+        return await self._appends.append(topic, given, self._deadline(timeout))
 
     # Reading.
 
@@ -289,6 +265,11 @@ class AsyncClient:
 
         Raises ``Trimmed`` with the first position left, ``NotYetCommitted`` above the end of the log, ``NoRecordHere``
         for a position that no record has.
+
+        >>> ack = log.append("t", b"hello", key=b"greeting")
+        >>> record = log.read(ack.glsn)
+        >>> record.key, record.value, record.topic
+        (b'greeting', b'hello', 't')
         """
         if glsn < 1:
             raise InvalidArgument(f"there is no GLSN {glsn}: positions begin with 1")
@@ -296,22 +277,50 @@ class AsyncClient:
         return await self._reading.read(GLSN(glsn), pin, self._deadline(timeout))
 
     async def tail(self, *, timeout: float | None = None) -> GLSN:
-        """The highest GLSN that is given out; 0 if none is. It never goes back."""
+        """The highest GLSN that is given out; 0 if none is. It never goes back.
+
+        >>> ack = log.append("t", b"x")
+        >>> log.tail() >= ack.glsn
+        True
+        """
         return (await self._catalogs.fresh(self._deadline(timeout))).catalog.high_watermark
 
     async def find(self, time: datetime, topics: TopicNames | None = None, *, timeout: float | None = None) -> GLSN:
         """The first position that was committed at or after this time, of these topics or of any; one above the end of
-        the log if nothing was."""
+        the log if nothing was.
+
+        >>> ack = log.append("t", b"x")
+        >>> log.find(log.read(ack.glsn).ingested_at) == ack.glsn
+        True
+        """
         deadline = self._deadline(timeout)
         view = await self._catalogs.fresh(deadline)
-        return await self._find(time, None if topics is None else Selection(topics), view, deadline)
+        return await self._positions.find(time, None if topics is None else Selection(topics), view, deadline)
 
-    async def _find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
-        cut_time = CutTime(time_us(time, "time"))
-        if selection is None:
-            return await self._reading.find(cut_time, view.catalog.streams, view, deadline)
-        streams = [stream for topic in selection.topics(view) for stream in view.streams_of(topic.topic)]
-        return await self._reading.find(cut_time, streams, view, deadline)
+    async def watermark(
+        self,
+        topic: str,
+        *,
+        at: int | None = None,
+        bound: timedelta = timedelta(0),
+        punctuated: bool = False,
+        idle_after: timedelta = IDLE_AFTER,
+        timeout: float | None = None,
+    ) -> datetime | None:
+        """How far event time has come after this position, or at the end of the log; None if nothing is known yet.
+
+        It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
+        ``bound`` and a millisecond, or with ``punctuated`` what was declared with ``append(..., watermark=)``; of the
+        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. The topic is read
+        up to there, the first time from its beginning.
+
+        >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
+        >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()
+        '2026-01-01T11:59:54.999000+00:00'
+        """
+        deadline = self._deadline(timeout)
+        glsn = GLSN(at) if at is not None else (await self._catalogs.fresh(deadline)).catalog.high_watermark
+        return await self._watermarks.at(topic, glsn, strategy_of(bound, punctuated, idle_after), deadline)
 
     def subscribe(
         self,
@@ -329,8 +338,18 @@ class AsyncClient:
         records were committed, or a cursor, to go on after it. ``stop``: a GLSN or a time, not included. With
         ``follow=False`` it ends where the log ends when it begins; otherwise it waits for more.
 
-        ``timeout`` is for the beginning. Raises ``Trimmed``, with the first position left, if records that it would
-        have delivered are gone.
+        ``timeout`` is for the beginning, and for each wait for what the log is known to have. Raises ``Trimmed``, with
+        the first position left, when the next records are gone.
+
+        >>> acks = [log.append("t", value) for value in (b"a", b"b", b"c")]
+        >>> [record.value for record in log.subscribe("t", follow=False)]
+        [b'a', b'b', b'c']
+        >>> [record.value for record in log.subscribe("t", start=acks[1].glsn, stop=acks[2].glsn)]
+        [b'b']
+        >>> with log.subscribe("t", start="latest") as latest:
+        ...     ack = log.append("t", b"d")
+        ...     next(latest).value
+        b'd'
         """
         return self._subscription(topics, start, stop, follow, timeout, make_records, None)
 
@@ -349,6 +368,11 @@ class AsyncClient:
         Columns are ``topic, stream, glsn, llsn, timestamp``, then ``key, value, headers`` or those of the topic's
         schema, then ``ingested_at``; with ``columns``, only those, and storage nodes send no others. All rows of a
         batch have one form, so batches of several topics with schemas may differ.
+
+        >>> ack = log.append("t", [b"a", b"b"])
+        >>> for batch in log.batches("t", follow=False, columns=["llsn", "value"]):
+        ...     print(batch.to_pylist())
+        [{'llsn': 1, 'value': b'a'}, {'llsn': 2, 'value': b'b'}]
         """
         return self._subscription(topics, start, stop, follow, timeout, make_batches, columns)
 
@@ -362,7 +386,12 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> pa.Table:
         """All records from ``start`` to ``stop``, or to the present end of the log, as one Arrow table; from there
-        ``.to_pandas()`` or ``polars.from_arrow`` go further. Several topics must have the same columns."""
+        ``.to_pandas()`` or ``polars.from_arrow`` go further. Several topics must have the same columns.
+
+        >>> ack = log.append("t", [b"a", b"b"])
+        >>> log.table("t").to_pandas()["value"].to_list()
+        [b'a', b'b']
+        """
         deadline = self._deadline(timeout)
         found: list[pa.RecordBatch] = []
         subscription = self.batches(
@@ -392,12 +421,12 @@ class AsyncClient:
     ) -> AsyncSubscription[Any]:
         seconds = self._deadline(timeout).seconds
         selection = Selection(topics)
-        _check_position("start", start)
+        check_position("start", start)
         if stop is not None:
-            _check_position("stop", stop)
+            check_position("stop", stop)
 
         async def resolve(selection: Selection, deadline: Deadline) -> Range:
-            return await self._resolve(selection, start, stop, follow, deadline)
+            return await self._positions.resolve(selection, start, stop, follow, deadline)
 
         subscription: AsyncSubscription[Any] = AsyncSubscription(
             self._catalogs,
@@ -412,31 +441,6 @@ class AsyncClient:
         self._subscriptions = {known for known in self._subscriptions if not known.is_closed} | {subscription}
         return subscription
 
-    async def _resolve(
-        self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline
-    ) -> Range:
-        view = await self._catalogs.fresh(deadline)
-        topics = selection.topics(view)
-        after_end = GLSN(view.catalog.high_watermark + 1)
-        if isinstance(start, NamedCursor):
-            at = await self.cursor(start.name).get(timeout=max(deadline.left, 0.001))
-            start = "earliest" if at is None else at + 1
-        starts = {}
-        if start == "earliest":
-            starts = {topic.topic: topic.trimmed_before for topic in topics}
-            first = min(starts.values(), default=GLSN(1))
-        elif start == "latest":
-            first = after_end
-        elif isinstance(start, datetime):
-            first = await self._find(start, selection, view, deadline)
-        else:
-            first = GLSN(start)
-        last = None if follow else after_end
-        if stop is not None:
-            at_stop = await self._find(stop, selection, view, deadline) if isinstance(stop, datetime) else GLSN(stop)
-            last = at_stop if last is None else min(last, at_stop)
-        return Range(first, last, starts, view)
-
     # Producers and consumers.
 
     async def producer(
@@ -446,38 +450,25 @@ class AsyncClient:
 
         Records go to one log stream in the order in which they were sent. Only one holder of a name can append;
         opening it anywhere ends all earlier ones with ``ProducerFenced``. ``buffer_bytes`` bounds what it holds;
-        beyond that ``send`` waits::
+        beyond that ``send`` waits.
 
-            async with await log.producer("orders", id="billing-1") as producer:
-                future = await producer.send(b"...")
-                await producer.flush()
-                ack = await future
+        >>> with log.producer("t", id="billing-1") as producer:
+        ...     future = producer.send(b"invoice")
+        ...     producer.flush()
+        >>> future.result().count
+        1
         """
         deadline = self._deadline(timeout)
         info = await self._catalogs.topic(topic, deadline)
         schema = self._catalogs.view.schema(info)
-
-        def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
-            now = now_us()
-            if not schema.is_typed and isinstance(records, bytes | str | bytearray | memoryview):
-                single, size = self._single(records, key, timestamp, headers, now)
-                if single is not None:
-                    return single, 1, size + RECORD_COST_BYTES
-            rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now)
-            if rows.nbytes > self._limits.record_bytes_max:
-                # What cannot be sent at all is refused now, not when its turn comes.
-                self._encoded(rows, schema)
-            return rows, rows.num_rows, rows.nbytes + RECORD_COST_BYTES
-
         producer = AsyncProducer(
             self._catalogs,
             self._nodes,
             self._repository,
             topic,
             id,
-            prepare,
-            lambda rows: self._encoded(rows, schema),
-            schema,
+            self._appends.preparing(schema),
+            self._appends.encoding(schema),
             self._timeout,
             buffer_bytes,
         )
@@ -486,13 +477,11 @@ class AsyncClient:
         return producer
 
     def cursor(self, name: str) -> AsyncCursor:
-        """How far a consumer has come, kept in the cluster: ``commit(glsn)``, ``get()``, ``drop()``."""
+        """How far a consumer has come, kept in the cluster: ``commit(glsn)``, ``get()``, ``drop()``.
+
+        >>> acks = [log.append("t", b"done"), log.append("t", b"to do")]
+        >>> log.cursor("billing").commit(acks[0].glsn)
+        >>> [record.value for record in log.subscribe("t", start=log.cursor("billing"), follow=False)]
+        [b'to do']
+        """
         return AsyncCursor(self._repository, name, self._timeout)
-
-
-def _check_position(name: str, position: object) -> None:
-    is_glsn = isinstance(position, int) and not isinstance(position, bool) and position >= 1
-    if not (is_glsn or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
-        raise InvalidArgument(
-            f"{name}= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
-        )

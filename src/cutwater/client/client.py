@@ -30,7 +30,8 @@ T = TypeVar("T")
 class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
     """An iterator. While its user works on some records, the next ones are already being fetched::
 
-    for record in log.subscribe("orders"): ...
+    for record in log.subscribe("orders", follow=False):
+        print(record.glsn, record.value)
     """
 
     def __init__(self, loop: LoopThread, wrapped: AsyncSubscription[T]) -> None:
@@ -197,7 +198,8 @@ class Client(Blocking[AsyncClient]):
 
     with cutwater.connect("cutwater://127.0.0.1:7000") as log:
         ack = log.append("orders", b"hello")
-        for record in log.subscribe("orders", start=ack.glsn): ...
+        for record in log.subscribe("orders", start=ack.glsn, follow=False):
+            print(record.glsn, record.value)
     """
 
     def __init__(
@@ -225,6 +227,7 @@ class Client(Blocking[AsyncClient]):
     tail = blocking(AsyncClient.tail)
     find = blocking(AsyncClient.find)
     table = blocking(AsyncClient.table)
+    watermark = blocking(AsyncClient.watermark)
     subscribe = made(AsyncClient.subscribe, Subscription)
     batches = made(AsyncClient.batches, Subscription)
     producer = blocking_made(AsyncClient.producer, Producer)

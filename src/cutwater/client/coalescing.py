@@ -8,22 +8,22 @@ or too late before its batch has left is taken out; afterwards it is *unknown* l
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from math import inf
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.appending import Shipment, Shipping
-from cutwater.client.conversion import to_batch
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.schemas import TopicSchema
+from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
+from cutwater.wire.deadlines import DeadlineWatch
 
 IN_FLIGHT_MAX = 2
 """Batches that one lane has under way: the next one is made while another is being written."""
@@ -36,15 +36,11 @@ RECORD_COST_BYTES = 64
 """What a record takes besides its values, about."""
 
 
-def now_us() -> int:
-    return time.time_ns() // 1_000
-
-
 class Single(Struct, frozen=True):
     """One record of key and value that was checked; it becomes Arrow together with its neighbours."""
 
     value: bytes
-    key: bytes | str | None
+    key: bytes | None
     timestamp: int
 
 
@@ -68,12 +64,14 @@ class Lane:
         topic: TopicInfo,
         pin: LogStreamId | None,
         shipping: Shipping,
-        encode: Callable[[pa.RecordBatch], Batch],
-        schema: TopicSchema,
+        encode: Callable[[Joined], Batch],
     ) -> None:
         self.topic = topic
-        self._pin, self._shipping, self._encode, self._schema = pin, shipping, encode, schema
+        self._pin, self._shipping, self._encode = pin, shipping, encode
         self._loop = asyncio.get_running_loop()
+        self._watch = DeadlineWatch(self._loop, self._expire)
+        self._pending: dict[_Waiting, None] = {}
+        """All that have no outcome yet."""
         self._queue: deque[_Waiting] = deque()
         self._bytes = 0
         self._room = asyncio.Event()
@@ -86,22 +84,45 @@ class Lane:
         return not self._queue and not self._in_flight
 
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
+        while self._bytes > LANE_BYTES_MAX:
+            await self._wait_for_room(deadline)
         future: asyncio.Future[Ack] = self._loop.create_future()
         waiting = _Waiting(part, count, size, deadline, future)
+        self._pending[waiting] = None
+        self._queue.append(waiting)
+        self._bytes += size
+        if deadline.at < self._watch.armed:
+            self._watch.note(deadline.at)
+        if not self._is_due and len(self._in_flight) < IN_FLIGHT_MAX:
+            # Whoever appends in this turn of the event loop goes along.
+            self._is_due = True
+            self._loop.call_soon(self._depart)
+        try:
+            return await future
+        finally:
+            del self._pending[waiting]
+
+    async def _wait_for_room(self, deadline: Deadline) -> None:
+        self._room.clear()
         try:
             async with asyncio.timeout_at(deadline.at):
-                while self._bytes > LANE_BYTES_MAX:
-                    self._room.clear()
-                    await self._room.wait()
-                self._queue.append(waiting)
-                self._bytes += size
-                if not self._is_due and len(self._in_flight) < IN_FLIGHT_MAX:
-                    # Whoever appends in this turn of the event loop goes along.
-                    self._is_due = True
-                    self._loop.call_soon(self._depart)
-                return await future
+                await self._room.wait()
         except TimeoutError:
-            raise self._late(waiting) from None
+            raise DeadlineExceeded(
+                f"{self._bytes} bytes of appends wait to be sent, so nothing was appended within {deadline.seconds:g} s"
+            ) from None
+
+    def _expire(self, now: float) -> float:
+        """One timer for all: most get their outcome long before it fires."""
+        earliest = inf
+        for waiting in self._pending:
+            if waiting.future.done():
+                continue
+            if waiting.deadline.at <= now:
+                waiting.future.set_exception(self._late(waiting))
+            else:
+                earliest = min(earliest, waiting.deadline.at)
+        return earliest
 
     async def close(self) -> None:
         for waiting in self._queue:
@@ -111,6 +132,7 @@ class Lane:
         for task in self._in_flight:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
+        self._watch.stop()
 
     def _late(self, waiting: _Waiting) -> CutwaterError:
         if waiting.shipment is None or not waiting.shipment.may_have_arrived:
@@ -153,7 +175,7 @@ class Lane:
         # The others may have longer; who has not gives up by itself.
         deadline = max((waiting.deadline for waiting in group), key=lambda deadline: deadline.at)
         try:
-            batch = self._encode(joined(self._schema, [waiting.part for waiting in group]))
+            batch = self._encode(joined([waiting.part for waiting in group]))
             ack = await self._shipping.ship(shipment, self.topic, self._pin, batch, None, deadline)
         except CutwaterError as error:
             for waiting in group:
@@ -163,7 +185,7 @@ class Lane:
         except BaseException as error:
             for waiting in group:
                 if not waiting.future.done():
-                    waiting.future.set_exception(AppendUnknown(f"the append was interrupted: {error!r}"))
+                    waiting.future.set_exception(_interrupted(shipment, error))
             raise
         offset = 0
         for waiting in group:
@@ -172,13 +194,26 @@ class Lane:
             offset += waiting.count
 
 
+def _interrupted(shipment: Shipment, error: BaseException) -> CutwaterError:
+    if shipment.may_have_arrived:
+        return AppendUnknown(f"the append was interrupted ({error!r}): whether it is in the log is not known")
+    return ClientClosed(f"the append was interrupted before it was sent: {error!r}")
+
+
 def part_of(ack: Ack, offset: int, count: int) -> Ack:
     """What the acknowledgement of a batch means for some of its records."""
     return Ack(GLSN(ack.glsn + offset), LLSN(ack.llsn + offset), ack.stream, count)
 
 
-def joined(schema: TopicSchema, parts: Sequence[Part]) -> pa.RecordBatch:
-    """One record batch, in the order of the parts."""
+class Joined(NamedTuple):
+    """One record batch, and the smallest and the largest event time in it, if they are known."""
+
+    rows: pa.RecordBatch
+    times: tuple[int, int] | None
+
+
+def joined(parts: Sequence[Part]) -> Joined:
+    """All parts as one record batch, in their order."""
     batches: list[pa.RecordBatch] = []
     singles: list[Single] = []
     for part in parts:
@@ -186,24 +221,31 @@ def joined(schema: TopicSchema, parts: Sequence[Part]) -> pa.RecordBatch:
             singles.append(part)
             continue
         if singles:
-            batches.append(_of_singles(schema, singles))
+            batches.append(_of_singles(singles).rows)
             singles = []
         batches.append(part)
+    if not batches:
+        return _of_singles(singles)
     if singles:
-        batches.append(_of_singles(schema, singles))
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        batches.append(_of_singles(singles).rows)
+    return Joined(batches[0] if len(batches) == 1 else pa.concat_batches(batches), None)
 
 
-def _of_singles(schema: TopicSchema, singles: list[Single]) -> pa.RecordBatch:
-    has_keys = any(single.key is not None for single in singles)
-    return to_batch(
-        schema,
-        [single.value for single in singles],
-        key=[single.key for single in singles] if has_keys else None,
-        timestamp=pa.array([single.timestamp for single in singles], pa.timestamp("us", "UTC")),
-        now_us=0,
-    )
+def _of_singles(singles: list[Single]) -> Joined:
+    """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
+    count = len(singles)
+    keys = [single.key for single in singles]
+    times = [single.timestamp for single in singles]
+    arrays = [
+        pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(count, _BINARY),
+        pa.array([single.value for single in singles], _BINARY),
+        pa.array(times, TIMESTAMP),
+        pa.nulls(count, HEADERS),
+    ]
+    return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(times), max(times)))
 
+
+_BINARY = pa.binary()
 
 Lanes = dict[tuple[TopicId, LogStreamId | None, int], Lane]
 """By topic, log stream and number of the schema."""

@@ -23,9 +23,9 @@ class Deadline:
     __slots__ = ("_loop", "at", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.seconds = check_timeout(seconds)
-        self.at = self._loop.time() + seconds
+        self._loop = loop = asyncio.get_running_loop()
+        self.seconds = seconds if 0 < seconds <= TIMEOUT_SECONDS_MAX else check_timeout(seconds)
+        self.at = loop.time() + seconds
 
     @property
     def left(self) -> float:

@@ -52,28 +52,28 @@ def encode(
     limits: Limits,
     compression: Compression | None = None,
     declared: EventTime | None = None,
+    times: tuple[int, int] | None = None,
 ) -> Batch:
-    """``now_us`` is the event time of a topic that has no column for it."""
+    """``now_us`` is the event time of a topic that has no column for it. ``times``: the smallest and the largest event
+    time, if they are known already."""
     body = (serialize(batch, compression) if compression else batch.serialize()).to_pybytes()
     # The size of everything bounds the size of each, so a batch that is small as a whole needs no closer look.
     if (compression or len(body) > limits.record_bytes_max) and batch.nbytes > limits.record_bytes_max:
         _check_records(batch, limits.record_bytes_max)
     if len(body) > limits.batch_bytes_max:
         raise RecordTooLarge(None, len(body), limits.batch_bytes_max)
-    time_min, time_max = event_times(batch, schema.event_time, now_us)
-    return Batch(batch.num_rows, body, crc32c(body), time_min, time_max, declared=declared, schema=schema.number)
+    first, last = times or event_times(batch, schema.event_time, now_us)
+    return Batch(
+        batch.num_rows, body, crc32c(body), EventTime(first), EventTime(last), declared=declared, schema=schema.number
+    )
 
 
-def event_times(batch: pa.RecordBatch, event_time: str, now_us: int) -> tuple[EventTime, EventTime]:
+def event_times(batch: pa.RecordBatch, event_time: str, now_us: int) -> tuple[int, int]:
     """The smallest and the largest event time of a batch."""
     if not event_time:
-        return EventTime(now_us), EventTime(now_us)
-    column = timestamps(batch, event_time)
-    if batch.num_rows == 1:
-        only = EventTime(column.view(pa.int64())[0].as_py())
-        return only, only
-    found = pc.min_max(column.view(pa.int64()))
-    return EventTime(found["min"].as_py()), EventTime(found["max"].as_py())
+        return now_us, now_us
+    found = pc.min_max(timestamps(batch, event_time).view(pa.int64()))
+    return found["min"].as_py(), found["max"].as_py()
 
 
 def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
@@ -83,10 +83,25 @@ def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
 
 
 def _check_records(batch: pa.RecordBatch, limit: int) -> None:
+    if sum(_bytes_max(column) for column in batch.columns) <= limit:
+        return
     sizes = sum_of([row_bytes(column) for column in batch.columns], batch.num_rows)
     largest = pc.max(sizes).as_py()
     if largest > limit:
         raise RecordTooLarge(int(pc.index(sizes, largest).as_py()), int(largest), limit)
+
+
+def _bytes_max(column: pa.Array) -> int:
+    """No value of the column has more bytes than this; cheaper to know than what each has."""
+    if column.null_count == len(column):
+        return 0
+    try:
+        return int((column.type.bit_width + 7) // 8)
+    except ValueError:
+        pass
+    if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
+        return int(pc.max(pc.binary_length(column)).as_py())
+    return int(column.nbytes)
 
 
 def row_bytes(column: pa.Array) -> pa.Array:

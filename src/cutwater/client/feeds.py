@@ -2,8 +2,8 @@
 
 One task per log stream keeps a stream of messages open, at another replica if the first one fails, falls behind or goes
 silent; ``core.subscription`` decides what of it is ready, and drops what came before. So nothing is skipped or
-repeated, whichever replica answers. What has arrived and is not yet taken is bounded per log stream: one that is far
-ahead waits, and never keeps the one that the others wait for from being read.
+repeated, whichever replica answers. What has arrived and is not yet taken is bounded: a log stream that is far ahead
+waits, but never one that the others wait for.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from cutwater.wire.streams import SharedCredit, StreamReceiver
 
 _log = logging.getLogger(__name__)
 
-BUFFER_BYTES_MAX = 64 * MIB
-"""What may lie here of all log streams together, divided among them."""
-STREAM_BYTES_MIN = MIB
-STREAM_BYTES_MAX = 8 * MIB
+WINDOWS_BYTES = 64 * MIB
+"""What may be on its way of all log streams together, besides what waits here, divided among them."""
+WINDOW_BYTES_MIN = MIB
+WINDOW_BYTES_MAX = 8 * MIB
 MESSAGE_BYTES = MIB
 WINDOW_ITEMS = 256
 
@@ -86,7 +86,8 @@ class Selection:
 
 
 class Feed:
-    """The runs of one subscription in GLSN order. ``starts``: topics of which only later records are wanted."""
+    """The runs of one subscription in GLSN order, up to ``stop``, which is not included. ``starts``: topics of which
+    only later records are wanted. ``fences``: also what is no record, but a commit all the same."""
 
     def __init__(
         self,
@@ -96,11 +97,16 @@ class Feed:
         projections: Projections,
         start: GLSN,
         starts: Mapping[TopicId, GLSN],
+        stop: GLSN | None = None,
+        *,
+        fences: bool = False,
     ) -> None:
         self.catalogs, self.nodes, self._selection, self._projections = catalogs, nodes, selection, projections
-        self._machine = Subscription((), start, starts)
+        self._machine = Subscription((), start, starts, stop=None if stop is None else GLSN(stop - 1))
+        self._fences: list[Run] | None = [] if fences else None
         self._readers: dict[LogStreamId, _Reader] = {}
         self._news = asyncio.Event()
+        self._room = asyncio.Event()
         self._catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
         self.trouble = ""
@@ -117,9 +123,9 @@ class Feed:
         return self._machine.next_glsn
 
     @property
-    def stream_bytes_max(self) -> int:
-        share = BUFFER_BYTES_MAX // max(1, len(self._readers))
-        return min(max(share, STREAM_BYTES_MIN), STREAM_BYTES_MAX)
+    def window_bytes(self) -> int:
+        share = WINDOWS_BYTES // max(1, len(self._readers))
+        return min(max(share, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
 
     def begin(self, view: View) -> None:
         self._take_catalog(view)
@@ -127,20 +133,25 @@ class Feed:
             raise self._error
 
     async def take(self) -> list[Run]:
-        """What is ready, in order; waits until there is something, or the position has moved."""
+        """What is ready, in order; waits until there is something, or the position has moved. After ``Trimmed`` it goes
+        on behind what is gone."""
         before = self.next_glsn
         while True:
             self._news.clear()
             runs = self._machine.take_ready()
-            for run in runs:
-                reader = self._readers.get(run.stream)
-                if reader is not None:
-                    reader.taken(_kept_bytes(run))
             if runs or self.next_glsn > before:
-                return runs
+                self._room.set()
+                return self._with_fences(runs)
             if self._error is not None:
                 raise self._error
             await self._news.wait()
+
+    def _with_fences(self, runs: list[Run]) -> list[Run]:
+        if not self._fences:
+            return runs
+        ready = [run for run in self._fences if run.first_glsn < self.next_glsn]
+        self._fences = [run for run in self._fences if run.first_glsn >= self.next_glsn]
+        return sorted((*runs, *ready), key=lambda run: run.first_glsn)
 
     async def close(self) -> None:
         self.fail(ClientClosed("this subscription was closed"))
@@ -152,14 +163,26 @@ class Feed:
 
     # What readers tell.
 
-    def take_answer(self, answer: ReadAnswer) -> int:
-        """How many bytes of it are kept until they are ready."""
+    def take_answer(self, answer: ReadAnswer) -> None:
         wanted = self._machine.want(answer.stream)
         self._machine.take_answer(answer)
+        if self._fences is not None and wanted is not None:
+            new = [run for run in answer.runs if run.batch.kind is BatchKind.FENCE and run.last_glsn >= wanted[1]]
+            self._fences += new
         if self._machine.needs_catalog:
             self._catalog_is_old.set()
         self._news.set()
-        return 0 if wanted is None else sum(_kept_bytes(run) for run in answer.runs if run.last_glsn >= wanted[1])
+
+    def take_trimmed(self, stream: LogStreamId, error: Trimmed) -> None:
+        self._machine.take_trimmed(stream, error.first_left)
+        self._catalog_is_old.set()
+        self._news.set()
+
+    async def wait_for_room(self, stream: LogStreamId) -> None:
+        """Until more of this log stream should be read."""
+        while not self._machine.has_room(stream):
+            self._room.clear()
+            await self._room.wait()
 
     async def guard(self, work: Callable[[], Awaitable[None]]) -> None:
         """A bug in the background must not look like silence."""
@@ -225,14 +248,11 @@ class Feed:
         if self._loop.time() - self._seen_at >= SILENT_MS / 1_000:
             self._settled_hwm = self._seen_hwm
             self._seen_hwm, self._seen_at = view.catalog.high_watermark, self._loop.time()
-        wanted = {
-            info.stream
-            for info, position in self._machine.wants()
-            # A log stream that is sealed and has been read to its end has nothing more to say.
-            if info.is_open or position <= info.last_glsn
-        }
-        for stream in self._readers.keys() - wanted:
-            self._readers.pop(stream).task.cancel()
+        wanted = {info.stream for info, _ in self._machine.wants()}
+        for stream, reader in list(self._readers.items()):
+            # One that has ended had nothing more to read then, but may have now.
+            if stream not in wanted or reader.task.done():
+                self._readers.pop(stream).task.cancel()
         for stream in wanted - self._readers.keys():
             self._readers[stream] = _Reader(self, stream)
         self._news.set()
@@ -243,15 +263,9 @@ class _Reader:
 
     def __init__(self, feed: Feed, stream: LogStreamId) -> None:
         self._feed, self._stream = feed, stream
-        self._buffered = 0
-        self._room = asyncio.Event()
         self._turn = 0
         self._was_heard = False
         self.task = asyncio.get_running_loop().create_task(feed.guard(self._run))
-
-    def taken(self, size: int) -> None:
-        self._buffered = max(0, self._buffered - size)
-        self._room.set()
 
     async def _run(self) -> None:
         wait = RETRY_SECONDS_MIN
@@ -260,8 +274,7 @@ class _Reader:
             try:
                 await self._follow(*wanted)
             except Trimmed as error:
-                self._feed.fail(Trimmed(min(error.asked, self._feed.next_glsn), error.first_left))
-                return
+                self._feed.take_trimmed(self._stream, error)
             except (ProtocolViolation, InvalidArgument) as error:
                 self._feed.fail(error)
                 return
@@ -285,8 +298,7 @@ class _Reader:
         projection = dict(feed.projection(info))
         address = feed.catalogs.view.address(self._replica(info))
         connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
-        room = feed.stream_bytes_max
-        credit = SharedCredit(WINDOW_ITEMS, room, item_bytes_max=WireOptions().frame_bytes_max)
+        credit = SharedCredit(WINDOW_ITEMS, feed.window_bytes, item_bytes_max=WireOptions().frame_bytes_max)
         arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
         async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
             while (message := await self._next(messages)) is not None:
@@ -295,12 +307,8 @@ class _Reader:
                 if projection and not all(_is_known(run, projection) for run in runs):
                     raise Unavailable(f"log stream {self._stream} has a schema that the catalog here is too old for")
                 value = message.value
-                self._buffered += feed.take_answer(
-                    ReadAnswer(self._stream, runs, value.complete_through, value.revision)
-                )
-                while self._buffered > room:
-                    self._room.clear()
-                    await self._room.wait()
+                feed.take_answer(ReadAnswer(self._stream, runs, value.complete_through, value.revision))
+                await feed.wait_for_room(self._stream)
 
     async def _next(self, messages: StreamReceiver[ReadAnswerHeader]) -> Received[ReadAnswerHeader] | None:
         while True:
@@ -309,11 +317,6 @@ class _Reader:
             except DeadlineExceeded:
                 if self._feed.is_behind(self._stream):
                     raise
-
-
-def _kept_bytes(run: Run) -> int:
-    """Fences are never handed on, so they do not count."""
-    return len(run.batch.body) if run.batch.kind is BatchKind.DATA else 0
 
 
 def _is_known(run: Run, projection: Mapping[int, Columns]) -> bool:

@@ -14,17 +14,15 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import Part, joined
+from cutwater.client.coalescing import Joined, Part, joined
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
 from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
 from cutwater.client.repository import Repository
-from cutwater.client.schemas import TopicSchema
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -88,14 +86,13 @@ class AsyncProducer:
         topic: str,
         name: str,
         prepare: Callable[..., tuple[Part, int, int]],
-        encode: Callable[[pa.RecordBatch], Batch],
-        schema: TopicSchema,
+        encode: Callable[[Joined], Batch],
         timeout: float,
         buffer_bytes: int = BUFFER_BYTES_MAX,
     ) -> None:
         self.topic, self.id = topic, name
         self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
-        self.prepare, self._encode, self._schema = prepare, encode, schema
+        self.prepare, self._encode = prepare, encode
         self.timeout, self.buffer_bytes = timeout, buffer_bytes
         self._buffer = ProducerBuffer(buffer_bytes)
         self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
@@ -231,7 +228,7 @@ class AsyncProducer:
             if not group:
                 continue
             try:
-                batch = self._encode(joined(self._schema, [sent.part for sent in group]))
+                batch = self._encode(joined([sent.part for sent in group]))
             except CutwaterError as error:
                 self._buffer.fail(group, error)
                 continue

@@ -27,7 +27,6 @@ CHUNK_RECORDS = 8_192
 """About how many records are made at a time."""
 BATCH_ROWS = 16_384
 """Runs with fewer rows are joined until there are so many, as far as they are ready."""
-EARLIEST_TRIES = 5
 
 T = TypeVar("T")
 
@@ -64,8 +63,9 @@ class AsyncSubscription(Generic[T]):
     """An asynchronous iterator. It begins when it is first used, or earlier with ``await``; then it is known from where
     on it delivers, also if that is ``"latest"``::
 
-        subscription = await client.subscribe("orders", start="latest")
-        async for record in subscription: ...
+        subscription = await log.subscribe("orders", follow=False)
+        async for record in subscription:
+            print(record.glsn, record.value)
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AsyncSubscription(Generic[T]):
     ) -> None:
         self._catalogs, self._nodes, self._selection = catalogs, nodes, selection
         self._resolve, self._make, self._columns, self._timeout = resolve, make, columns, timeout
-        self._tries = EARLIEST_TRIES if from_earliest else 1
+        self._from_earliest = from_earliest
         self._opening = asyncio.Lock()
         self._feed: Feed | None = None
         self._range: Range | None = None
@@ -114,7 +114,9 @@ class AsyncSubscription(Generic[T]):
         for topic in self._selection.topics(found.view):
             # Columns that do not exist are found out now.
             self.layout(topic)
-        feed = Feed(self._catalogs, self._nodes, self._selection, self._projection, found.start, found.starts)
+        feed = Feed(
+            self._catalogs, self._nodes, self._selection, self._projection, found.start, found.starts, found.stop
+        )
         try:
             feed.begin(found.view)
         except BaseException:
@@ -175,12 +177,9 @@ class AsyncSubscription(Generic[T]):
             try:
                 runs = await self._taken(self._feed, self._range)
             except Trimmed:
-                if self._tries <= 1 or self._feed.next_glsn > self._range.start:
+                if not self._from_earliest or self._feed.next_glsn > self._range.start:
                     raise
                 # The log was trimmed between finding where it begins and reading there.
-                self._tries -= 1
-                await self._feed.close()
-                self._feed = None
                 continue
             self._reached = self._feed.next_glsn
             self._pieces.extend(self._clipped(runs))

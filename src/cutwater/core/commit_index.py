@@ -17,21 +17,10 @@ _first_llsn = attrgetter("first_llsn")
 _time = attrgetter("time")
 
 
-def context_of_glsn(contexts: Sequence[CommitContext], glsn: GLSN) -> CommitContext | None:
-    """The commit that gave out this GLSN, if it was given to this log stream."""
-    i = bisect_right(contexts, glsn, key=_first_glsn) - 1
-    return contexts[i] if i >= 0 and glsn <= contexts[i].last_glsn else None
-
-
 def context_of_llsn(contexts: Sequence[CommitContext], llsn: LLSN) -> CommitContext | None:
     """The commit that covers this LLSN, if one does."""
     i = bisect_right(contexts, llsn, key=_first_llsn) - 1
     return contexts[i] if i >= 0 and llsn <= contexts[i].last_llsn else None
-
-
-def llsn_of_glsn(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN | None:
-    context = context_of_glsn(contexts, glsn)
-    return None if context is None else LLSN(context.first_llsn + (glsn - context.first_glsn))
 
 
 def glsn_of_llsn(contexts: Sequence[CommitContext], llsn: LLSN) -> GLSN | None:

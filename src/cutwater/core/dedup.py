@@ -36,7 +36,7 @@ WINDOW_BATCHES_MAX = 256
 """How many committed batches of one producer are remembered. A session never reaches back further than half of it."""
 
 
-class Remembered(Struct, frozen=True):
+class Remembered(Struct, frozen=True, array_like=True):
     """One batch of a producer as it lies in the log; ``glsn`` is None until it is committed."""
 
     sequence: Sequence
@@ -59,7 +59,7 @@ class Departure(Struct, frozen=True):
     epoch: ProducerEpoch
 
 
-class ProducerWindow(Struct, frozen=True):
+class ProducerWindow(Struct, frozen=True, array_like=True):
     """One producer in a checkpoint: what was forgotten (only its last epoch and sequence), then what is known."""
 
     producer: ProducerId
@@ -68,8 +68,9 @@ class ProducerWindow(Struct, frozen=True):
     batches: tuple[Remembered, ...]
 
 
-class DedupCheckpoint(Struct, frozen=True):
-    """Deduplication state of the committed prefix that ends at ``upto``."""
+class DedupCheckpoint(Struct, frozen=True, array_like=True):
+    """Deduplication state of the committed prefix that ends at ``upto``. There may be many producers with many batches,
+    so it is encoded without the names of its fields."""
 
     upto: LLSN
     producers: tuple[ProducerWindow, ...]

@@ -5,12 +5,13 @@ A replica is created by saving its first hard state where nothing was before; th
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
 
-from cutwater.core.commit_index import context_of_llsn
 from cutwater.core.dedup import DedupCheckpoint, Deduplicator
 from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
 from cutwater.core.replica import Replica
@@ -40,11 +41,13 @@ class ReplicaFiles(Protocol):
 
 class Opening(Struct, frozen=True):
     """``problem`` says why the replica cannot be trusted, if it cannot; ``damage`` what cannot be read, if that is why:
-    a copy of it from a peer would help as well as a sync."""
+    a copy of it from a peer would help as well as a sync. ``replayed`` is how many entries came after the checkpoint of
+    deduplication."""
 
     replica: Replica
     problem: str = ""
     damage: Damaged | None = None
+    replayed: int = 0
 
 
 def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) -> Opening:
@@ -56,9 +59,10 @@ def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) 
     dedup = Deduplicator(files.dedup)
     damage: Damaged | None = None
     tail: list[Entry] = []
+    replayed = 0
     try:
         if kept is not None:
-            replay(dedup, files, kept.committed_end)
+            replayed = replay(dedup, files, kept.committed_end)
         if isinstance(verdict, Valid):
             tail = [entry for entry in found.tail if entry.last_llsn <= verdict.keep_end]
             if found.entries_end > verdict.keep_end:
@@ -68,16 +72,25 @@ def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) 
     problem = verdict.reason if isinstance(verdict, Invalid) else ""
     hard_state = found.hard_state or HardState()
     replica = Replica(node, stream, hard_state, verdict, first_llsn=files.first_llsn, tail=tail, dedup=dedup)
-    return Opening(replica, problem, damage)
+    return Opening(replica, problem, damage, replayed)
 
 
-def replay(dedup: Deduplicator, files: ReplicaFiles, committed_end: LLSN) -> None:
-    """Deduplication state is its checkpoint and the headers of the committed entries after it."""
+def replay(dedup: Deduplicator, files: ReplicaFiles, committed_end: LLSN) -> int:
+    """Deduplication state is its checkpoint and the headers of the committed entries after it; how many of them there
+    were."""
     upto = files.dedup.upto if files.dedup else LLSN(0)
     first = max(LLSN(upto + 1), files.first_llsn)
-    for entry in files.heads(first, committed_end) if first <= committed_end else ():
+    if first > committed_end:
+        return 0
+    contexts, count = files.contexts, 0
+    at = bisect_left(contexts, first, key=attrgetter("last_llsn"))
+    context = contexts[at]
+    for entry in files.heads(first, committed_end):
+        count += 1
         if entry.batch.producer is not None and entry.first_llsn > upto:
+            while context.last_llsn < entry.first_llsn:
+                at += 1
+                context = contexts[at]
             dedup.record(entry)
-            context = context_of_llsn(files.contexts, entry.first_llsn)
-            assert context is not None
             dedup.commit(context)
+    return count

@@ -47,7 +47,7 @@ class KeyEntry:
     @property
     def empty(self) -> bool:
         """Nothing is kept for the key, so that it may be forgotten. A state that was cleared holds None."""
-        return not (self.event_timers or self.processing_timers or any(value is not None for value in self.values))
+        return not (self.event_timers or self.processing_timers) and self.values.count(None) == len(self.values)
 
 
 class TimerQueue:

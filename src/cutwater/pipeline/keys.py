@@ -79,6 +79,8 @@ def _integer(value: int) -> bytes:
 
 def key_of_bytes(data: bytes) -> Any:
     """The key that has these bytes."""
+    if data[0] == 3:
+        return data[1:].decode()
     if data[:1] != _COMPOSITE:
         return _component_of_bytes(data)
     parts, start, at = [], 1, 1

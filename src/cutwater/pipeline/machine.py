@@ -143,7 +143,7 @@ class Machine:
                     operator.store.pack_live()
                 base = operator.store.compact(operator.watermark())
                 parts.append(base if index == 0 else base.filter(pc.not_equal(base["key_group"], BROADCAST_GROUP)))
-            whole[spec.uid] = pa.concat_tables(parts)
+            whole[spec.uid] = pa.concat_tables(parts).sort_by([("key_group", "ascending"), ("key", "ascending")])
         return whole
 
     def restore(self, state: Mapping[str, pa.Table]) -> None:

@@ -56,6 +56,15 @@ class Plan:
         node, index = destination
         return self._rows[self.graph.nodes[node].inputs[index]]
 
+    def require_schemas(self) -> None:
+        """Refuse streams whose rows are untyped: between workers rows travel as Arrow. Tests do without."""
+        for port, rows in self._rows.items():
+            if rows is None and port in self.consumers:
+                raise InvalidArgument(
+                    f"pipeline {self.name!r}: what {self.graph.nodes[port.node].label} gives has no schema, which a "
+                    "run needs: declare schema='…' there, and give windows columns as keys, not a function"
+                )
+
     # --------------------------------------------------------------------------------------------------------- binding
 
     def _time_type(self, node: Any, source_rows: Mapping[str, RowType | None]) -> pa.DataType | None:

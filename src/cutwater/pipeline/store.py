@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
+from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -32,11 +33,14 @@ _TIMES: Final = pa.list_(pa.int64())
 
 
 def chunk_schema(states: Sequence[State]) -> pa.Schema:
-    """Columns of a chunk. ``next_…`` is the key's smallest timer, so that due ones are found without looking inside."""
+    """Columns of a chunk. ``key_hash`` is the CRC-32 of the key, by which touched keys are found. ``next_…`` is a key's
+    smallest timer, so that due ones are found without looking inside.
+    """
     return pa.schema(
         [
             pa.field("key_group", pa.int32()),
             pa.field("key", pa.binary()),
+            pa.field("key_hash", pa.uint32()),
             pa.field("gone", pa.bool_()),
             pa.field("next_event_timer", pa.int64()),
             pa.field("next_processing_timer", pa.int64()),
@@ -77,32 +81,36 @@ class KeyedStore:
     def load(
         self, keys: Iterable[Any], event_time: int, processing_time: int, queues: tuple[TimerQueue, TimerQueue]
     ) -> None:
-        """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it."""
+        """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it.
+
+        Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
+        """
         if not self._chunks:
             return
-        known = self.live
-        missing = {data: key for key in set(keys) if key not in known for data in (key_bytes(key),)}
-        wanted = pa.array(list(missing), pa.binary())
-        taken = {entry.data for entry in known.values()}
+        missing = {key_bytes(key) for key in set(keys) if key not in self.live}
         newer: list[pa.Table] = []
         for chunk in reversed(self._chunks):
-            touched = pc.or_kleene(
-                pc.is_in(chunk["key"], value_set=wanted),
-                pc.or_kleene(
-                    pc.fill_null(pc.less_equal(chunk["next_event_timer"], event_time), False),
-                    pc.fill_null(pc.less_equal(chunk["next_processing_timer"], processing_time), False),
-                ),
-            )
-            found = _without_replaced(chunk.filter(touched), newer)
-            for entry in self._entries(found):
-                if entry.data not in taken:
-                    taken.add(entry.data)
-                    known[entry.key] = entry
-                    for time in entry.event_timers or ():
-                        queues[0].add(time, entry)
-                    for time in entry.processing_timers or ():
-                        queues[1].add(time, entry)
+            touched = pc.is_in(chunk["key_hash"], value_set=pa.array(list(map(crc32, missing)), pa.uint32()))
+            collision = False
+            for entry in self._entries(chunk.filter(touched)):
+                if entry.data in missing:
+                    missing.remove(entry.data)
+                    self._enliven(entry, queues)
+                else:
+                    collision = True
+            due = _due(chunk, event_time, processing_time)
+            if not collision:
+                due = pc.and_not(due, touched)
+            for entry in self._entries(_without_replaced(chunk.filter(due), newer)):
+                if entry.key not in self.live:
+                    self._enliven(entry, queues)
             newer.append(chunk)
+
+    def _enliven(self, entry: KeyEntry, queues: tuple[TimerQueue, TimerQueue]) -> None:
+        self.live[entry.key] = entry
+        for queue, times in zip(queues, (entry.event_timers, entry.processing_timers), strict=True):
+            for time in times or ():
+                queue.add(time, entry)
 
     def checkpoint(self) -> pa.Table | None:
         """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""
@@ -111,7 +119,9 @@ class KeyedStore:
             return None
         chunk = self._packed(changed)
         self._chunks.append(chunk)
-        self._forget_empty()
+        if pc.any(chunk["gone"]).as_py():
+            self._forget_empty()
+        self.dirty.clear()
         return chunk
 
     def settle(self) -> None:
@@ -142,12 +152,12 @@ class KeyedStore:
         )
 
     def compact(self, watermark: int) -> pa.Table:
-        """One base in place of all chunks, sorted by key group and key, without what has expired under a watermark."""
+        """One base in place of all chunks, without what is gone or has expired under a watermark."""
         kept: list[pa.Table] = []
         for index in reversed(range(len(self._chunks))):
             kept.append(_without_replaced(self._chunks[index], self._chunks[index + 1 :]))
         base = pa.concat_tables([self._schema.empty_table(), *kept])
-        base = base.filter(pc.invert(base["gone"])).sort_by([("key_group", "ascending"), ("key", "ascending")])
+        base = base.filter(pc.invert(base["gone"]))
         if any(state.ttl_ms is not None for state in self._states):
             base = self._packed([entry for entry in self._entries(base) if not self._expired(entry, watermark)])
         self._chunks = [base]
@@ -180,6 +190,7 @@ class KeyedStore:
             [
                 pa.array([entry.group for entry in entries], pa.int32()),
                 pa.array([entry.data for entry in entries], pa.binary()),
+                pa.array([crc32(entry.data) for entry in entries], pa.uint32()),
                 pa.array([entry.empty for entry in entries], pa.bool_()),
                 pa.array([times and times[0] for times in event], pa.int64()),
                 pa.array([times and times[0] for times in processing], pa.int64()),
@@ -216,6 +227,14 @@ class KeyedStore:
         return all(
             state.plain(raw, watermark) is None for state, raw in zip(self._states, entry.values, strict=True)
         )  # fmt: skip
+
+
+def _due(chunk: pa.Table, event_time: int, processing_time: int) -> pa.ChunkedArray:
+    """Which rows have a timer up to these times."""
+    return pc.or_(
+        pc.fill_null(pc.less_equal(chunk["next_event_timer"], event_time), False),
+        pc.fill_null(pc.less_equal(chunk["next_processing_timer"], processing_time), False),
+    )
 
 
 def _without_replaced(chunk: pa.Table, newer: Iterable[pa.Table]) -> pa.Table:

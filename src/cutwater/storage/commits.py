@@ -32,7 +32,11 @@ from cutwater.types import LLSN, CommitContext
 
 SUFFIX = ".commits"
 OPEN_FILES_MAX = 16
-RECORDS_AT_ONCE = 64
+BLOCK_RECORDS = 64
+BLOCK_BYTES = BLOCK_RECORDS * CONTEXT_BYTES
+"""What is read at once: neighbours are what a search or a reader asks for next."""
+ROOM_AHEAD_BYTES = 16 * 1024
+"""How much longer than its records a file is made, up to its full length; see ADR 0010."""
 
 _last_llsn = attrgetter("last_llsn")
 
@@ -83,6 +87,11 @@ class CommitLog:
         self._durable_count, self.durable = self._count, self.last
 
     @property
+    def _file_bytes(self) -> int:
+        """How long a full file is."""
+        return HEADER_BYTES + self._per_file * CONTEXT_BYTES
+
+    @property
     def _firsts(self) -> tuple[LLSN, ...]:
         return self._shape[0]
 
@@ -119,11 +128,9 @@ class CommitLog:
             for context in group:
                 assert before is None or follows(before, context), (before, context)
                 before = context
-            try:
-                file.file.pwritev(records, HEADER_BYTES + self._count * CONTEXT_BYTES)
-            except OSError:
-                file.file.truncate(HEADER_BYTES + self._count * CONTEXT_BYTES)
-                raise
+            offset = HEADER_BYTES + self._count * CONTEXT_BYTES
+            end = offset + len(group) * CONTEXT_BYTES
+            file.extend(records, offset, end, min(end + ROOM_AHEAD_BYTES, self._file_bytes))
             self._shape = (self._firsts, self._count + len(group))
             self.last = group[-1]
             start += len(group)
@@ -153,9 +160,9 @@ class CommitLog:
         self._durable_count, self.durable = self._count, self.last
 
     def close(self) -> None:
-        """Make the mark durable too."""
+        """Make the file as long as its records are, and the mark durable too."""
         if self._file is not None:
-            self._file.sync_data()
+            self._file.finish(HEADER_BYTES + self._count * CONTEXT_BYTES)
 
     def cut_back(self, end: LLSN) -> None:
         """Durably remove the commits above ``end``: newest files first, so a crash leaves no hole."""
@@ -200,27 +207,24 @@ class CommitLog:
         """All commit contexts as they are now."""
         return ContextView(self, *self._shape, self._per_file)
 
-    def records(self, first_llsn: LLSN, start: int, count: int) -> list[CommitContext]:
-        """Some records of one file, verified."""
+    def read_block(self, first_llsn: LLSN, number: int) -> bytes:
+        """Some consecutive records of one file, as they are."""
         file = self._file
         if file is None or file.header.first_llsn != first_llsn:
             file = self._open_closed(first_llsn)
-        data = file.file.pread(count * CONTEXT_BYTES, HEADER_BYTES + start * CONTEXT_BYTES)
-        found = []
-        for i in range(count):
-            context = decode_context(data[i * CONTEXT_BYTES : (i + 1) * CONTEXT_BYTES], start + i)
-            if context is None:
-                raise DamagedFile(file.file.path, f"commit context {start + i} is wrong")
-            found.append(context)
-        return found
+        return file.file.pread(BLOCK_BYTES, HEADER_BYTES + number * BLOCK_BYTES)
+
+    def damaged(self, first_llsn: LLSN, number: int) -> DamagedFile:
+        return DamagedFile(self._path(first_llsn), f"commit context {number} is wrong")
 
     def repair(self, context: CommitContext) -> bool:
         """Put an intact copy of a commit context in the place of a damaged one, durably; False if none is missing."""
+        view = self.contexts
         for number, first in enumerate(self._firsts):
             count = self._count if number == len(self._firsts) - 1 else self._per_file
             for i in range(count):
                 try:
-                    self.records(first, i, 1)
+                    view[number * self._per_file + i]
                 except DamagedFile:
                     if self._belongs(number * self._per_file + i, context):
                         file = self._file if number == len(self._firsts) - 1 else self._open_closed(first)
@@ -261,7 +265,7 @@ class CommitLog:
                 self._closed[first_llsn] = file
                 return file
         file = self._open(first_llsn)
-        if file.file.size() < HEADER_BYTES + self._per_file * CONTEXT_BYTES:
+        if file.file.size() < self._file_bytes:
             raise DamagedFile(file.file.path, "it is too short")
         with self._closed_lock:
             self._closed[first_llsn] = file
@@ -274,11 +278,13 @@ class CommitLog:
 
 
 class ContextView(Sequence[CommitContext]):
-    """The commit contexts of a replica at one moment, read when asked for."""
+    """The commit contexts of a replica at one moment, read and checked when asked for."""
 
     def __init__(self, log: CommitLog, firsts: tuple[LLSN, ...], count: int, per_file: int) -> None:
         self._log, self._firsts, self._per_file = log, firsts, per_file
         self._length = max(len(firsts) - 1, 0) * per_file + count
+        self._block: tuple[int, int, bytes] = (-1, -1, b"")
+        """File, number and content of the block that was read last."""
 
     def __len__(self) -> int:
         return self._length
@@ -294,23 +300,20 @@ class ContextView(Sequence[CommitContext]):
         if not 0 <= at < self._length:
             raise IndexError(index)
         file, number = divmod(at, self._per_file)
-        return self._log.records(self._firsts[file], number, 1)[0]
-
-    def __iter__(self) -> Iterator[CommitContext]:
-        return self.iterate(0)
-
-    def iterate(self, start: int) -> Iterator[CommitContext]:
-        """From this one on, several at a time."""
-        while start < self._length:
-            file, number = divmod(start, self._per_file)
-            count = min(RECORDS_AT_ONCE, self._per_file - number, self._length - start)
-            yield from self._log.records(self._firsts[file], number, count)
-            start += count
+        block, place = divmod(number, BLOCK_RECORDS)
+        if self._block[:2] != (file, block):
+            self._block = (file, block, self._log.read_block(self._firsts[file], block))
+        start = place * CONTEXT_BYTES
+        context = decode_context(self._block[2][start : start + CONTEXT_BYTES], number)
+        if context is None:
+            raise self._log.damaged(self._firsts[file], number)
+        return context
 
     def covering(self, first: LLSN, last: LLSN) -> list[CommitContext]:
         """The commits that have any of these LLSNs."""
-        found = []
-        for context in self.iterate(bisect_left(self, first, key=_last_llsn)):
+        found: list[CommitContext] = []
+        for i in range(bisect_left(self, first, key=_last_llsn), self._length):
+            context = self[i]
             if context.first_llsn > last:
                 break
             found.append(context)

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.dedup import DedupCheckpoint, ProducerWindow, Remembered
+from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import HardState
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import DamagedFile, NewerFormat
@@ -26,9 +26,6 @@ from cutwater.types import (
     CutTime,
     Epoch,
     EventTime,
-    ProducerEpoch,
-    ProducerId,
-    Sequence,
 )
 
 VERSION = 1
@@ -304,49 +301,9 @@ def decode_hard_state(data: bytes, path: Path) -> HardState:
     return _decode_body(data, HARD_STATE, path, HardState)
 
 
-_RememberedFields = tuple[int, int, BatchKind, int, int, int, int | None]
-_WindowFields = tuple[str, int, int, list[_RememberedFields]]
-_DedupFields = tuple[int, list[_WindowFields]]
-
-
 def encode_dedup(checkpoint: DedupCheckpoint) -> bytes:
-    """Without the names of the fields: there may be many producers, with many batches each."""
-    producers: list[_WindowFields] = [
-        (
-            window.producer,
-            window.base_epoch,
-            window.base_sequence,
-            [(b.sequence, b.epoch, b.kind, b.first_llsn, b.count, b.checksum, b.glsn) for b in window.batches],
-        )
-        for window in checkpoint.producers
-    ]
-    return encode_whole(DEDUP, msgspec.msgpack.encode((checkpoint.upto, producers)))
+    return encode_whole(DEDUP, msgspec.msgpack.encode(checkpoint))
 
 
 def decode_dedup(data: bytes, path: Path) -> DedupCheckpoint:
-    fields: _DedupFields = _decode_body(data, DEDUP, path, _DedupFields)  # type: ignore[arg-type]
-    upto, producers = fields
-    return DedupCheckpoint(LLSN(upto), tuple(_window(*window) for window in producers))
-
-
-def _window(producer: str, epoch: int, sequence: int, batches: list[_RememberedFields]) -> ProducerWindow:
-    return ProducerWindow(
-        ProducerId(producer),
-        ProducerEpoch(epoch),
-        Sequence(sequence),
-        tuple(_remembered(*batch) for batch in batches),
-    )
-
-
-def _remembered(
-    sequence: int, epoch: int, kind: BatchKind, first_llsn: int, count: int, checksum: int, glsn: int | None
-) -> Remembered:
-    return Remembered(
-        Sequence(sequence),
-        ProducerEpoch(epoch),
-        kind,
-        LLSN(first_llsn),
-        count,
-        checksum,
-        None if glsn is None else GLSN(glsn),
-    )
+    return _decode_body(data, DEDUP, path, DedupCheckpoint)

@@ -4,14 +4,18 @@ then data.
 After each sync the new mark is written, not synced: it becomes durable with the next sync, at no cost. So after a power
 cut the mark is at most one sync behind, and after the death of the process alone it is exact. Whatever lies above the
 mark may be torn; whatever lies below it was once on disk, so if it is wrong now, it is damage.
+
+A file that is still written to may be longer than its data: zeros make room for what comes next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DamagedFile, StorageBroken
-from cutwater.storage.files import File, Files, replace
+from cutwater.storage.files import File, Files, is_full, replace
 from cutwater.storage.format import (
     HEADER_BYTES,
     SECTOR_BYTES,
@@ -36,6 +40,8 @@ class MarkedFile:
     def __init__(self, file: File, magic: bytes, header: FileHeader, mark: Mark | None) -> None:
         self.file, self.magic, self.header = file, magic, header
         self._mark = mark
+        self._size = file.size()
+        """With the room ahead of the data."""
         self.torn = False
         """Whether one of the two marks could not be read when the file was opened; setting a mark replaces it."""
 
@@ -76,6 +82,30 @@ class MarkedFile:
         self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
         self._mark, self.torn = mark, False
 
+    def extend(self, buffers: Sequence[Buffer], offset: int, end: int, room_end: int) -> None:
+        """Write data at the end, from ``offset`` to ``end``. If the file gets longer by it, it gets longer up to
+        ``room_end``, with zeros: so most of the syncs to come need not wait for the file system to note a new length.
+        What can be written of the data alone is written where there is no room for more."""
+        zeros = bytes(max(room_end - end, 0)) if end > self._size else b""
+        try:
+            self.file.pwritev([*buffers, zeros] if zeros else buffers, offset)
+        except OSError as error:
+            self.shorten(offset)
+            if not zeros or not is_full(error):
+                raise
+            self.extend(buffers, offset, end, end)
+        self._size = max(self._size, end + len(zeros))
+
+    def shorten(self, size: int) -> None:
+        self.file.truncate(size)
+        self._size = size
+
+    def finish(self, offset: int) -> None:
+        """Cut off the room ahead, durably, and make the mark durable too."""
+        if self._size > offset:
+            self.shorten(offset)
+        self.sync_all()
+
     def sync_data(self) -> None:
         """Data is durable afterwards. A failure is final: the system may have dropped what it could not write, and
         would call the next sync a success."""
@@ -95,7 +125,7 @@ class MarkedFile:
         would tell of what is gone."""
         self.set_mark(offset, llsn, running)
         self.sync_all()
-        self.file.truncate(offset)
+        self.shorten(offset)
         self.sync_all()
 
     def rewrite(self, start: int, end: int) -> None:

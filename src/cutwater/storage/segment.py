@@ -41,6 +41,8 @@ from cutwater.storage.marked_file import MarkedFile
 from cutwater.types import LLSN, Entry
 
 READ_AHEAD_BYTES = 8 * 1024
+SMALL_SHARE = 4
+"""A write is small if at least so many like it fit into the room that it makes."""
 
 
 class Place(Struct, frozen=True):
@@ -201,7 +203,7 @@ class Segment:
 
     # Writing.
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[Entry], room_ahead_bytes: int) -> None:
         """Write, not sync. If it fails, nothing was written."""
         buffers: list[bytes] = []
         points: list[tuple[LLSN, int]] = []
@@ -217,16 +219,24 @@ class Segment:
             offset += len(header) + len(entry.batch.body) + len(trailer)
             llsn, running = entry.last_llsn, running.after(entry.batch)
         try:
-            self._file.pwritev(buffers, self.end.offset)
+            self._marked.extend(buffers, self.end.offset, offset, self._room_end(offset, room_ahead_bytes))
             if points:
                 area = b"".join(encode_point(*point) for point in points)
                 self._file.pwritev([area], HEADER_BYTES + used * POINT_BYTES)
         except OSError:
             self._slots_used = used
-            self._file.truncate(self.end.offset)
+            self._marked.shorten(self.end.offset)
             raise
         self._points += points
         self.end, self.running = End(llsn, offset), running
+
+    def _room_end(self, offset: int, room_ahead_bytes: int) -> int:
+        """How long to make the file for entries up to ``offset``: not longer than a full one. Large writes make no
+        room, because they would spend more on zeros than they save."""
+        if (offset - self.end.offset) * SMALL_SHARE > room_ahead_bytes:
+            return offset
+        header = self._marked.header
+        return min(offset + room_ahead_bytes, self.data_start + header.points * header.interval)
 
     def sync(self) -> None:
         """Everything written is durable afterwards."""
@@ -246,10 +256,15 @@ class Segment:
         self._points = [point for point in self._points if point[1] < offset]
         self._slots_used = len(self._points)
         self._write_points(0)
-        self._file.truncate(offset)
+        self._marked.shorten(offset)
         self._marked.sync_all()
         self.end = self.durable = End(end, offset)
         self.running, self.lost = running, None
+
+    def finish(self) -> None:
+        """Make the file as long as its entries are, and everything durable, the mark too."""
+        self.sync()
+        self._marked.finish(self.end.offset)
 
     def go_on(self, running: Running) -> None:
         """A closed segment, complete and durable, is the last one again."""

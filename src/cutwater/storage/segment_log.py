@@ -33,6 +33,8 @@ class SegmentOptions(Struct, frozen=True):
     index_interval_bytes: int = 32 * 1024
     """How far apart index points are: what a reader has to walk through at most to find an LLSN."""
     commits_per_file: int = 65_536
+    room_ahead_bytes: int = 1024 * 1024
+    """How much longer than its entries a segment is made when small writes make it longer; see ADR 0010."""
 
 
 def file_name(generation: int, first_llsn: LLSN, suffix: str) -> str:
@@ -118,26 +120,24 @@ class SegmentLog:
         for entry in entries:
             frame_bytes = frame_bytes_of(entry)
             if size and size + frame_bytes > self._options.segment_bytes:
-                self._last.append(group)
+                self._last.append(group, self._options.room_ahead_bytes)
                 group = []
                 self.roll()
                 size = 0
             group.append(entry)
             size += frame_bytes
-        self._last.append(group)
+        self._last.append(group, self._options.room_ahead_bytes)
 
     def sync(self) -> None:
         self._last.sync()
 
     def close(self) -> None:
-        """Make the mark durable too."""
-        self._last.marked.sync_data()
+        self._last.finish()
 
     def roll(self) -> None:
         """Close the last segment, which makes it durable as a whole, mark and all, and begin the next."""
         last = self._last
-        last.sync()
-        self.close()
+        last.finish()
         following = self._create_segment(LLSN(last.end.llsn + 1), last.running)
         with self._closed_lock:
             self._closed[last.first_llsn] = last

@@ -55,13 +55,13 @@ from cutwater.storage.errors import StorageBroken
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
-from cutwater.types import LLSN, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
+from cutwater.types import LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
 EVENTS_WAITING_MAX = 8_192
 REOPEN_AGAIN_SECONDS = 1.0
 TIDY_AFTER_SECONDS = 2.0
-CHECKPOINT_EVERY_RECORDS = 1_000_000
-"""How many records may be committed before deduplication is checkpointed, so that opening replays no more than that."""
+CHECKPOINT_EVERY_ENTRIES = 10_000
+"""How many entries may be written before deduplication is checkpointed, so that opening replays few more than that."""
 
 _OF_THE_DISK = (EntriesDurable, CommitDurable, StorageFailed, Dropped)
 """Events that nobody would repeat. There are never many of them at a time: the disk is busy with what is waited for."""
@@ -114,7 +114,7 @@ class ReplicaDriver:
         self._is_waiting = False
         """A barrier is on its way to the disk."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
-        self._checkpointed = LLSN(0)
+        self._entries_since_checkpoint = 0
         self._sync_running = NO_TIME
         self.replica = self._recover()
         self.writer = Writer(storage, host.tell, self._durable, self._failed, f"writer of log stream {stream}")
@@ -221,7 +221,7 @@ class ReplicaDriver:
         damage, self.problem = opening.damage, opening.problem
         if damage is not None:
             self._host.tell(lambda: self._host.damage_met(self.stream, damage))
-        self._checkpointed = self.storage.dedup.upto if self.storage.dedup else LLSN(0)
+        self._entries_since_checkpoint = opening.replayed
         return opening.replica
 
     def _tidy_later(self) -> None:
@@ -272,6 +272,7 @@ class ReplicaDriver:
         host = self._host
         match effect:
             case WriteEntry():
+                self._entries_since_checkpoint += 1
                 self.writer.write(effect.entry, effect.generation)
             case Forward():
                 host.forward(effect.peer, effect.message)
@@ -341,11 +342,11 @@ class ReplicaDriver:
             self.feed(EntriesDurable(durable.entries_generation, durable.entries_end))
         if durable.context is not None:
             self.feed(CommitDurable(durable.contexts_generation, durable.context))
-            self._checkpoint(durable.context.last_llsn)
+            self._checkpoint()
 
-    def _checkpoint(self, committed_end: LLSN) -> None:
-        if committed_end - self._checkpointed >= CHECKPOINT_EVERY_RECORDS and self.replica.trusted:
-            self._checkpointed = committed_end
+    def _checkpoint(self) -> None:
+        if self._entries_since_checkpoint >= CHECKPOINT_EVERY_ENTRIES and self.replica.trusted:
+            self._entries_since_checkpoint = 0
             checkpoint = self.replica.dedup.checkpoint(self.replica.durable_committed_end)
 
             def done(error: CutwaterError | None) -> None:

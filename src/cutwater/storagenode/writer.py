@@ -125,7 +125,7 @@ class Writer:
     def _run(self) -> None:
         while True:
             item = self._next()
-            task = item if isinstance(item, _Task) else None
+            task = item if item is not _NOTHING else None
             ending = item is None
             if self._is_broken:
                 self._drop()

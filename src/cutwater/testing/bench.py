@@ -28,7 +28,7 @@ from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
-from cutwater.testing import bench_stores, bench_wire
+from cutwater.testing import bench_cluster, bench_failover, bench_stores, bench_wire
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -71,7 +71,7 @@ def micros_per(rounds_of: Callable[[int], None], count: int) -> float:
 
 
 def fdatasync_micros() -> float:
-    """Wall time of appending 4 KiB and ``fdatasync``, where temporary files go."""
+    """Wall time of appending 4 KiB and ``fdatasync``, in the current directory."""
     block = os.urandom(4096)
     times = []
     with tempfile.NamedTemporaryFile(dir=".") as file:
@@ -230,6 +230,8 @@ def main() -> int:
         "",
         *bench_wire.lines(),
         *bench_stores.lines(),
+        *bench_cluster.lines(),
+        *bench_failover.lines(),
     ]
     REPORT.write_text("\n".join(lines))
     print("\n".join(lines))

@@ -29,6 +29,8 @@ from cutwater.pipeline import (
 )
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.partitions import divided, redistributed
+from cutwater.pipeline.plan import Plan
+from cutwater.pipeline.rows import RowType
 
 KT = "k string, t bigint"
 
@@ -192,6 +194,20 @@ def test_a_uid_is_taken_by_what_is_part_of_the_pipeline() -> None:
     ok(stream)
     with pytest.raises(AlreadyExists):
         ok(stream)
+
+
+def test_streams_without_a_schema_are_for_tests_only() -> None:
+    p = Pipeline("test")
+    stream = p.source("in", event_time="t").map(lambda r: {"user": r.k, "n": r.t})
+    made = stream.window(key="user", window=Tumbling(10), aggregate={"all": "collect_list(n)"}, uid="w")
+    made.map(lambda r: {"user": r.user, "until": r.window_end, "all": r["all"]}).sink("out", uid="out")
+    assert run(p, "a1 a2")["out"] == [{"user": "a", "until": 10, "all": [1, 2]}]
+    declared = {"in": RowType.of(KT)}
+    with pytest.raises(InvalidArgument, match="what map-1 gives has no schema, which a run needs"):
+        Plan(p.name, p.graph, declared).require_schemas()
+    q, typed = source()
+    ok(typed).sink("out", uid="out")
+    Plan(q.name, q.graph, declared).require_schemas()
 
 
 # ------------------------------------------------------------------------------------------------------ row functions

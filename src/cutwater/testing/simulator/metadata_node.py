@@ -98,20 +98,13 @@ class MetadataNode(Process):
     def _elect(self) -> None:
         """Take over when the leader has not been heard of for a while. Between looking who leads and taking over,
         others may do the same."""
-        if self._is_leaderless():
-            self.after(self._store_delay(), self._acquire, self.store.leader_epoch)
+        is_silent = self.world.now - self._leader_heard >= ELECTION_AFTER_US or self.store.leader_epoch == 0
+        if self.order is None and is_silent:
+            delay = int(self.world.rng.random() * self.world.options.store_us_max)
+            self.after(delay, self._acquire, self.store.leader_epoch)
         self.after(self._election_delay(), self._elect)
 
-    def _is_leaderless(self) -> bool:
-        silence = self.world.now - self._leader_heard
-        return self.order is None and (silence >= ELECTION_AFTER_US or self.store.leader_epoch == 0)
-
-    def _store_delay(self) -> int:
-        return int(self.world.rng.random() * self.world.options.store_us_max)
-
     def _acquire(self, seen: LeaderEpoch) -> None:
-        if not self._is_leaderless():
-            return
         loaded = self.store.acquire(self.node, seen)
         if loaded is None:
             self.races_lost += 1

@@ -1,0 +1,223 @@
+"""``cutwater append``: lines, JSON or files become records."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import enum
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from msgspec import Struct
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from cutwater.cli import inputs
+from cutwater.cli.client import open_client
+from cutwater.cli.exits import INTERRUPTED, ends_well
+from cutwater.cli.inputs import STANDARD_INPUT, Piece
+from cutwater.cli.ndjson import Rows
+from cutwater.cli.options import DebugOption, Output, OutputOption
+from cutwater.cli.servers import DirOption, PathOption, ServersOption
+from cutwater.cli.tables import show
+from cutwater.client.client import Client, Producer
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
+from cutwater.types import Ack
+
+app = typer.Typer()
+
+IN_FLIGHT_MAX = 64
+"""Pieces that a producer has and that are not acknowledged; it bounds their bytes, too."""
+
+
+class Format(enum.StrEnum):
+    LINES = "lines"
+    NDJSON = "ndjson"
+    FILE = "file"
+
+
+class Appended(Struct):
+    """What was acknowledged. Between ``first_glsn`` and ``last_glsn`` may be records of others, too."""
+
+    topic: str
+    records: int = 0
+    bytes: int = 0
+    first_glsn: int | None = None
+    last_glsn: int | None = None
+
+    def count(self, ack: Ack, size: int) -> None:
+        self.records += ack.count
+        self.bytes += size
+        self.first_glsn = ack.glsn if self.first_glsn is None else min(self.first_glsn, ack.glsn)
+        self.last_glsn = max(self.last_glsn or 0, ack.glsn + ack.count - 1)
+
+    def __str__(self) -> str:
+        if not self.records:
+            return f"nothing was appended to topic {self.topic!r}"
+        where = f"GLSN {self.first_glsn}" + (f" to {self.last_glsn}" if self.records > 1 else "")
+        plural = "s" if self.records > 1 else ""
+        return f"appended {self.records} record{plural} to topic {self.topic!r}, {where}"
+
+
+@app.callback()
+def records() -> None:
+    """One command, which keeps its name."""
+
+
+@app.command()
+@ends_well
+def append(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")],
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE", help="What to append, instead of standard input.")
+    ] = None,
+    format: Annotated[
+        Format | None,
+        typer.Option(
+            help="What a record is: a line, a line of JSON, or a whole file; a line of standard input, and a whole "
+            "FILE, if not said.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="The key of every record.")] = None,
+    key_field: Annotated[
+        str | None, typer.Option(help="The field of each JSON object whose value is the record's key.")
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the topic if it does not exist.")] = False,
+    producer: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Append as a named producer: each record is there exactly once, over retries."),
+    ] = None,
+    servers: ServersOption = None,
+    directory: DirOption = None,
+    path: PathOption = None,
+    timeout: Annotated[
+        float, typer.Option(envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds that each append may take.")
+    ] = 30.0,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Append records: lines or JSON from standard input, or files.
+
+    They are appended in the order in which they come, and as soon as they come: the input need not have an end.
+    """
+    paths = files or [STANDARD_INPUT]
+    form = format or (Format.FILE if files else Format.LINES)
+    if key_field is not None and form is not Format.NDJSON:
+        raise InvalidArgument("--key-field names a field of JSON objects: say --format ndjson")
+    if key_field is not None and key is not None:
+        raise InvalidArgument("--key and --key-field both say what the key is: say one")
+    appended = Appended(topic)
+    with open_client(servers, directory, path, timeout, may_create=create) as client:
+        if create:
+            with suppress(AlreadyExists):
+                client.create_topic(topic)
+        rows = Rows(client.topic(topic).schema, key, key_field) if form is Format.NDJSON else None
+        # Without knowing how much is left there is no bar; and whoever types the records knows how far they are.
+        is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
+        with _progress(paths, is_watched and output is Output.TEXT) as advance:
+            sending = _Sending(client, appended, advance, rows, key, producer)
+            _append(sending, _pieces(paths, form), appended, output)
+    show(output, appended, str(appended))
+
+
+def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
+    if form is Format.FILE:
+        yield from inputs.whole_files(paths)
+        return
+    for path in paths:
+        with inputs.opened(path) as fd:
+            yield from inputs.lines(fd, inputs.name_of(path))
+
+
+def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, output: Output) -> None:
+    """Whatever stops it, what was acknowledged until then is told."""
+    try:
+        for piece in pieces:
+            sending.send(piece)
+        sending.settle(0)
+    except CutwaterError:
+        sending.give_up()
+        show(output, appended, str(appended))
+        raise
+    except KeyboardInterrupt:
+        show(output, appended, f"{appended}; what was under way may or may not be there")
+        raise typer.Exit(INTERRUPTED) from None
+
+
+class _Sending:
+    """Pieces on their way into the log, one after the other, so that they keep their order."""
+
+    def __init__(
+        self,
+        client: Client,
+        appended: Appended,
+        advance: Callable[[int], None],
+        rows: Rows | None,
+        key: str | None,
+        producer: str | None,
+    ) -> None:
+        self._client, self._appended, self._advance = client, appended, advance
+        self._rows, self._key = rows, key
+        self._producer: Producer | None = None if producer is None else client.producer(appended.topic, id=producer)
+        self._waiting: deque[tuple[Piece, concurrent.futures.Future[Ack]]] = deque()
+
+    def send(self, piece: Piece) -> None:
+        records: list[Any] = piece.records
+        keys: Any = self._key
+        if self._rows is not None:
+            piece, records, keys = self._rows.of(piece)
+        if not records:
+            return
+        with _placed(piece):
+            if self._producer is None:
+                self._count(piece, self._client.append(self._appended.topic, records, key=keys))
+                return
+            self._waiting.append((piece, self._producer.send(records, key=keys)))
+        self.settle(IN_FLIGHT_MAX)
+
+    def settle(self, most: int) -> None:
+        """Wait until no more than ``most`` have no outcome yet. Each has a deadline of its own."""
+        while len(self._waiting) > most or (self._waiting and self._waiting[0][1].done()):
+            piece, future = self._waiting.popleft()
+            with _placed(piece):
+                self._count(piece, future.result())
+
+    def give_up(self) -> None:
+        """Something went wrong: what was sent before still gets its outcome, and counts."""
+        for piece, future in self._waiting:
+            with suppress(CutwaterError):
+                self._count(piece, future.result())
+
+    def _count(self, piece: Piece, ack: Ack) -> None:
+        size = sum(map(len, piece.records))
+        self._appended.count(ack, size)
+        # With their newlines, to arrive at the size of a file of lines.
+        self._advance(size + len(piece.records))
+
+
+@contextmanager
+def _placed(piece: Piece) -> Iterator[None]:
+    """An error about one record names it; one about a piece says where that begins."""
+    try:
+        yield
+    except CutwaterError as error:
+        row = getattr(error, "row", None)
+        after = "" if row is not None or len(piece.records) == 1 else " and after it"
+        error.message = f"{piece.place(row or 0)}{after}: {error.message}"
+        raise
+
+
+@contextmanager
+def _progress(paths: list[Path], is_watched: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, which takes how many bytes were appended."""
+    if not is_watched:
+        yield lambda size: None
+        return
+    columns = (TextColumn("appending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("append", total=inputs.total_bytes(paths))
+        yield lambda size: progress.update(task, advance=size)

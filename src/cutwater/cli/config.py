@@ -1,0 +1,92 @@
+"""``cutwater config``: what is configured, and where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from msgspec import Struct
+
+from cutwater.cli import config_file, main
+from cutwater.cli.exits import ends_well
+from cutwater.cli.options import DebugOption, Output, OutputOption
+from cutwater.cli.tables import show as show_result
+from cutwater.cli.tables import table
+
+app = typer.Typer(help="What is configured, and where.", no_args_is_help=True)
+
+
+class Configured(Struct, frozen=True):
+    """An option that has another value than its default, for these commands."""
+
+    option: str
+    value: str
+    origin: str
+    commands: tuple[str, ...]
+
+
+@app.callback()
+def configuration() -> None:
+    """What is configured, and where."""
+
+
+@app.command()
+@ends_well
+def show(
+    origin: Annotated[bool, typer.Option("--origin", help="Also show where each value comes from.")] = False,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Options that the environment or a file sets, and for which commands. Checks all files as a whole."""
+    files = config_file.read(frozenset(main.ENTRIES))
+    for name in main.ENTRIES:
+        config_file.default_map(files, main.load(name), (name,))
+    commands: dict[tuple[str, str, str], list[str]] = {}
+    for words, command in _leaves():
+        for option, setting in _configured(files, words, command):
+            commands.setdefault((option, str(setting.value), setting.origin), []).append(" ".join(words))
+    found = [Configured(*key, tuple(used)) for key, used in sorted(commands.items())]
+    known = {variable for words, command in _leaves() for variable in _variables(words, command).values()}
+    for variable in sorted(os.environ):
+        if variable.startswith(f"{main.VARIABLES}_") and variable not in known | {config_file.VARIABLE}:
+            found.append(Configured("?", os.environ[variable], f"{variable}, which no command knows", ()))
+    looked = ", ".join(f"{path}{'' if path.exists() else ' (not there)'}" for path in config_file.paths())
+    columns = ["option", "value", *(["from"] if origin else []), "commands"]
+    rows = [(f.option, f.value, *([f.origin] if origin else []), f.commands) for f in found]
+    show_result(output, found, table(columns, rows, f"files: {looked}") if rows else f"nothing is set; files: {looked}")
+
+
+def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command, and how it is called."""
+    for name, entry in main.ENTRIES.items():
+        command = main.load(name)
+        if not entry.is_noun:
+            yield (name,), command
+            continue
+        for verb, found in command.commands.items():
+            yield (name, verb), found
+
+
+def _configured(
+    files: tuple[config_file.ConfigFile, ...], words: tuple[str, ...], command: Any
+) -> Iterator[tuple[str, config_file.Setting]]:
+    settings = config_file.settings(files, command, words)
+    variables = _variables(words, command)
+    for option, name in config_file.options_of(command).items():
+        value = os.environ.get(variables.get(name, ""))
+        if value:
+            yield option, config_file.Setting(value, variables[name])
+        elif name in settings:
+            yield option, settings[name]
+
+
+def _variables(words: tuple[str, ...], command: Any) -> dict[str, str]:
+    """The environment variable of each parameter, as Typer would look for it."""
+    prefix = "_".join((main.VARIABLES, *words)).replace("-", "_")
+    return {
+        parameter.name: parameter.envvar or f"{prefix}_{parameter.name}".upper()
+        for parameter in command.params
+        if parameter.name != "help"
+    }

@@ -1,0 +1,154 @@
+"""``cutwater.toml``: what options are if neither the command line nor the environment says so.
+
+::
+
+    servers = "cutwater://10.0.0.9:7001"     # of all commands that have such an option
+    timeout = 20
+
+    [append]                                 # of one command, by the long names of its options
+    create = true
+
+    [topic.create]
+    streams = 4
+
+Of two files, the one in the current directory counts more than the one in ``~/.config/cutwater/``, option by option.
+``CUTWATER_CONFIG`` names one file to read instead of both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from cutwater.errors import InvalidArgument
+
+NAME = "cutwater.toml"
+VARIABLE = "CUTWATER_CONFIG"
+
+COMMON: Mapping[str, Any] = {
+    "servers": str,
+    "dir": str,
+    "path": str,
+    "timeout": float,
+    "output": str,
+    "debug": bool,
+    "log-format": str,
+    "log-level": str,
+}
+"""What may be said for all commands at once, and what it has to be."""
+PLACES = frozenset({"servers", "dir", "path"})
+"""Only one of these can hold, so whoever says one of them takes back the others that were said further away."""
+
+
+class ConfigFile(NamedTuple):
+    path: Path
+    document: Mapping[str, Any]
+
+
+class Setting(NamedTuple):
+    """The value of an option, and where it was found."""
+
+    value: Any
+    origin: str
+
+
+def paths() -> list[Path]:
+    """Where files are looked for, the one that counts most last."""
+    if named := os.environ.get(VARIABLE):
+        return [Path(named)]
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return [Path(base).expanduser() / "cutwater" / NAME, Path(NAME)]
+
+
+def read(commands: Collection[str]) -> tuple[ConfigFile, ...]:
+    """All files that there are, in the order of ``paths``. Their tables are looked at when the command is known."""
+    return tuple(_checked(path, commands) for path in paths() if path.exists() or VARIABLE in os.environ)
+
+
+def _checked(path: Path, commands: Collection[str]) -> ConfigFile:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(f"{path} cannot be read as configuration: {error}") from error
+    for key, value in document.items():
+        if key in COMMON:
+            _check_value(path, key, value, COMMON[key])
+        elif key not in commands:
+            raise InvalidArgument(
+                f"{path}: nothing is called {key!r}; options of all commands are {_listed(COMMON)}, and tables are for "
+                f"{_listed(commands)}"
+            )
+        elif not isinstance(value, dict):
+            raise InvalidArgument(f"{path}: {key!r} is a command: write a table [{key}] with its options")
+    return ConfigFile(path, document)
+
+
+def default_map(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Any]:
+    """What Typer takes as defaults of a command; of a noun, for each of its commands."""
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        return {name: setting.value for name, setting in settings(files, command, words).items()}
+    for file in files:
+        for key, value in _table(file, words).items():
+            if key not in commands or not isinstance(value, dict):
+                raise InvalidArgument(
+                    f"{file.path}: [{'.'.join(words)}] takes tables for {_listed(commands)}, not {key!r}"
+                )
+    return {name: default_map(files, found, (*words, name)) for name, found in commands.items()}
+
+
+def settings(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Setting]:
+    """What the files say of a command's options, by the names of its parameters."""
+    options = options_of(command)
+    hints = get_type_hints(inspect.unwrap(command.callback))
+    found: dict[str, Setting] = {}
+    for file in files:
+        own = _table(file, words)
+        common = {key: value for key, value in file.document.items() if key in COMMON and key in options}
+        for table, where in ((common, str(file.path)), (own, f"{file.path} [{'.'.join(words)}]")):
+            if PLACES & table.keys():
+                found = {
+                    name: kept
+                    for name, kept in found.items()
+                    if name not in {options[p] for p in PLACES & options.keys()}
+                }
+            for key, value in table.items():
+                if key not in options:
+                    raise InvalidArgument(f"{where}: there is no option {key!r}; there are {_listed(options)}")
+                _check_value(where, key, value, hints[options[key]])
+                found[options[key]] = Setting(value, where)
+    return found
+
+
+def options_of(command: Any) -> dict[str, str]:
+    """The long names of a command's options, without dashes, and what its parameters are called."""
+    return {
+        option.removeprefix("--"): parameter.name
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--") and parameter.name != "help"
+    }
+
+
+def _table(file: ConfigFile, words: tuple[str, ...]) -> Mapping[str, Any]:
+    table: Mapping[str, Any] = file.document
+    for word in words:
+        table = table.get(word, {})
+    return table
+
+
+def _check_value(where: object, key: str, value: Any, wanted: Any) -> None:
+    try:
+        msgspec.convert(value, wanted, dec_hook=lambda kind, given: kind(given))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidArgument(f"{where}: {key} = {value!r} cannot be: {error}") from None
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))

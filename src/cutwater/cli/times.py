@@ -1,0 +1,49 @@
+"""Positions and times as people write them on a command line."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias
+
+from cutwater.errors import InvalidArgument
+
+Start: TypeAlias = int | datetime | Literal["earliest", "latest"]
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_AGO = re.compile(r"-((?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+)")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_FORMS = "@2026-01-31T12:00:00Z (UTC unless it says otherwise), or @-5m for five minutes ago (ms, s, m, h, d)"
+
+
+def parse_time(text: str, now: datetime) -> datetime:
+    """An ISO 8601 time, or how long ago; with or without the @ before it."""
+    text = text.removeprefix("@")
+    try:
+        if ago := _AGO.fullmatch(text):
+            seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(ago[1]))
+            return now - timedelta(seconds=seconds)
+        found = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(f"{text!r} is no time: write {_FORMS}") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def parse_position(text: str, now: datetime) -> int | datetime:
+    """A GLSN, or a time after an @."""
+    if text.startswith("@"):
+        return parse_time(text, now)
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise InvalidArgument(f"{text!r} is no position: write a GLSN from 1 on, or a time: {_FORMS}")
+
+
+def parse_start(text: str, now: datetime) -> Start:
+    """Where to begin: also one of the ends of the log."""
+    match text:
+        case "earliest" | "latest":
+            return text
+    try:
+        return parse_position(text, now)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; or 'earliest' or 'latest'") from None

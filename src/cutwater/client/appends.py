@@ -1,0 +1,162 @@
+"""From what a caller gives to the way it takes: small appends together with others, large ones and those with a
+condition by themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cutwater.client.appending import Shipment, Shipping
+from cutwater.client.catalogs import Catalogs
+from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Joined, Lane, Lanes, Part, Single
+from cutwater.client.conversion import Records, Time, time_us, to_batch
+from cutwater.client.deadlines import Deadline
+from cutwater.client.encoding import Compression, Limits, encode
+from cutwater.client.errors import InvalidRecord, RecordTooLarge
+from cutwater.client.schemas import TopicSchema
+from cutwater.core.requests import TopicInfo
+from cutwater.errors import InvalidArgument, NotFound
+from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
+
+LANES_MAX = 256
+TIMES = range(-(2**63), 2**63)
+
+Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
+"""From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
+
+
+def now_us() -> int:
+    return time.time_ns() // 1_000
+
+
+class Given:
+    """The arguments of one append."""
+
+    __slots__ = ("headers", "if_llsn", "key", "records", "stream", "timestamp", "watermark")
+
+    def __init__(
+        self,
+        records: Records,
+        key: Any,
+        timestamp: Any,
+        headers: Any,
+        stream: int | None,
+        watermark: Time | None,
+        if_llsn: int | None,
+    ) -> None:
+        self.records, self.key, self.timestamp, self.headers = records, key, timestamp, headers
+        self.stream = None if stream is None else LogStreamId(stream)
+        self.watermark, self.if_llsn = watermark, if_llsn
+
+
+class Appends:
+    def __init__(self, catalogs: Catalogs, shipping: Shipping, limits: Limits, compression: Compression | None) -> None:
+        self._catalogs, self._shipping = catalogs, shipping
+        self._limits, self._compression = limits, compression
+        self._lanes: Lanes = {}
+
+    async def close(self) -> None:
+        for lane in self._lanes.values():
+            await lane.close()
+
+    async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
+        if given.if_llsn is not None and given.stream is None:
+            raise InvalidArgument("if_llsn= is a position in one log stream: name it with stream=")
+        info = self._catalogs.view.topics.get(topic) or await self._catalogs.topic(topic, deadline)
+        try:
+            return await self._append(info, given, deadline)
+        except NotFound:
+            # It is certain that nothing was appended. The name may mean another topic by now.
+            found = self._catalogs.view.topics.get(topic)
+            if found is None or found.topic == info.topic:
+                raise
+            return await self._append(found, given, deadline)
+
+    async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:
+        schema = self._catalogs.view.schema(info)
+        now = now_us()
+        is_plain = given.watermark is None and given.if_llsn is None
+        if is_plain:
+            single, size = self._single(schema, given.records, given.key, given.timestamp, given.headers, now)
+            if single is not None:
+                return await self._lane(info, given.stream, schema).append(single, 1, size, deadline)
+        make = partial(
+            to_batch,
+            records=given.records,
+            key=given.key,
+            timestamp=given.timestamp,
+            headers=given.headers,
+            now_us=now,
+        )
+        try:
+            rows = make(schema)
+        except InvalidRecord:
+            # The schema may have grown since the catalog was fetched.
+            await self._catalogs.fresh(deadline)
+            schema = self._catalogs.view.schema(await self._catalogs.topic(info.name, deadline))
+            rows = make(schema)
+        if is_plain and rows.nbytes <= min(SMALL_BYTES, self._limits.record_bytes_max):
+            return await self._lane(info, given.stream, schema).append(rows, rows.num_rows, rows.nbytes, deadline)
+        declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
+        batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
+        condition = None if given.if_llsn is None else LLSN(given.if_llsn)
+        return await self._shipping.ship(Shipment(), info, given.stream, batch, condition, deadline)
+
+    def preparing(self, schema: TopicSchema) -> Prepare:
+        """For a producer. What cannot be sent at all is refused at once, not when its turn comes."""
+
+        def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
+            now = now_us()
+            single, size = self._single(schema, records, key, timestamp, headers, now)
+            if single is not None:
+                return single, 1, size + RECORD_COST_BYTES
+            rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now)
+            if rows.nbytes > self._limits.record_bytes_max:
+                self._encoded(schema, Joined(rows, None))
+            return rows, rows.num_rows, rows.nbytes + RECORD_COST_BYTES
+
+        return prepare
+
+    def encoding(self, schema: TopicSchema) -> Callable[[Joined], Batch]:
+        return partial(self._encoded, schema)
+
+    def _encoded(self, schema: TopicSchema, joined: Joined) -> Batch:
+        return encode(
+            joined.rows, schema, now_us(), limits=self._limits, compression=self._compression, times=joined.times
+        )
+
+    def _single(
+        self, schema: TopicSchema, value: Records, key: Any, timestamp: Any, headers: Any, now: int
+    ) -> tuple[Single | None, int]:
+        """A record of key and value that needs no closer look, and its size; None if it does."""
+        if schema.is_typed or not isinstance(value, bytes | str | bytearray | memoryview) or headers is not None:
+            return None, 0
+        if not isinstance(key, bytes | None) or not (timestamp is None or _is_time(timestamp)):
+            return None, 0
+        if isinstance(value, str):
+            try:
+                value = value.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidRecord(f"this text cannot be stored as UTF-8: {error}", column="value", row=0) from error
+        kept = bytes(value)
+        size = len(kept) + (len(key) if key is not None else 0) + 16
+        if size > self._limits.record_bytes_max:
+            raise RecordTooLarge(0, size, self._limits.record_bytes_max)
+        if size > SMALL_BYTES:
+            return None, 0
+        return Single(kept, key, now if timestamp is None else timestamp), size
+
+    def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
+        name = info.topic, pin, schema.number
+        lane = self._lanes.get(name)
+        if lane is None:
+            if len(self._lanes) >= LANES_MAX:
+                self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
+            lane = self._lanes[name] = Lane(info, pin, self._shipping, partial(self._encoded, schema))
+        return lane
+
+
+def _is_time(timestamp: Any) -> bool:
+    return type(timestamp) is int and timestamp in TIMES

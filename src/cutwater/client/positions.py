@@ -1,0 +1,72 @@
+"""Positions as people name them: numbers, times, the ends of the log, cursors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from cutwater.client.catalogs import Catalogs, View
+from cutwater.client.conversion import time_us
+from cutwater.client.cursors import AsyncCursor, NamedCursor
+from cutwater.client.deadlines import Deadline
+from cutwater.client.feeds import Selection
+from cutwater.client.reading import Reading
+from cutwater.client.repository import Repository
+from cutwater.client.subscriptions import Range
+from cutwater.errors import InvalidArgument
+from cutwater.types import GLSN, CutTime
+
+TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]
+Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCursor
+"""A GLSN, the time at which records were committed, an end of the log, or where a cursor is."""
+
+
+def check_position(name: str, position: object) -> None:
+    is_glsn = isinstance(position, int) and not isinstance(position, bool) and position >= 1
+    if not (is_glsn or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
+        raise InvalidArgument(
+            f"{name}= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
+        )
+
+
+class Positions:
+    def __init__(self, catalogs: Catalogs, reading: Reading, repository: Repository) -> None:
+        self._catalogs, self._reading, self._repository = catalogs, reading, repository
+
+    async def find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
+        """The first position of these topics, or of any, that was committed at or after the time."""
+        cut_time = CutTime(time_us(time, "time"))
+        if selection is None:
+            return await self._reading.find(cut_time, view.catalog.streams, view, deadline)
+        streams = [stream for topic in selection.topics(view) for stream in view.streams_of(topic.topic)]
+        return await self._reading.find(cut_time, streams, view, deadline)
+
+    async def resolve(
+        self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline
+    ) -> Range:
+        """From where to where a subscription goes that begins now."""
+        view = await self._catalogs.fresh(deadline)
+        topics = selection.topics(view)
+        after_end = GLSN(view.catalog.high_watermark + 1)
+        if isinstance(start, NamedCursor):
+            at = await AsyncCursor(self._repository, start.name, deadline.seconds).get(
+                timeout=max(deadline.left, 0.001)
+            )
+            start = "earliest" if at is None else at + 1
+        starts = {}
+        if start == "earliest":
+            starts = {topic.topic: topic.trimmed_before for topic in topics}
+            first = min(starts.values(), default=GLSN(1))
+        elif start == "latest":
+            first = after_end
+        elif isinstance(start, datetime):
+            first = await self.find(start, selection, view, deadline)
+        else:
+            first = GLSN(start)
+        last = None if follow else after_end
+        if stop is not None:
+            at_stop = await self.find(stop, selection, view, deadline) if isinstance(stop, datetime) else GLSN(stop)
+            last = at_stop if last is None else min(last, at_stop)
+        return Range(first, last, starts, view)

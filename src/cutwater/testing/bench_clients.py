@@ -1,0 +1,249 @@
+"""The clients of ``bench_log``: processes of their own that append, or read, for some time and say what they saw."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.client import Client
+from cutwater.embedded import open_log
+from cutwater.types import Ack
+from cutwater.wire.loops import run
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+JOB_SECONDS_MAX = 300.0
+VALUE_BYTES = 100
+
+
+class Load(Struct, frozen=True):
+    """Appends of ``rows`` records each, as an Arrow batch; one plain value if 0."""
+
+    topic: str
+    rows: int
+    in_flight: int
+    value_bytes: int = VALUE_BYTES
+
+    def made(self) -> bytes | pa.RecordBatch:
+        if not self.rows:
+            return os.urandom(self.value_bytes)
+        data = os.urandom(self.rows * self.value_bytes)
+        size = self.value_bytes
+        values = pa.array([data[i * size : (i + 1) * size] for i in range(self.rows)], pa.binary())
+        return pa.record_batch({"value": values})
+
+
+class Figures(Struct, frozen=True):
+    """``latencies`` in seconds, of those that were waited for one by one."""
+
+    records: int
+    begun: float
+    ended: float
+    latencies: list[float]
+
+
+def together(parts: Sequence[Figures]) -> Figures:
+    """What several processes did at the same time."""
+    return Figures(
+        sum(part.records for part in parts),
+        min(part.begun for part in parts),
+        max(part.ended for part in parts),
+        [latency for part in parts for latency in part.latencies],
+    )
+
+
+# Through asyncio, against a cluster.
+
+
+def append(servers: str, load: Load, start_at: float, seconds: float) -> Figures:
+    return run(_append(servers, load, start_at, seconds))
+
+
+async def _append(servers: str, load: Load, start_at: float, seconds: float) -> Figures:
+    async with await AsyncClient.connect(servers) as log:
+        records = load.made()
+        await log.append(load.topic, records)
+        await asyncio.sleep(start_at - time.monotonic())
+        begun, count, latencies = time.monotonic(), 0, list[float]()
+
+        async def one_after_the_other() -> None:
+            nonlocal count
+            while (sent := time.monotonic()) < begun + seconds:
+                ack = await log.append(load.topic, records)
+                count += ack.count
+                latencies.append(time.monotonic() - sent)
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(load.in_flight)))
+        return Figures(count, begun, time.monotonic(), latencies)
+
+
+def read(servers: str, topic: str, as_batches: bool, seconds: float) -> Figures:
+    """From the beginning, to the end or for so long."""
+    return run(_read_batches(servers, topic, seconds) if as_batches else _read_records(servers, topic, seconds))
+
+
+async def _read_batches(servers: str, topic: str, seconds: float) -> Figures:
+    async with await AsyncClient.connect(servers) as log:
+        begun, count = time.monotonic(), 0
+        async with log.batches(topic, follow=False) as batches:
+            async for batch in batches:
+                count += batch.num_rows
+                if time.monotonic() > begun + seconds:
+                    break
+        return Figures(count, begun, time.monotonic(), [])
+
+
+async def _read_records(servers: str, topic: str, seconds: float) -> Figures:
+    async with await AsyncClient.connect(servers) as log:
+        begun, count = time.monotonic(), 0
+        async with log.subscribe(topic, follow=False) as records:
+            async for _ in records:
+                count += 1
+                if not count % 1_000 and time.monotonic() > begun + seconds:
+                    break
+        return Figures(count, begun, time.monotonic(), [])
+
+
+# Embedded: the log, its client and the caller's threads in one process.
+
+_embedded: dict[str, Client] = {}
+"""What this process has open, by path."""
+
+
+def open_embedded(path: str, topics: dict[str, int]) -> None:
+    """``topics``: names, and how many log streams each has."""
+    log = _embedded[path] = open_log(Path(path), exclusive=True)
+    for topic, streams in topics.items():
+        log.create_topic(topic, streams=streams)
+
+
+def close_embedded(path: str) -> None:
+    _embedded.pop(path).close()
+
+
+def append_embedded(path: str, load: Load, seconds: float) -> Figures:
+    """From as many threads as there are appends in flight."""
+    log = _embedded[path]
+    records = load.made()
+    log.append(load.topic, records)
+
+    def one_after_the_other(begun: float) -> tuple[int, list[float]]:
+        count, latencies = 0, list[float]()
+        while (sent := time.monotonic()) < begun + seconds:
+            count += log.append(load.topic, records).count
+            latencies.append(time.monotonic() - sent)
+        return count, latencies
+
+    with ThreadPoolExecutor(load.in_flight) as threads:
+        begun = time.monotonic()
+        found = list(threads.map(one_after_the_other, [begun] * load.in_flight))
+    latencies = [latency for _, some in found for latency in some]
+    return Figures(sum(count for count, _ in found), begun, time.monotonic(), latencies)
+
+
+def send_embedded(path: str, load: Load, seconds: float) -> Figures:
+    """Through a producer, from one thread."""
+    records = load.made()
+    waiting: deque[Future[Ack]] = deque()
+    with _embedded[path].producer(load.topic, id="bench") as producer:
+        begun, count = time.monotonic(), 0
+        while time.monotonic() < begun + seconds:
+            while len(waiting) < load.in_flight:
+                waiting.append(producer.send(records))
+            count += waiting.popleft().result().count
+        count += sum(future.result().count for future in waiting)
+        return Figures(count, begun, time.monotonic(), [])
+
+
+def fill_embedded(path: str, load: Load, records: int) -> Figures:
+    """So many records, in appends that are all alike."""
+    log, made, each = _embedded[path], load.made(), max(load.rows, 1)
+    with ThreadPoolExecutor(load.in_flight) as threads:
+        begun = time.monotonic()
+        for _ in threads.map(lambda _: log.append(load.topic, made, timeout=JOB_SECONDS_MAX), range(records // each)):
+            pass
+    return Figures(records, begun, time.monotonic(), [])
+
+
+# The processes.
+
+
+class Worker:
+    """A process that does what it is told, one job after the other."""
+
+    def __init__(self) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_work, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.pid = self._process.pid or 0
+
+    def begin(self, job: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Callable[[], R]:
+        """Returns what waits for the outcome."""
+        self._pipe.send((job, args, kwargs))
+
+        def outcome() -> R:
+            if not self._pipe.poll(JOB_SECONDS_MAX):
+                raise TimeoutError(f"{job.__name__} did not end within {JOB_SECONDS_MAX:g} s")
+            result = self._pipe.recv()
+            if isinstance(result, Failure):
+                raise RuntimeError(f"{job.__name__} failed in its process: {result.told}")
+            return result  # type: ignore[no-any-return]
+
+        return outcome
+
+    def call(self, job: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.begin(job, *args, **kwargs)()
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+class Failure(Struct, frozen=True):
+    """What went wrong, in words: not every exception survives the way between processes."""
+
+    told: str
+
+
+def _work(pipe: Connection) -> None:
+    while True:
+        try:
+            job, args, kwargs = pipe.recv()
+        except EOFError:
+            return
+        try:
+            result: Any = job(*args, **kwargs)
+        except Exception as error:
+            result = Failure(repr(error))
+        pipe.send(result)
+
+
+@contextmanager
+def workers(count: int) -> Iterator[list[Worker]]:
+    found: list[Worker] = []
+    try:
+        for _ in range(count):
+            found.append(Worker())
+        for outcome in [worker.begin(os.getpid) for worker in found]:
+            outcome()
+        yield found
+    finally:
+        for worker in found:
+            worker.end()

@@ -1,0 +1,416 @@
+"""The log as its clients see it, each figure next to a bare chain (``bench_chain``) measured in turn with it.
+
+A local cluster of three storage nodes with replication 3 and one metadata node on SQLite, then the embedded log, all on
+this machine and with fsync on. Rounds of Cutwater and of the reference alternate and medians are taken, because a
+machine that others use is now fast and now slow; next to each figure stands what was busy meanwhile.
+
+``python -m cutwater.testing.bench_log [--quick]`` prints the section alone. ``CUTWATER_BENCH_RECORDS=100000000`` makes
+the long run of small records as long as the promise about it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+
+from msgspec import Struct
+
+from cutwater.admin import local_cluster, processes
+from cutwater.admin.local_cluster import LocalCluster
+from cutwater.admin.operations import Admin
+from cutwater.testing import bench_clients as clients
+from cutwater.testing.bench_chain import Chain, chain
+from cutwater.testing.bench_clients import Figures, Load, Worker
+from cutwater.testing.bench_usage import Busy, Watch
+from cutwater.wire.loops import run
+
+NODES = 3
+CLIENTS_MAX = 2
+MANY_STREAMS = 64
+START_SECONDS = 0.4
+"""How long clients have to connect before all begin at once."""
+FEW_RECORDS = 100_000
+MANY_RECORDS = 10_000_000
+RECORDS_VARIABLE = "CUTWATER_BENCH_RECORDS"
+BATCHES_PER_SECOND = 3_000_000
+RECORDS_PER_SECOND = 200_000
+BYTES_PER_RECORD = 100
+
+FEW, MANY = "one-stream", "many-streams"
+
+
+class Size(Struct, frozen=True):
+    """How much is measured."""
+
+    rounds: int = 3
+    seconds: float = 1.5
+    read_seconds: float = 3.0
+    many_records: int = MANY_RECORDS
+
+
+QUICK = Size(rounds=1, seconds=0.5, read_seconds=1.0, many_records=1_000_000)
+
+
+class Case(Struct, frozen=True):
+    """Appends of ``rows`` records (0: one plain value) by some client processes, and the bare chain's messages."""
+
+    name: str
+    rows: int
+    in_flight: int
+    clients: int
+    chain_in_flight: int
+    target: float
+    """Of the bare chain's rate, or of its latency for one append at a time."""
+
+    @property
+    def message_bytes(self) -> int:
+        return max(self.rows, 1) * BYTES_PER_RECORD
+
+    @property
+    def is_latency(self) -> bool:
+        return self.in_flight * self.clients == 1
+
+
+BATCHES = (
+    Case("batches of 10,000 records (1 MB), 4 in flight per client", 10_000, 4, 2, 8, 0.5),
+    Case("batches of 100 records (10 KB), 32 in flight per client", 100, 32, 2, 64, 0.5),
+)
+CLUSTER = (
+    *BATCHES,
+    Case("96 single records at once", 0, 96, 1, 64, 2.0),
+    Case("one single record at a time", 0, 1, 1, 1, 2.5),
+)
+EMBEDDED = (
+    Case("batches of 10,000 records (1 MB), 4 threads", 10_000, 4, 1, 8, 0.5),
+    Case("batches of 100 records (10 KB), 32 threads", 100, 32, 1, 64, 0.5),
+    Case("96 single records at once, 96 threads", 0, 96, 1, 64, 0.5),
+    Case("one single record at a time", 0, 1, 1, 1, 2.0),
+)
+
+
+class Round(Struct, frozen=True):
+    """``rate`` in records per second; latencies of single appends in seconds."""
+
+    records: int
+    rate: float
+    latencies: list[float]
+    busy: Busy
+
+    @property
+    def cpu_us(self) -> float:
+        """Processor time of all processes for one record: other than the rate, it hardly depends on who else works."""
+        return self.busy.total().cpu / self.records * 1e6
+
+
+Measure = Callable[[float], Round]
+"""For so many seconds."""
+
+
+def of_figures(figures: Figures, watch: Watch) -> Round:
+    rate = figures.records / (figures.ended - figures.begun)
+    return Round(figures.records, rate, figures.latencies, watch.stop())
+
+
+def of_chain(bare: Chain, case: Case, folder: Path) -> Measure:
+    message = os.urandom(case.message_bytes)
+    each = max(case.rows, 1)
+
+    def measure(seconds: float) -> Round:
+        watch = Watch({"client": [os.getpid()], "chain": bare.pids}, folder)
+        found = bare.run(message, case.chain_in_flight, seconds)
+        return of_figures(Figures(found.messages * each, found.begun, found.ended, found.latencies), watch)
+
+    return measure
+
+
+def in_turn(measures: Sequence[Measure], size: Size) -> list[list[Round]]:
+    """Rounds of each, alternating."""
+    found: list[list[Round]] = [[] for _ in measures]
+    for _ in range(size.rounds):
+        for rounds, measure in zip(found, measures, strict=True):
+            rounds.append(measure(size.seconds))
+    return found
+
+
+def middle_round(rounds: list[Round]) -> Round:
+    return sorted(rounds, key=lambda one: one.rate)[len(rounds) // 2]
+
+
+class Row(Struct, frozen=True):
+    what: str
+    figure: str
+    reference: str
+    ratio: str
+    target: str
+    cpu: str
+    busy: Busy
+
+    def told(self) -> str:
+        load = f"{os.getloadavg()[0]:.1f}"
+        busy, limit = self.busy.told(), self.busy.limit()
+        cells = (self.what, self.figure, self.reference, self.ratio, self.target, self.cpu, busy, limit, load)
+        return f"| {' | '.join(cells)} |"
+
+
+def compared(case: Case, ours: list[Round], theirs: list[Round]) -> str:
+    """A row of the table."""
+    middle, reference = middle_round(ours), middle_round(theirs)
+    ours_us, theirs_us = (median(one.cpu_us for one in rounds) for rounds in (ours, theirs))
+    cpu = f"{ours_us:.2f} / {theirs_us:.2f} µs"
+    if case.is_latency:
+        all_ours = sorted(latency for one in ours for latency in one.latencies)
+        all_theirs = sorted(latency for one in theirs for latency in one.latencies)
+        ratio = median(all_ours) / median(all_theirs)
+        return Row(
+            case.name,
+            _latency(all_ours),
+            _latency(all_theirs),
+            f"{ratio:.2f}",
+            f"≤ {case.target:g}: {_met(ratio <= case.target)}",
+            cpu,
+            middle.busy,
+        ).told()
+    ratio = middle.rate / reference.rate
+    told = f"≥ {case.target:g}: {_met(ratio >= case.target)}"
+    return Row(case.name, _rate(middle.rate), _rate(reference.rate), f"{ratio:.2f}", told, cpu, middle.busy).told()
+
+
+def against(what: str, rounds: list[Round], target: float) -> str:
+    """A row for a figure that has a target of its own."""
+    middle = middle_round(rounds)
+    return Row(
+        what,
+        _rate(middle.rate),
+        "",
+        "",
+        f"≥ {_rate(target)}: {_met(middle.rate >= target)}",
+        f"{median(one.cpu_us for one in rounds):.2f} µs",
+        middle.busy,
+    ).told()
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "**missed**"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e6:.2f} M/s" if rate >= 1e6 else f"{rate / 1e3:.1f} k/s"
+
+
+def _latency(ordered: list[float]) -> str:
+    return f"{median(ordered) * 1e3:.2f} ms, 99 %: {ordered[len(ordered) * 99 // 100] * 1e3:.1f}"
+
+
+# A cluster.
+
+
+class Cluster:
+    """What runs, and the processes of its clients."""
+
+    def __init__(self, cluster: LocalCluster, workers: list[Worker], folder: Path, heads: Mapping[str, int]) -> None:
+        self._cluster, self._workers, self._folder, self._heads = cluster, workers, folder, heads
+
+    def _watch(self, topic: str, workers: list[Worker]) -> Watch:
+        head = self._heads.get(topic)
+        nodes = self._cluster.storage_nodes
+        watched: dict[str, list[int]] = {"clients": [worker.pid for worker in workers]}
+        if head is None:
+            watched["storage nodes"] = [node.pid for node in nodes]
+        else:
+            watched["head"] = [node.pid for node in nodes if node.id == head]
+            watched["backups"] = [node.pid for node in nodes if node.id != head]
+        watched["metadata"] = [node.pid for node in self._cluster.metadata]
+        return Watch(watched, self._folder)
+
+    def appending(self, load: Load, count: int) -> Measure:
+        def measure(seconds: float) -> Round:
+            start_at = time.monotonic() + START_SECONDS
+            workers = self._workers[:count]
+            jobs = [worker.begin(clients.append, self._cluster.servers, load, start_at, seconds) for worker in workers]
+            time.sleep(START_SECONDS)
+            watch = self._watch(load.topic, workers)
+            return of_figures(clients.together([outcome() for outcome in jobs]), watch)
+
+        return measure
+
+    def reading(self, topic: str, *, as_batches: bool) -> Measure:
+        def measure(seconds: float) -> Round:
+            # By a process that has appended nothing, so nothing of it is at hand there.
+            reader = self._workers[-1]
+            watch = self._watch(topic, [reader])
+            return of_figures(reader.call(clients.read, self._cluster.servers, topic, as_batches, seconds), watch)
+
+        return measure
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[LocalCluster]:
+    cluster = local_cluster.start(folder / "cluster", storage_nodes=NODES, metadata=1)
+    try:
+        yield cluster
+    finally:
+        processes.stop([member.pid for member in cluster.processes()], 10.0)
+
+
+async def prepare(cluster: LocalCluster) -> dict[str, int]:
+    """Make the topic with one log stream; who is its head."""
+    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
+        await admin.create_topic(FEW, streams=1, replication=NODES)
+        catalog = await admin.catalog()
+        topic, _ = await admin.topic(FEW)
+        return {FEW: next(stream.chain[0] for stream in catalog.streams if stream.topic == topic.topic)}
+
+
+async def make_many(cluster: LocalCluster) -> None:
+    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
+        await admin.create_topic(MANY, streams=MANY_STREAMS, replication=NODES)
+
+
+def cluster_rows(folder: Path, size: Size) -> list[str]:
+    rows = []
+    with ExitStack() as stack:
+        bare = stack.enter_context(chain(folder, NODES))
+        local = stack.enter_context(running_cluster(folder))
+        workers = stack.enter_context(clients.workers(CLIENTS_MAX + 1))
+        cluster = Cluster(local, workers, folder, run(prepare(local)))
+        for case in CLUSTER:
+            ours = cluster.appending(Load(FEW, case.rows, case.in_flight), case.clients)
+            found = in_turn([ours, of_chain(bare, case, folder)], size)
+            by = f", {case.clients} client processes" if case.clients > 1 else ""
+            rows.append(compared(_named(case, case.name + by), *found))
+        # Only now, so that they are no burden to the cases before.
+        run(make_many(local))
+        one = Load(FEW, 10_000, 32)
+        many = Load(MANY, 10_000, 32)
+        on_one, on_many = in_turn([cluster.appending(load, CLIENTS_MAX) for load in (one, many)], size)
+        rows.append(
+            compared(
+                _named(BATCHES[0], f"{MANY_STREAMS} log streams, 1 MB batches (reference: one)", 0.7), on_many, on_one
+            )
+        )
+        for as_batches, target in ((True, BATCHES_PER_SECOND), (False, RECORDS_PER_SECOND)):
+            rounds = [cluster.reading(FEW, as_batches=as_batches)(size.read_seconds) for _ in range(size.rounds)]
+            rows.append(against(f"subscribe, as {'batches' if as_batches else 'records'}", rounds, target))
+    return rows
+
+
+def _named(case: Case, name: str, target: float | None = None) -> Case:
+    return Case(
+        name,
+        case.rows,
+        case.in_flight,
+        case.clients,
+        case.chain_in_flight,
+        case.target if target is None else target,
+    )
+
+
+# Embedded.
+
+
+def embedded_rows(folder: Path, size: Size) -> list[str]:
+    rows = []
+    path = str(folder / "embedded")
+    with ExitStack() as stack:
+        bare = stack.enter_context(chain(folder, 1))
+        (worker,) = stack.enter_context(clients.workers(1))
+        worker.call(clients.open_embedded, path, {FEW: 1})
+
+        def embedded(job: Callable[[str, Load, float], Figures], case: Case) -> Measure:
+            def measure(seconds: float) -> Round:
+                watch = Watch({"process": [worker.pid]}, folder)
+                return of_figures(worker.call(job, path, Load(FEW, case.rows, case.in_flight), seconds), watch)
+
+            return measure
+
+        for case in EMBEDDED:
+            found = in_turn([embedded(clients.append_embedded, case), of_chain(bare, case, folder)], size)
+            rows.append(compared(case, *found))
+        sending = _named(EMBEDDED[2], "96 single records at once, sent by a producer")
+        found = in_turn([embedded(clients.send_embedded, sending), of_chain(bare, sending, folder)], size)
+        rows.append(compared(sending, *found))
+        worker.call(clients.close_embedded, path)
+    return rows
+
+
+def small_records(folder: Path, size: Size) -> list[str]:
+    """What a record costs in a log of few, and in one of many."""
+    count = int(os.environ.get(RECORDS_VARIABLE, size.many_records))
+    path = str(folder / "small")
+    with clients.workers(1) as (worker,):
+        topics = [f"few{i}" for i in range(max(3, size.rounds))]
+        worker.call(clients.open_embedded, path, dict.fromkeys([*topics, "many"], 1))
+        few = []
+        for topic in topics:
+            found = worker.call(clients.fill_embedded, path, Load(topic, 10_000, 4, value_bytes=8), FEW_RECORDS)
+            few.append((found.ended - found.begun) / found.records * 1e9)
+        watch = Watch({"process": [worker.pid]}, folder)
+        found = worker.call(clients.fill_embedded, path, Load("many", 10_000, 4, value_bytes=8), count)
+        busy = watch.stop()
+        many = (found.ended - found.begun) / found.records * 1e9
+        worker.call(clients.close_embedded, path)
+    ratio = many / median(few)
+    return [
+        Row(
+            f"{count:,} records of 8 bytes, batches of 10,000 (reference: {FEW_RECORDS:,})",
+            f"{many:.0f} ns each",
+            f"{median(few):.0f} ns each",
+            f"{ratio:.2f}",
+            f"≤ 1.2: {_met(ratio <= 1.2)}",
+            f"{busy.total().cpu / count * 1e6:.2f} µs",
+            busy,
+        ).told()
+    ]
+
+
+HEAD = (
+    "| what | Cutwater | reference | ratio | target | CPU per record | busy, in cores | limit | load |",
+    "| --- | ---: | ---: | ---: | --- | ---: | --- | --- | ---: |",
+)
+
+
+def lines(*, quick: bool = False) -> list[str]:
+    """A section of the benchmark report, in Markdown."""
+    size = QUICK if quick else Size()
+    # Next to the other files of a run: the folder of temporary files may be in memory.
+    with tempfile.TemporaryDirectory(prefix="bench-log-", dir=".") as name:
+        folder = Path(name).absolute()
+        cluster, embedded = cluster_rows(folder, size), embedded_rows(folder, size)
+        small = small_records(folder, size)
+    return [
+        "## The log, as clients see it",
+        "",
+        f"Records of {BYTES_PER_RECORD} bytes, fsync on, all on this machine ({os.cpu_count()} cores, one disk). The",
+        "reference is a bare chain of Python processes that receive, check a checksum, hand on, write and `fdatasync`,",
+        f"without order, recovery or identity. Its rounds alternate with Cutwater's, {size.rounds} of {size.seconds:g} s",
+        "each, and figures are medians. *Load* is the machine's load average at that moment: with more than a few,",
+        "others were at work too. *CPU per record*, of Cutwater and of the reference, of all processes together, hardly",
+        "depends on that. Rates are records per second, acknowledged when they are on all disks and have positions.",
+        "",
+        f"### Cluster: {NODES} storage nodes, replication {NODES}, one metadata node on SQLite",
+        "",
+        *HEAD,
+        *cluster,
+        "",
+        "### Embedded: one process, replication 1; the reference is a chain of one",
+        "",
+        *HEAD,
+        *embedded,
+        *small,
+        "",
+    ]
+
+
+def main() -> int:
+    print("\n".join(lines(quick="--quick" in sys.argv[1:])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
