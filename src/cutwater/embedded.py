@@ -144,7 +144,7 @@ def open_log(
             lock = _locked(directory)
             if lock is not None:
                 break
-            holder = _holder(directory)
+            holder = holder_of(directory)
             if exclusive:
                 raise AlreadyExists(
                     f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
@@ -209,7 +209,8 @@ def _locked(directory: Path) -> Lock | None:
     return lock
 
 
-def _holder(directory: Path) -> Holder | None:
+def holder_of(directory: Path) -> Holder | None:
+    """Who has the log open, if anyone does; or had, if that process ended without closing it."""
     try:
         return msgspec.json.decode((directory / "holder.json").read_bytes(), type=Holder)
     except (OSError, msgspec.MsgspecError):

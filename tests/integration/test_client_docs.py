@@ -34,7 +34,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def servers(log: Client) -> str:
-    return "cutwater://" + log._async._repository._addresses[0]
+    return log.servers
 
 
 @pytest.fixture(autouse=True)

@@ -100,6 +100,7 @@ def test_several_topics_patterns_and_columns(tmp_path: Path) -> None:
         assert [r.glsn for r in await take(subscription, 2)] == [ack.glsn for ack in new]
         await subscription.close()
         assert await whole(log, re.compile("nothing")) == []  # type: ignore[arg-type]
+        assert (await log.table(re.compile("nothing"))).num_rows == 0
         batches = [batch async for batch in log.batches(["orders-eu", "other"], follow=False)]
         table = pa.Table.from_batches(batches)
         assert table.column_names == [
@@ -145,10 +146,22 @@ def test_what_is_trimmed_is_said_also_after_a_restart(tmp_path: Path) -> None:
             with pytest.raises(Trimmed) as trimmed:
                 await log.read(acks[0].glsn)
             assert trimmed.value.first_left == acks[10].glsn
+            # Whoever can do without what is gone goes on.
+            async with log.subscribe("t", start=acks[9].glsn, stop=acks[12].glsn) as lossy:
+                with pytest.raises(Trimmed):
+                    await lossy.take()
+                assert [r.glsn for r in await take(lossy, 2)] == [acks[10].glsn, acks[11].glsn]
+                assert await lossy.take() == []
             assert [r.glsn for r in await whole(log)] == [ack.glsn for ack in acks[10:]]
             # Each topic begins where it begins.
             assert [r.glsn for r in await whole(log, ["t", "u"])] == [*(ack.glsn for ack in acks[10:]), kept.glsn]
             assert (await log.read(kept.glsn)).value == b"kept"
+        # A trim may end within a batch.
+        batch = await log.append("t", [b"a", b"b", b"c", b"d"])
+        await log.trim("t", before=batch.glsn + 2)
+        assert [r.value for r in await whole(log)] == [b"c", b"d"]
+        with pytest.raises(Trimmed):
+            await log.read(batch.glsn + 1)
         await behind.close()
 
     with_log(tmp_path, test, segments=SegmentOptions(segment_bytes=2_000, commits_per_file=8))

@@ -52,6 +52,8 @@ from cutwater.types import (
     CommitContext,
     CutTime,
     DecisionIndex,
+    Incarnation,
+    LogStreamId,
     NodeState,
     ReplicaState,
     Revision,
@@ -324,6 +326,10 @@ def test_a_replica_that_lacks_records_learns_however_the_stream_is_sealed(cluste
 # New streams and new replicas.
 
 
+def create_replica(stream: LogStreamId, start: int, report: int = 1) -> CreateReplica:
+    return CreateReplica(stream, T1, GLSN(start), Incarnation(1), report)
+
+
 def test_a_new_stream_starts_at_the_hwm_of_its_creation() -> None:
     """'A new log stream starts at the HWM of its creation (the command that creates a replica carries it).'"""
     leader = lead(CLUSTER)
@@ -333,7 +339,7 @@ def test_a_new_stream_starts_at_the_hwm_of_its_creation() -> None:
     _, create = stores(effects)
     assert isinstance(create, d.CreateStream)
     assert (create.stream, create.high_watermark, sorted(create.replicas)) == (LS2, 5, [1, 2, 3])
-    assert sends(effects) == [Send(node, CreateReplica(LS2, T1, GLSN(5))) for node in create.replicas]
+    assert sends(effects) == [Send(node, create_replica(LS2, 5)) for node in create.replicas]
     for node in create.replicas:
         fresh = ur(LS2, end=0, hwm=5, epoch=0, state=SEALING)
         assert sends(leader.run(leader.report(node, at(5), fresh)), SealReplica) == [
@@ -346,7 +352,8 @@ def test_a_new_stream_starts_at_the_hwm_of_its_creation() -> None:
 
 def test_a_lost_create_is_repeated() -> None:
     leader = lead([*CLUSTER, d.CreateStream(LS2, T1, NODES, GLSN(4), CutTime(START.wall))])
-    assert leader.run(leader.report(N1, at(4))) == [Send(N1, CreateReplica(LS2, T1, GLSN(4)))]
+    assert leader.run(leader.report(N1, at(4))) == [Send(N1, create_replica(LS2, 4))]
+    assert leader.run(leader.report(N1, at(4))) == [Send(N1, create_replica(LS2, 4, report=2))], "for who says so"
 
 
 def test_a_new_replica_of_an_existing_stream_must_learn() -> None:
@@ -357,7 +364,7 @@ def test_a_new_replica_of_an_existing_stream_must_learn() -> None:
         leader.run(leader.report(node, at(4, SEALED)))
     assert leader.answer(r.ReplaceRequest(LS1, N3, N4)) == r.Done()
     assert leader.state.streams[LS1].replicas == (N1, N2, N4)
-    assert sends(leader.run(leader.report(N4))) == [Send(N4, CreateReplica(LS1, T1, GLSN(0)))]
+    assert sends(leader.run(leader.report(N4))) == [Send(N4, create_replica(LS1, 0))]
     effects = leader.run(leader.report(N4, ur(LS1, end=0, epoch=0, state=SEALING)))
     assert Send(N4, SealReplica(LS1, LEADER, E1, LLSN(4))) in effects
     effects = leader.run(leader.report(N4, ur(LS1, end=0, epoch=1, state=SEALING)))

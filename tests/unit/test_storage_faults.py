@@ -10,9 +10,10 @@ from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, SegmentBench, co
 
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import HardState
-from cutwater.errors import ReadOnly, Trimmed, Unavailable
+from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
 from cutwater.storage.errors import DiskFull, StorageBroken
 from cutwater.storage.format import NO_TIME
+from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles, SyncedFile
@@ -113,6 +114,49 @@ def test_what_a_failed_sync_lost_is_never_claimed(seed: int, tmp_path) -> None:
     assert found == entries[: len(found)]
     assert list(storage.contexts)[:durable_contexts] == contexts[:durable_contexts]
     assert storage.verify() == []
+
+
+def die_of_failed_syncs(seed: int, tmp_path) -> None:
+    """The process dies of a sync that failed, and the next one sees what the system still shows, written or not. What
+    it takes for durable is there when the power goes."""
+    rng = Random(seed)
+    bench = FaultBench(tmp_path)
+    bench.files.rng = rng
+    contexts = fill(bench.storage, 1)
+    for _ in range(12):
+        storage = bench.storage
+        bench.files.fail_sync = lambda path: rng.random() < 0.2
+        try:
+            for _ in range(rng.randint(1, 4)):
+                storage.write(entries_from(storage.end + 1, rng.randint(1, 4)))
+                storage.sync()
+                storage.write_contexts([commit_of(list(storage.find().tail), storage.last_commit)])
+                storage.sync()
+        except StorageBroken:
+            pass
+        bench.files.fail_sync = lambda path: False
+        bench.files.kill()
+        storage = bench.reopen()
+        entries, contexts = list(storage.entries(LLSN(1), storage.end)), list(storage.contexts)
+        assert storage.durable_end == storage.end
+        if rng.random() < 0.5:
+            storage = bench.lose_power()
+            assert list(storage.entries(LLSN(1), storage.end)) == entries
+            assert list(storage.contexts) == contexts
+        assert storage.verify() == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_process_that_dies_of_a_failed_sync_leaves_nothing_half_durable(seed: int, tmp_path) -> None:
+    die_of_failed_syncs(seed, tmp_path)
+
+
+def test_that_would_be_found(tmp_path, monkeypatch) -> None:
+    """Without writing it again, what a failed sync left would be taken for durable."""
+    monkeypatch.setattr(MarkedFile, "rewrite", lambda self, start, end: None)
+    with pytest.raises((AssertionError, Damaged)):
+        for seed in range(40):
+            die_of_failed_syncs(seed, tmp_path)
 
 
 def test_a_failed_save_leaves_the_old_state(tmp_path) -> None:

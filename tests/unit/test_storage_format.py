@@ -232,8 +232,16 @@ class CarefulFiles(FaultFiles):
         return CarefulFile(self, path, self._inode_of(path))
 
 
-def use(files: FaultFiles) -> None:
-    """Everything that reads; only errors of ours may come out of it."""
+def use(files: FaultFiles, seed: int) -> None:
+    try:
+        read_everything(files)
+    except BaseException as error:
+        error.add_note(f"with seed {seed}: change the range of seeds in the test to this one to see it again")
+        raise
+
+
+def read_everything(files: FaultFiles) -> None:
+    """Only errors of ours may come out of it."""
     try:
         storage = SegmentStorage(DIRECTORY, IDENTITY, SMALL, files)
     except CutwaterError:
@@ -289,7 +297,7 @@ def test_any_bytes_in_any_file_give_an_error_of_ours_or_the_truth(tmp_path: Path
         files = careful(bench)
         for path in rng.sample(files.paths(), rng.randint(1, 2)):
             files.put(path, garble(rng, files.content(path)))
-        use(files)
+        use(files, seed)
 
 
 def test_wrong_numbers_under_right_checksums_do_no_harm(tmp_path: Path) -> None:
@@ -312,7 +320,27 @@ def test_wrong_numbers_under_right_checksums_do_no_harm(tmp_path: Path) -> None:
             if sector in (0, 3):
                 data[(3 - sector) * 512] ^= 1
         files.put(path, bytes(data))
-        use(files)
+        use(files, seed)
+
+
+def test_any_numbers_in_small_files_do_no_harm(tmp_path: Path) -> None:
+    bench = filled(tmp_path)
+    numbers = (-1, 0, 1, 3, 40, 1 << 31, (1 << 63) - 1, -(1 << 63))
+    for seed in range(200):
+        rng = Random(f"numbers/{seed}")
+        files = careful(bench)
+        one, two, three = (rng.choice(numbers) for _ in range(3))
+        manifest = Manifest(1, 2, 3, rng.choice((1, one)), LLSN(two))
+        state = HardState(epoch=Epoch(one), base_llsn=LLSN(two), base_glsn=GLSN(three), trimmed_before=GLSN(two))
+        dedup = DedupCheckpoint(LLSN(one), ())
+        for name, content in (
+            ("manifest", layout.encode_manifest(manifest)),
+            ("state", layout.encode_hard_state(state)),
+            ("dedup", layout.encode_dedup(dedup)),
+        ):
+            if rng.random() < 0.6:
+                files.put(DIRECTORY / name, content)
+        use(files, seed)
 
 
 def reseal(data: bytearray, start: int, end: int, rng: Random, keep: int) -> None:

@@ -16,7 +16,7 @@ from cutwater.storagenode.room import MIB, RoomWatch
 from cutwater.storagenode.writer import Durable, Writer
 from cutwater.types import LLSN, Entry, NodeState
 from cutwater.wire.storage_api import VolumeRoom
-from tests.unit.storage_kit import entries_from
+from tests.unit.storage_kit import commit_of, entries_from
 
 WITHIN_SECONDS = 10
 
@@ -91,6 +91,22 @@ def test_after_a_failure_nothing_is_done_until_the_files_are_opened_anew(storage
     assert (durable.entries_end, durable.entries_generation) == (first.last_llsn, 1)
     assert told.writer.backlog_bytes == 0
     assert third.first_llsn > storage.end
+
+
+def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutwater.storagenode.writer.CONTEXTS_WAIT_SECONDS", 3_600.0)
+    first, second = entries_from(1, 2)
+    commit = commit_of([first], None)
+    told.writer.write(first, 0)
+    assert told.next() == Durable(first.last_llsn, 0, None, 0)
+    told.writer.write_context(commit, 0)
+    told.writer.write(second, 0)
+    assert told.next() == Durable(second.last_llsn, 0, None, 0)
+    # Whatever comes after a barrier finds everything before it durable.
+    told.submit("barrier")
+    assert told.next() == Durable(None, 0, commit, 0)
+    assert told.next() == "barrier"
+    assert sum(told.writer.context_syncs.counts) == 1
 
 
 def room(free_mib: int) -> tuple[VolumeRoom, ...]:

@@ -13,8 +13,6 @@ from typing import Annotated, Any
 
 import typer
 from msgspec import Struct
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from cutwater.cli import inputs
 from cutwater.cli.client import open_client
@@ -217,6 +215,9 @@ def _progress(paths: list[Path], is_watched: bool) -> Iterator[Callable[[int], N
     if not is_watched:
         yield lambda size: None
         return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
+
     columns = (TextColumn("appending"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("append", total=inputs.total_bytes(paths))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cutwater.admin.processes import is_running
 from cutwater.cli.servers import check_log, chosen
 from cutwater.client.client import Client, connect
-from cutwater.embedded import open_log
 
 
 @contextmanager
@@ -25,6 +25,21 @@ def open_client(
     else:
         if not may_create:
             check_log(place)
+        # Both servers come with it, which is much to load for those who need none.
+        from cutwater.embedded import open_log  # noqa: PLC0415
+
         client = open_log(place, timeout=timeout)
     with client:
         yield client
+
+
+def end_of_holder(servers: str | None, directory: Path | None, path: Path | None) -> Callable[[], bool]:
+    """Tells whether an embedded log that this process is connected to was closed by the process that had opened it.
+    Then it can be opened again, by this one if no other does."""
+    place = chosen(servers, directory, path)
+    if isinstance(place, str):
+        return lambda: False
+    from cutwater.embedded import holder_of  # noqa: PLC0415
+
+    before = holder_of(place)
+    return lambda: before is None or holder_of(place) != before or not is_running(before.pid)

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-import msgspec
 import typer
 
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
 from cutwater.client.repository import parse_servers
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
 T = TypeVar("T")
 V = TypeVar("V", str | None, Path | None)
@@ -103,10 +102,13 @@ def serving(
     if not may_create:
         check_log(place)
     # Both servers come with it, which is much to load for those who need none.
-    from cutwater.embedded import Holder, open_log  # noqa: PLC0415
+    from cutwater.embedded import holder_of, open_log  # noqa: PLC0415
 
     with open_log(place, timeout=timeout):
-        yield msgspec.json.decode((place / "holder.json").read_bytes(), type=Holder).servers
+        holder = holder_of(place)
+        if holder is None:
+            raise Unavailable(f"{place} was closed by the process that had it open: try again")
+        yield holder.servers
 
 
 def with_admin(

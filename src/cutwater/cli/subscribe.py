@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
-from cutwater.cli.client import open_client
+from cutwater.cli.client import end_of_holder, open_client
 from cutwater.cli.exits import ends_well
 from cutwater.cli.options import DebugOption
 from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_records
 from cutwater.cli.servers import DirOption, PathOption, ServersOption, TimeoutOption
 from cutwater.cli.times import Start, parse_position, parse_start
 from cutwater.client.client import Client
-from cutwater.errors import InvalidArgument
+from cutwater.client.records import Record
+from cutwater.errors import DeadlineExceeded, InvalidArgument
 
 app = typer.Typer()
+
+LOOK_SECONDS = 1.0
+"""How often a subscriber that gets nothing looks whether its log is still open somewhere."""
 
 
 @app.callback()
@@ -59,8 +64,11 @@ def subscribe(
     end = None if stop is None else parse_position(stop, now)
     follows = begin == "latest" if follow is None else follow
     wanted = _pattern(topics) if pattern else topics
-    with open_client(servers, directory, path, timeout) as client:
-        _print(client, wanted, begin, end, count, follows, output)
+    printing = _Printing(wanted, begin, end, follows, output, count)
+    is_over = False
+    while not is_over:
+        with open_client(servers, directory, path, timeout) as client:
+            is_over = printing.run(client, end_of_holder(servers, directory, path))
 
 
 def _pattern(topics: list[str]) -> re.Pattern[str]:
@@ -72,21 +80,41 @@ def _pattern(topics: list[str]) -> re.Pattern[str]:
         raise InvalidArgument(f"{topics[0]!r} is no regular expression: {error}") from None
 
 
-def _print(
-    client: Client,
-    topics: list[str] | re.Pattern[str],
-    start: Start,
-    stop: int | datetime | None,
-    count: int | None,
-    follow: bool,
-    output: RecordOutput,
-) -> None:
-    left = count
-    with client.subscribe(topics, start=start, stop=stop, follow=follow) as subscription:
-        while found := subscription.take():
-            if left is not None:
-                found = found[:left]
-                left -= len(found)
-            write_records(found, output)
-            if left == 0:
-                return
+class _Printing:
+    """Remembers how far it has come, so that it can go on with another client."""
+
+    def __init__(
+        self,
+        topics: list[str] | re.Pattern[str],
+        start: Start,
+        stop: int | datetime | None,
+        follow: bool,
+        output: RecordOutput,
+        left: int | None,
+    ) -> None:
+        self._topics, self._start, self._stop, self._follow = topics, start, stop, follow
+        self._output, self._left = output, left
+
+    def run(self, client: Client, is_lost: Callable[[], bool]) -> bool:
+        """Whether that was all; otherwise the log is to be opened anew."""
+        if self._start == "latest":
+            self._start = client.tail() + 1
+        with client.subscribe(self._topics, start=self._start, stop=self._stop, follow=self._follow) as subscription:
+            while self._left != 0:
+                try:
+                    found = subscription.take(LOOK_SECONDS if self._follow else None)
+                except DeadlineExceeded:
+                    if is_lost():
+                        return False
+                    continue
+                if not found:
+                    return True
+                self._print(found)
+        return True
+
+    def _print(self, found: list[Record]) -> None:
+        if self._left is not None:
+            found = found[: self._left]
+            self._left -= len(found)
+        write_records(found, self._output)
+        self._start = found[-1].glsn + 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cutwater.cli.options import Output
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 NARROW = 80
 
@@ -24,11 +25,17 @@ def show(output: Output, value: object, render: Table | str) -> None:
     if isinstance(render, str):
         print(render)
         return
+    # Whoever has no table to show need not load what draws it.
+    from rich.console import Console  # noqa: PLC0415
+
     # What goes into a file or a pipe is not folded to the width of a screen that is not there.
     Console(width=None if sys.stdout.isatty() else 200).print(render)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
     for row in rows:
         # As plain text: what stands in brackets, such as an IPv6 address, is no markup.

@@ -30,9 +30,9 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.positions import Position, Positions, TopicNames, check_position
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
-from cutwater.client.records import Record
-from cutwater.client.repository import Repository, parse_servers
-from cutwater.client.schemas import SchemaLike
+from cutwater.client.records import Layout, Record
+from cutwater.client.repository import SCHEME, Repository, parse_servers
+from cutwater.client.schemas import SchemaLike, TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, topic_of
 from cutwater.client.watermarks import Watermarks, strategy_of
@@ -67,6 +67,8 @@ class AsyncClient:
     ) -> None:
         """For ``connect``; ``repository`` has answered before."""
         self.cluster = cluster
+        self.servers = SCHEME + ",".join(repository.addresses)
+        """Where others may connect to the same cluster."""
         self._repository = repository
         self._timeout = timeout
         self._catalogs = Catalogs(repository)
@@ -401,8 +403,9 @@ class AsyncClient:
             while batches := await subscription.take(timeout=max(deadline.left, 0.001)):
                 found += batches
         if not found:
-            view = self._catalogs.view
-            return subscription.layout(Selection(topics).topics(view)[0]).schema.empty_table()
+            known = Selection(topics).topics(self._catalogs.view)
+            schema = self._catalogs.view.schema(known[0]) if known else TopicSchema("")
+            return Layout(schema, columns).schema.empty_table()
         try:
             return pa.Table.from_batches(found, found[-1].schema)
         except pa.ArrowInvalid:

@@ -10,12 +10,13 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
+from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
@@ -105,8 +106,10 @@ class Producer(Blocking[AsyncProducer]):
         self._lock = threading.Condition()
         self._given: list[tuple[Any, int, int, float, concurrent.futures.Future[Ack]]] = []
         """On their way to the loop's thread, so that a thread which sends much does not wake it each time."""
-        self._held_bytes = 0
+        self._given_bytes = 0
+        self._waiting = 0
         self._is_closed = False
+        wrapped.on_change = self._wake
 
     @property
     def id(self) -> str:
@@ -132,52 +135,51 @@ class Producer(Blocking[AsyncProducer]):
         otherwise with ``AppendUnknown``; then the producer still goes on trying.
         """
         producer = self._async
-        seconds = producer.timeout if timeout is None else timeout
+        seconds = producer.timeout if timeout is None else check_timeout(timeout)
         part, count, size = producer.prepare(records, key, timestamp, headers)
         future: concurrent.futures.Future[Ack] = concurrent.futures.Future()
         with self._lock:
-            has_room = self._lock.wait_for(lambda: self._has_room(size), seconds)
+            if not self._has_room(size):
+                self._wait_for_room(size, seconds)
             if self._is_closed:
                 raise ClientClosed(f"producer {producer.id!r} was closed")
-            if not has_room:
-                raise DeadlineExceeded(f"producer {producer.id!r} has no room, after {seconds:g} s: nothing was sent")
             if not self._given:
                 # Before the lock is given back: whoever flushes after this call comes after it on the loop, too.
                 self._loop.call_soon(self._take_over)
-            self._held_bytes += size
+            self._given_bytes += size
             self._given.append((part, count, size, seconds, future))
         return future
 
     def _has_room(self, size: int) -> bool:
-        held = self._held_bytes
+        held = self._given_bytes + self._async.held_bytes
         return self._is_closed or not held or held + size <= self._async.buffer_bytes
+
+    def _wait_for_room(self, size: int, seconds: float) -> None:
+        self._waiting += 1
+        try:
+            has_room = self._lock.wait_for(lambda: self._has_room(size), seconds)
+        finally:
+            self._waiting -= 1
+        if not has_room:
+            raise DeadlineExceeded(f"producer {self.id!r} has no room, after {seconds:g} s: nothing was sent")
+
+    def _wake(self) -> None:
+        """On the loop's thread: there may be room."""
+        if self._waiting:
+            with self._lock:
+                self._lock.notify_all()
 
     def _take_over(self) -> None:
         """On the loop's thread."""
         with self._lock:
             given, self._given = self._given, []
+            self._given_bytes = 0
         for part, count, size, seconds, future in given:
             try:
-                sent = self._async.enqueue(part, count, size, Deadline(seconds))
+                self._async.enqueue(part, count, size, Deadline(seconds), future)
             except CutwaterError as error:
-                self._settle(size, future, error, None)
-                continue
-            sent.add_done_callback(
-                lambda done, size=size, future=future: self._settle(  # type: ignore[misc]
-                    size, future, done.exception(), done
-                )
-            )
-
-    def _settle(self, size: int, future: concurrent.futures.Future[Ack], error: Any, done: Any) -> None:
-        with self._lock:
-            self._held_bytes -= size
-            self._lock.notify_all()
-        if not future.set_running_or_notify_cancel():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(done.result())
+                with suppress(concurrent.futures.InvalidStateError):
+                    future.set_exception(error)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
@@ -215,6 +217,11 @@ class Client(Blocking[AsyncClient]):
     @property
     def cluster(self) -> int:
         return self._async.cluster
+
+    @property
+    def servers(self) -> str:
+        """Where others may connect to the same cluster."""
+        return self._async.servers
 
     create_topic = blocking(AsyncClient.create_topic)
     change_topic = blocking(AsyncClient.change_topic)

@@ -21,7 +21,7 @@ from cutwater.client.coalescing import Joined, Part, joined
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
-from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
+from cutwater.client.producer_buffer import Outcome, ProducerBuffer, Sent, settle
 from cutwater.client.repository import Repository
 from cutwater.core.producer_session import (
     AskFate,
@@ -44,6 +44,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.types import Ack, Batch, BatchKind, ProducerId, ProducerTag, Sequence
+from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.methods import Received
 from cutwater.wire.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
@@ -62,6 +63,8 @@ PATIENCE_SECONDS = 0.5
 """A log stream that is sealed for longer than this is left, if the metadata repository has another one."""
 STUCK_SECONDS = 2.0
 """Without any answer for this long, the present step is done again."""
+LOOK_SECONDS = 0.5
+"""How often it is looked whether that is so."""
 
 
 class _Flight:
@@ -97,7 +100,10 @@ class AsyncProducer:
         self._buffer = ProducerBuffer(buffer_bytes)
         self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
         self._loop = asyncio.get_running_loop()
+        self._watch = DeadlineWatch(self._loop, lambda now: self._buffer.expire(now, name))
         self._flights: dict[Sequence, _Flight] = {}
+        self.on_change: Callable[[], None] | None = None
+        """Called when there may be room again, or when there never will be."""
         self._changed = asyncio.Event()
         """Something was settled, or there is room again, or the phase has changed."""
         self._trouble = asyncio.Event()
@@ -108,14 +114,13 @@ class AsyncProducer:
         self._failure: CutwaterError | None = None
         """Why nothing more can be sent."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
         self._is_closing = False
 
     # What users do with it.
 
     async def open(self, deadline: Deadline) -> None:
         """Fence whoever had the name before, and return when it is ready."""
-        self._keeper = self._loop.create_task(self._keep())
+        self._spawn(self._keep())
         self._do(self._session.start())
         try:
             await self._until(lambda: self._session.phase is Phase.READY or self._failure is not None, deadline)
@@ -148,23 +153,26 @@ class AsyncProducer:
         await self._until(
             lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing, deadline
         )
-        return self.enqueue(part, count, size, deadline)
+        future: asyncio.Future[Ack] = self._loop.create_future()
+        self.enqueue(part, count, size, deadline, future)
+        return future
 
-    def enqueue(self, part: Part, count: int, size: int, deadline: Deadline) -> asyncio.Future[Ack]:
+    def enqueue(self, part: Part, count: int, size: int, deadline: Deadline, future: Outcome) -> None:
+        """Take records over, whether or not there is room."""
         if self._failure is not None:
             raise self._failure
         if self._is_closing:
             raise ClientClosed(f"producer {self.id!r} was closed")
-        sent = Sent(part, count, size, deadline, self._loop.create_future())
-        self._buffer.add(sent)
+        self._buffer.add(Sent(part, count, size, deadline, future))
+        if deadline.at < self._watch.armed:
+            self._watch.note(deadline.at)
         self._depart_soon()
-        return sent.future
 
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         also if its future was already asked."""
         given = [*self._buffer, *(sent for flight in self._flights.values() for sent in flight.sent)]
-        waiting = [sent.future for sent in given if not sent.future.done()]
+        waiting = [_awaitable(sent.future) for sent in given if not sent.future.done()]
         deadline = Deadline(self.timeout if timeout is None else timeout)
         if waiting:
             _, late = await asyncio.wait(waiting, timeout=deadline.left)
@@ -179,7 +187,7 @@ class AsyncProducer:
         if self._is_closing:
             return
         self._is_closing = True
-        self._changed.set()
+        self._note_change()
         try:
             await self.flush(timeout=timeout)
         finally:
@@ -215,6 +223,16 @@ class AsyncProducer:
                     f"producer {self.id!r} has no room: {len(self._buffer)} calls of send() wait to be sent"
                 ) from None
 
+    def _note_change(self) -> None:
+        self._changed.set()
+        if self.on_change is not None:
+            self.on_change()
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds, sent or not."""
+        return self._buffer.bytes
+
     def _depart_soon(self) -> None:
         """Whatever is sent in this turn of the event loop goes along."""
         if not self._is_due:
@@ -239,7 +257,7 @@ class AsyncProducer:
                 self._moved_at = self._loop.time()
             self._flights[sequence] = _Flight(group)
             self._do(effects)
-        self._changed.set()
+        self._note_change()
 
     # What the session wants.
 
@@ -257,10 +275,13 @@ class AsyncProducer:
 
     def _settle(self, settled: Settled) -> None:
         self._moved_at = self._loop.time()
-        flight = self._flights.pop(settled.sequence)
+        flight = self._flights.pop(settled.sequence, None)
+        if flight is None:
+            # It was given up before, when the producer ended.
+            return
         self._buffer.bytes -= sum(sent.size for sent in flight.sent)
         settle(flight.sent, settled.ack)
-        self._changed.set()
+        self._note_change()
         self._depart_soon()
 
     def _send(self, effect: SendBatch) -> None:
@@ -303,7 +324,7 @@ class AsyncProducer:
             answer = outcome.value
             if kind is BatchKind.FENCE:
                 self._do(self._session.fence_committed(tag, answer.last_sequence))
-                self._changed.set()
+                self._note_change()
                 self._depart_soon()
             else:
                 self._do(self._session.acked(tag.sequence, answer.ack))
@@ -380,7 +401,6 @@ class AsyncProducer:
         wait = RETRY_SECONDS_MIN
         while True:
             is_troubled = await self._pause(wait)
-            self._buffer.expire(self._loop.time(), self.id)
             if self._session.phase is Phase.FENCED or self._failure is not None:
                 continue
             waits = bool(self._flights) or self._session.phase is not Phase.READY
@@ -396,17 +416,12 @@ class AsyncProducer:
     async def _pause(self, wait: float) -> bool:
         """Until there is trouble, or it is time to look whether there is; whether there is."""
         try:
-            async with asyncio.timeout(max(wait, self._next_deadline())):
+            async with asyncio.timeout(max(wait, LOOK_SECONDS)):
                 await self._trouble.wait()
         except TimeoutError:
             return False
         self._trouble.clear()
         return True
-
-    def _next_deadline(self) -> float:
-        deadline = self._buffer.next_deadline()
-        left = STUCK_SECONDS if deadline is None else deadline - self._loop.time()
-        return min(max(left, RETRY_SECONDS_MIN), STUCK_SECONDS / 4)
 
     async def _nudge(self) -> None:
         session = self._session
@@ -444,20 +459,21 @@ class AsyncProducer:
         for sequence, flight in list(self._flights.items()):
             if not flight.open_calls:
                 self._give_up_flight(sequence, _unknown(self.id, self._failure))
-        self._changed.set()
+        self._note_change()
 
     def _give_up_flight(self, sequence: Sequence, error: CutwaterError) -> None:
         flight = self._flights.pop(sequence, None)
         if flight is not None:
             self._buffer.fail(flight.sent, error)
-            self._changed.set()
+            self._note_change()
 
     async def _stop(self, error: CutwaterError) -> None:
         self._is_closing = True
-        tasks = [*self._tasks, *([self._keeper] if self._keeper is not None else [])]
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._watch.stop()
         if self._failure is None:
             self._failure = error
         self._buffer.fail_all(error)
@@ -467,7 +483,20 @@ class AsyncProducer:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A bug in the background must not look like silence."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            failure = CutwaterError(f"producer {self.id!r} failed: {error!r}")
+            failure.__cause__ = error
+            self._give_up(failure)
+
+
+def _awaitable(future: Outcome) -> asyncio.Future[Ack]:
+    return future if isinstance(future, asyncio.Future) else asyncio.wrap_future(future)
 
 
 def _fenced(name: str) -> ProducerFenced:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import heapq
 import itertools
 from collections import deque
+from contextlib import suppress
+from math import inf
 
 from cutwater.client.coalescing import Part, part_of
 from cutwater.client.deadlines import Deadline
@@ -13,12 +16,16 @@ from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
 
+Outcome = asyncio.Future[Ack] | concurrent.futures.Future[Ack]
+"""Whichever its caller can wait for."""
+
+
 class Sent:
     """Records that were given with one call. ``future`` gets their outcome, once."""
 
     __slots__ = ("count", "deadline", "future", "is_numbered", "part", "size")
 
-    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, future: asyncio.Future[Ack]) -> None:
+    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, future: Outcome) -> None:
         self.part, self.count, self.size, self.deadline, self.future = part, count, size, deadline, future
         self.is_numbered = False
         """Part of a batch that has a number: it may appear, whatever happens."""
@@ -29,7 +36,9 @@ def settle(group: list[Sent], ack: Ack) -> None:
     offset = 0
     for sent in group:
         if not sent.future.done():
-            sent.future.set_result(part_of(ack, offset, sent.count))
+            with suppress(concurrent.futures.InvalidStateError):
+                # Another thread may have cancelled it just now.
+                sent.future.set_result(part_of(ack, offset, sent.count))
         offset += sent.count
 
 
@@ -58,6 +67,9 @@ class ProducerBuffer:
     def add(self, sent: Sent) -> None:
         self._queue.append(sent)
         self.bytes += sent.size
+        while self._deadlines and self._deadlines[0][2].future.done():
+            # Those that are settled would otherwise be kept until their deadline.
+            heapq.heappop(self._deadlines)
         heapq.heappush(self._deadlines, (sent.deadline.at, next(self._numbers), sent))
 
     def next_group(self, bytes_max: int) -> list[Sent]:
@@ -83,17 +95,17 @@ class ProducerBuffer:
         self.fail(list(queue), error)
 
     def _tell(self, sent: Sent, error: CutwaterError) -> None:
-        if not sent.future.done():
+        if sent.future.done():
+            return
+        self.unheard = self.unheard or error
+        with suppress(concurrent.futures.InvalidStateError):
             sent.future.set_exception(error)
+        if isinstance(sent.future, asyncio.Future):
             # Nobody need look at each future: whoever flushes or closes hears of failures too.
             sent.future.exception()
-            self.unheard = self.unheard or error
 
-    def next_deadline(self) -> float | None:
-        return self._deadlines[0][0] if self._deadlines else None
-
-    def expire(self, now: float, name: str) -> None:
-        """Tell those whose time is up. What has a number stays where it is: it may still appear."""
+    def expire(self, now: float, name: str) -> float:
+        """Tell those whose time is up, and return whose is next. What has a number stays: it may still appear."""
         while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].future.done()):
             sent = heapq.heappop(self._deadlines)[2]
             seconds = f"{sent.deadline.seconds:g} s"
@@ -107,3 +119,4 @@ class ProducerBuffer:
                 )
             else:
                 self._tell(sent, DeadlineExceeded(f"producer {name!r} could not send it within {seconds}"))
+        return self._deadlines[0][0] if self._deadlines else inf

@@ -45,7 +45,7 @@ class Repository:
 
     def __init__(self, endpoint: Endpoint, addresses: tuple[str, ...], access: Access = ANYONE) -> None:
         self._endpoint, self._access = endpoint, access
-        self._addresses = addresses
+        self.addresses = addresses
         self._turn = 0
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
@@ -112,7 +112,7 @@ class Repository:
     async def _call(self, connection: Connection, request: Request, deadline: float, *, idempotent: bool) -> Answer:
         left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
         # A node that does not answer costs only a part of the time, if another one may be asked.
-        timeout_ms = min(left, ATTEMPT_MS_MAX) if idempotent and len(self._addresses) > 1 else left
+        timeout_ms = min(left, ATTEMPT_MS_MAX) if idempotent and len(self.addresses) > 1 else left
         received = await connection.call(ASK, request, timeout_ms=timeout_ms)
         return received.value
 
@@ -120,7 +120,7 @@ class Repository:
         async with self._connecting:
             if self._connection is not None and self._connection.state is State.OPEN:
                 return self._connection
-            address = self._addresses[self._turn % len(self._addresses)]
+            address = self.addresses[self._turn % len(self.addresses)]
             left = int((deadline - asyncio.get_running_loop().time()) * 1_000)
             timeout_ms = max(1, min(left, CONNECT_MS_MAX))
             self._connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)

@@ -23,8 +23,6 @@ from cutwater.errors import DeadlineExceeded, NotFound, Trimmed
 from cutwater.types import GLSN, LogStreamId, TopicId
 from cutwater.wire.storage_api import Columns
 
-CHUNK_RECORDS = 8_192
-"""About how many records are made at a time."""
 BATCH_ROWS = 16_384
 """Runs with fewer rows are joined until there are so many, as far as they are ready."""
 
@@ -91,11 +89,12 @@ class AsyncSubscription(Generic[T]):
         self._made: deque[T] = deque()
         self._reached = GLSN(0)
         """Everything below has been taken from the feed, though perhaps not from here."""
-        self._is_closed = False
+        self._is_closed = self._is_over = False
 
     @property
     def is_closed(self) -> bool:
-        return self._is_closed
+        """Whether nothing more will come of it."""
+        return self._is_closed or self._is_over
 
     def __await__(self) -> Generator[Any, None, AsyncSubscription[T]]:
         return self.begun().__await__()
@@ -164,7 +163,7 @@ class AsyncSubscription(Generic[T]):
 
     async def _fill(self) -> None:
         """Make the next few; nothing at the end."""
-        while not self._made:
+        while not self._made and not self._is_over:
             if self._pieces:
                 self._made.extend(self._make(self._take_pieces()))
                 continue
@@ -172,6 +171,7 @@ class AsyncSubscription(Generic[T]):
             assert self._feed is not None
             assert self._range is not None
             if self._range.stop is not None and self._reached >= self._range.stop:
+                self._is_over = True
                 await self._feed.close()
                 return
             try:

@@ -55,7 +55,9 @@ class Herald:
                 yield from self._announce_unseal(decision)
             case d.CreateStream():
                 for node in decision.replicas:
-                    yield Send(node, self._create(self._state.streams[decision.stream]))
+                    report = self._book.newest(node)
+                    if report is not None:
+                        yield self._create(self._state.streams[decision.stream], report)
             case d.Trim():
                 for stream in self._state.streams_of(decision.topic):
                     for node in stream.replicas:
@@ -116,7 +118,7 @@ class Herald:
                 yield Send(node, DropReplica(lsid))
         for stream in self._state.streams_on(node):
             if stream.stream not in known:
-                yield Send(node, self._create(stream))
+                yield self._create(stream, report)
 
     def _answer(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Iterator[Send]:
         if not stream.is_open:
@@ -160,10 +162,11 @@ class Herald:
     def learn(self, stream: LogStream, node: StorageNodeId, source: StorageNodeId) -> Send:
         return Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
 
-    def _create(self, stream: LogStream) -> CreateReplica:
+    def _create(self, stream: LogStream, report: Report) -> Send:
         """Only a stream that never was open begins at its creation; a later replica of it has to learn."""
         start = stream.created_at if stream.epoch == 0 else GLSN(0)
-        return CreateReplica(stream.stream, stream.topic, start)
+        message = CreateReplica(stream.stream, stream.topic, start, report.incarnation, report.sequence)
+        return Send(report.storage_node_id, message)
 
     def _seal(self, stream: LogStream) -> SealReplica:
         return SealReplica(stream.stream, self.leader_epoch, stream.epoch, stream.committed_end)

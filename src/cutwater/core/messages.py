@@ -13,6 +13,7 @@ from cutwater.types import (
     CommitContext,
     Entry,
     Epoch,
+    Incarnation,
     LeaderEpoch,
     LogStreamId,
     Revision,
@@ -31,11 +32,14 @@ class LeaderHello(Struct, frozen=True, tag=True):
 
 class CreateReplica(Struct, frozen=True, tag=True):
     """Begin to store a log stream. A new stream starts at the high watermark of its creation; a new replica of an
-    existing stream starts at 0 and has to learn."""
+    existing stream starts at 0 and has to learn. Meant for a node that is as it said in this report: one that has
+    removed the replica since then must not get it back."""
 
     stream: LogStreamId
     topic: TopicId
     high_watermark: GLSN
+    incarnation: Incarnation
+    report: int
 
 
 class CommitMessage(Struct, frozen=True, tag=True, rename={"commits": "commit_results"}):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from msgspec import json
@@ -134,8 +135,12 @@ class KeyedOperator:
 
     def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
         """The keys of a micro-batch, for the store to load; one that cannot be read fails later, with its record."""
-        for read_key, records in zip(self._read_keys, inputs, strict=True):
-            if read_key is not None and self.store.chunks:
+        if not self.store.chunks:
+            return
+        for read_key, records, rows in zip(self._read_keys, inputs, self.spec.input_rows, strict=True):
+            if read_key is not None and rows is not None and isinstance(read_key, attrgetter | itemgetter):
+                yield from map(read_key, records.rows)
+            elif read_key is not None:
                 for row in records.rows:
                     try:
                         key = read_key(row)
@@ -146,13 +151,8 @@ class KeyedOperator:
 
     def _process_broadcast(self, source: int, when: int, path: bytes, time: int, row: Row) -> None:
         context = self._context
-        context._moment, context.timestamp, context.key, context._entry, context._values = (
-            when,
-            time,
-            None,
-            None,
-            NO_KEY,
-        )
+        context._moment, context.timestamp = when, time
+        context.key, context._entry, context._values = None, None, NO_KEY
         self._broadcast.open_for_writing(True)
         try:
             result = self._calls[source](row, context)

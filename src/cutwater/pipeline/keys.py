@@ -37,6 +37,7 @@ _SIGN: Final = 1 << 63
 _DAY_ZERO: Final = date(1970, 1, 1).toordinal()
 _COMPOSITE: Final = b"\x07"
 _MICROSECOND: Final = timedelta(microseconds=1)
+_FUNCTION_KEY_TYPES: Final = frozenset({str, int, bytes, date, datetime, type(None)})
 _LOCAL_EPOCH: Final = EPOCH.replace(tzinfo=None)
 
 
@@ -120,6 +121,23 @@ def slice_of(group: int, slices: int, max_parallelism: int = MAX_PARALLELISM) ->
     return group * slices // max_parallelism
 
 
+def _strict(function: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    """A user's function of a key, held to types that can be told apart: to Python, ``1``, ``1.0`` and ``True`` are one
+    key, but they have different bytes, so they must not meet.
+    """
+
+    def read(row: Row) -> Any:
+        key = function(row)
+        kind = type(key)
+        if kind in _FUNCTION_KEY_TYPES or (kind is tuple and _FUNCTION_KEY_TYPES.issuperset(map(type, key))):
+            return key
+        raise InvalidArgument(
+            f"the key function gave {key!r}: give a str, int, bytes, date, datetime or None, or a tuple of these"
+        )
+
+    return read
+
+
 def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Sequence) else [None]
 
@@ -143,7 +161,7 @@ class KeyReader:
     def bind(self, rows: RowType | None) -> Callable[[Row], Any]:
         """The function that reads the key of a row of this type; the columns must be there."""
         if self.function is not None:
-            return self.function
+            return _strict(self.function)
         if rows is not None:
             for name in self.columns:
                 self._require_type(name, rows.type_of(name, f"key of {self._asker}"))

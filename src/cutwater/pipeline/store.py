@@ -108,9 +108,10 @@ class KeyedStore:
 
     def _enliven(self, entry: KeyEntry, queues: tuple[TimerQueue, TimerQueue]) -> None:
         self.live[entry.key] = entry
-        for queue, times in zip(queues, (entry.event_timers, entry.processing_timers), strict=True):
-            for time in times or ():
-                queue.add(time, entry)
+        for time in entry.event_timers or ():
+            queues[0].add(time, entry)
+        for time in entry.processing_timers or ():
+            queues[1].add(time, entry)
 
     def checkpoint(self) -> pa.Table | None:
         """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""

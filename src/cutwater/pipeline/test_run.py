@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
 from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.graph import SinkNode, SourceNode
 from cutwater.pipeline.machine import Machine
@@ -16,6 +16,7 @@ from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import Row, RowType, inferred, reader
 from cutwater.pipeline.steps import MAX_TIME
 from cutwater.pipeline.values import to_milliseconds
+from cutwater.types import GLSN
 
 if TYPE_CHECKING:
     from cutwater.pipeline.stream import Pipeline
@@ -202,9 +203,20 @@ def _replayed(
         if position.idle:
             clock.idle(*place)
         elif position.payload:
-            row, time = _made(sources[position.topic], rows[position.topic], position, glsn)
+            try:
+                row, time = _made(sources[position.topic], rows[position.topic], position, glsn)
+                clock.record(*place, row, time, position.declared_ms)
+            except CutwaterError:
+                raise
+            except Exception as error:
+                raise PipelineFailed(
+                    f"{type(error).__name__}: {error}, in the function of event_time or watermark, on the record "
+                    f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
+                    pipeline=plan.name,
+                    uid=sources[position.topic].label,
+                    glsn=GLSN(glsn),
+                ) from error
             batch[position.topic].append(moment(glsn, RECORD), b"", time, row)
-            clock.record(*place, row, time, position.declared_ms)
         elif position.speaks:
             clock.heartbeat(*place, position.declared_ms)
         else:

@@ -108,12 +108,15 @@ class Segment:
 
     @classmethod
     def open_closed(cls, files: Files, path: Path, generation: int, first_llsn: LLSN, end_llsn: LLSN) -> Segment:
-        """A segment that another one follows: synced as a whole, up to the last byte."""
+        """A segment that another one follows: synced as a whole. Its mark says where it ends; if that is damaged, the
+        length of the file does."""
         try:
             segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
+            mark, size = segment._marked.mark, segment._file.size()
         except DamagedFile as error:
             raise DamagedEntries(str(path), first_llsn, end_llsn, error.message) from error
-        segment.end = segment.durable = End(end_llsn, segment._file.size())
+        is_newest = mark.llsn == end_llsn and mark.offset <= size
+        segment.end = segment.durable = End(end_llsn, mark.offset if is_newest else size)
         segment._load_points(segment.end.offset)
         return segment
 

@@ -149,9 +149,10 @@ def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) 
         frames, body = pick_columns(part.frames, arguments.projection)
     last_llsn = frames[-1].header.last_llsn
     commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
-    first = commits[0].glsn_of(max(frames[0].header.first_llsn, commits[0].first_llsn))
-    if first < replica.hard_state.trimmed_before:
-        raise Trimmed(first, replica.hard_state.trimmed_before)
+    # What is asked for counts, not where its batch begins: a trim may end within a batch.
+    asked = context_of_llsn(commits, llsn)
+    if asked is not None and asked.glsn_of(llsn) < replica.hard_state.trimmed_before:
+        raise Trimmed(asked.glsn_of(llsn), replica.hard_state.trimmed_before)
     if last_llsn < committed_end:
         context = context_of_llsn(commits, last_llsn)
         through = min(through, context.glsn_of(last_llsn) if context else GLSN(0))

@@ -82,7 +82,6 @@ class Link:
                 self.connection = None
             self._on_down()
 
-
     async def _pause(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):

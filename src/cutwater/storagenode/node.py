@@ -128,6 +128,8 @@ class StorageNode:
         self._waiting_bytes = 0
         self._next_waiter = 0
         self._sequence = 0
+        self._removed_at = 0
+        """The last report before a replica was removed: what answers an older one may be about that replica."""
         self._report_is_due = False
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -266,7 +268,9 @@ class StorageNode:
             case LeaderHello():
                 self._hear_leader(message.leader_epoch)
             case CreateReplica():
-                if message.stream not in self.replicas and message.stream not in self.unreadable:
+                is_here = message.stream in self.replicas or message.stream in self.unreadable
+                is_late = message.incarnation != self.incarnation or message.report <= self._removed_at
+                if not is_here and not is_late:
                     self._create(message.stream, message.high_watermark)
             case LearnFrom() if message.stream in self.unreadable:
                 self._hear_leader(message.leader_epoch)
@@ -410,6 +414,7 @@ class StorageNode:
 
     def _erase(self, stream: LogStreamId, driver: ReplicaDriver | None) -> None:
         """Remove the files of a log stream whose topic was deleted, which may take a while."""
+        self._removed_at = self._sequence
         self._say(logging.WARNING, stream, "is removed, because its topic was deleted")
 
         def work() -> None:

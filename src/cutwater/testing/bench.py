@@ -28,7 +28,7 @@ from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
-from cutwater.testing import bench_cluster, bench_failover, bench_stores, bench_wire
+from cutwater.testing import bench_cluster, bench_failover, bench_log, bench_storage, bench_stores, bench_wire
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -229,9 +229,11 @@ def main() -> int:
         "with random faults, checks included; limited by CPU.",
         "",
         *bench_wire.lines(),
+        *bench_storage.lines(),
         *bench_stores.lines(),
         *bench_cluster.lines(),
         *bench_failover.lines(),
+        *bench_log.lines(quick="--quick" in sys.argv[1:]),
     ]
     REPORT.write_text("\n".join(lines))
     print("\n".join(lines))

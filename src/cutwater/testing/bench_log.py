@@ -42,7 +42,8 @@ BATCHES_PER_SECOND = 3_000_000
 RECORDS_PER_SECOND = 200_000
 BYTES_PER_RECORD = 100
 
-FEW, MANY = "one-stream", "many-streams"
+LARGE, SMALL, MANY = "large-batches", "small-batches", "many-streams"
+"""Topics. What is read later is kept apart, so that it is all alike."""
 
 
 class Size(Struct, frozen=True):
@@ -259,12 +260,11 @@ def running_cluster(folder: Path) -> Iterator[LocalCluster]:
 
 
 async def prepare(cluster: LocalCluster) -> dict[str, int]:
-    """Make the topic with one log stream; who is its head."""
+    """Make the topics with one log stream; who their heads are."""
     async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
-        await admin.create_topic(FEW, streams=1, replication=NODES)
-        catalog = await admin.catalog()
-        topic, _ = await admin.topic(FEW)
-        return {FEW: next(stream.chain[0] for stream in catalog.streams if stream.topic == topic.topic)}
+        made = {name: await admin.create_topic(name, streams=1, replication=NODES) for name in (LARGE, SMALL)}
+        chains = {stream.stream: stream.chain for stream in (await admin.catalog()).streams}
+        return {name: chains[created.streams[0]][0] for name, created in made.items()}
 
 
 async def make_many(cluster: LocalCluster) -> None:
@@ -280,13 +280,14 @@ def cluster_rows(folder: Path, size: Size) -> list[str]:
         workers = stack.enter_context(clients.workers(CLIENTS_MAX + 1))
         cluster = Cluster(local, workers, folder, run(prepare(local)))
         for case in CLUSTER:
-            ours = cluster.appending(Load(FEW, case.rows, case.in_flight), case.clients)
+            topic = LARGE if case.rows >= 10_000 else SMALL
+            ours = cluster.appending(Load(topic, case.rows, case.in_flight), case.clients)
             found = in_turn([ours, of_chain(bare, case, folder)], size)
             by = f", {case.clients} client processes" if case.clients > 1 else ""
             rows.append(compared(_named(case, case.name + by), *found))
         # Only now, so that they are no burden to the cases before.
         run(make_many(local))
-        one = Load(FEW, 10_000, 32)
+        one = Load(LARGE, 10_000, 32)
         many = Load(MANY, 10_000, 32)
         on_one, on_many = in_turn([cluster.appending(load, CLIENTS_MAX) for load in (one, many)], size)
         rows.append(
@@ -295,8 +296,10 @@ def cluster_rows(folder: Path, size: Size) -> list[str]:
             )
         )
         for as_batches, target in ((True, BATCHES_PER_SECOND), (False, RECORDS_PER_SECOND)):
-            rounds = [cluster.reading(FEW, as_batches=as_batches)(size.read_seconds) for _ in range(size.rounds)]
-            rows.append(against(f"subscribe, as {'batches' if as_batches else 'records'}", rounds, target))
+            rounds = [cluster.reading(LARGE, as_batches=as_batches)(size.read_seconds) for _ in range(size.rounds)]
+            rows.append(
+                against(f"subscribe to 1 MB batches, as {'batches' if as_batches else 'records'}", rounds, target)
+            )
     return rows
 
 
@@ -320,12 +323,12 @@ def embedded_rows(folder: Path, size: Size) -> list[str]:
     with ExitStack() as stack:
         bare = stack.enter_context(chain(folder, 1))
         (worker,) = stack.enter_context(clients.workers(1))
-        worker.call(clients.open_embedded, path, {FEW: 1})
+        worker.call(clients.open_embedded, path, {LARGE: 1})
 
         def embedded(job: Callable[[str, Load, float], Figures], case: Case) -> Measure:
             def measure(seconds: float) -> Round:
                 watch = Watch({"process": [worker.pid]}, folder)
-                return of_figures(worker.call(job, path, Load(FEW, case.rows, case.in_flight), seconds), watch)
+                return of_figures(worker.call(job, path, Load(LARGE, case.rows, case.in_flight), seconds), watch)
 
             return measure
 
@@ -388,10 +391,11 @@ def lines(*, quick: bool = False) -> list[str]:
         "",
         f"Records of {BYTES_PER_RECORD} bytes, fsync on, all on this machine ({os.cpu_count()} cores, one disk). The",
         "reference is a bare chain of Python processes that receive, check a checksum, hand on, write and `fdatasync`,",
-        f"without order, recovery or identity. Its rounds alternate with Cutwater's, {size.rounds} of {size.seconds:g} s",
-        "each, and figures are medians. *Load* is the machine's load average at that moment: with more than a few,",
-        "others were at work too. *CPU per record*, of Cutwater and of the reference, of all processes together, hardly",
-        "depends on that. Rates are records per second, acknowledged when they are on all disks and have positions.",
+        f"without order, recovery or identity. Its rounds alternate with Cutwater's ({size.rounds} of",
+        f"{size.seconds:g} s each), and figures are medians. *Load* is the machine's load average at that moment: with",
+        "more than a few, others were at work too. *CPU per record*, of Cutwater / of the reference, all processes",
+        "together, depends less on that. Rates are records per second, acknowledged when they are on all disks and",
+        "have their positions; *dirtied* are pages of files that were changed, counted whole.",
         "",
         f"### Cluster: {NODES} storage nodes, replication {NODES}, one metadata node on SQLite",
         "",

@@ -58,7 +58,7 @@ class Busy(Struct, frozen=True):
         total = self.total()
         kernel = total.system / total.cpu if total.cpu else 0.0
         each = ", ".join(f"{name} {self.cores(name):.2f}" for name in self.spent)
-        return f"{each}; {kernel:.0%} of it in the kernel; {total.written / self.seconds / 1e6:.0f} MB/s to disk"
+        return f"{each}; {kernel:.0%} of it in the kernel; {total.written / self.seconds / 1e6:.0f} MB/s dirtied"
 
     def limit(self) -> str:
         """What there was no more of. In the kernel mostly means copies: between sockets, and to the page cache."""

@@ -234,6 +234,23 @@ def test_a_failing_row_function_names_itself_and_the_position() -> None:
         run(p, "a1")
 
 
+def test_a_key_function_may_fail_like_any_other() -> None:
+    p, stream = source()
+    made = ok(stream, key=lambda r: r.k if r.t else r.missing, dead_letters=True)
+    made.dead_letters.sink("dead", uid="dead")
+    (letter,) = run(p, "a1 b0 c2")["dead"]
+    assert (letter["key"], letter["glsn"]) == (None, 2)
+    assert letter["error"] == "AttributeError: no column 'missing': there are k, t"
+
+
+@pytest.mark.parametrize("given", [{"event_time": lambda r: 1 // r.t}, {"watermark": lambda r: 1 // r.t}])
+def test_a_failing_function_of_time_names_source_and_position(given: dict[str, Any]) -> None:
+    p = Pipeline("test")
+    p.source("in", **({"event_time": "t"} | given)).sink("out", uid="out")
+    with pytest.raises(PipelineFailed, match="operator 'source in', at GLSN 2: ZeroDivisionError"):
+        run(p, "a1 a0")
+
+
 def test_rows_that_do_not_fit_the_schema_fail_where_they_are_made() -> None:
     p, stream = source()
     stream.map(lambda r: {"k": r.t}, "k string").sink("out", uid="out")

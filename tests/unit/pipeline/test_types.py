@@ -233,6 +233,9 @@ def test_the_columns_of_a_key() -> None:
     assert KeyReader(lambda r: r.b % 2, "op").bind(rows)(row) == 0
     with pytest.raises(InvalidArgument, match="'c' of type double cannot be a key"):
         KeyReader("c", "op").bind(rows)
+    for mixed in (True, 1.0, ("a", False), object()):
+        with pytest.raises(InvalidArgument, match="the key function gave"):
+            KeyReader(lambda r, mixed=mixed: mixed, "op").bind(rows)(row)
     bad: Any
     for bad in (5, [], [1]):
         with pytest.raises(InvalidArgument, match="give a column, a list of columns, or a function"):

@@ -134,6 +134,8 @@ class StorageNode(Process):
         self._waiters: dict[int, tuple[Address, int]] = {}
         self._next_waiter = 0
         self._sequence = 0
+        self._removed_at = 0
+        """The last report before a replica was removed."""
         self._report_due = False
         self._syncing: set[LogStreamId] = set()
         self._unreadable: dict[LogStreamId, DamagedEntries] = {}
@@ -224,7 +226,8 @@ class StorageNode(Process):
             case LeaderHello():
                 self._hear_leader(message.leader_epoch)
             case CreateReplica():
-                if message.stream not in self.replicas:
+                is_late = message.incarnation != self.incarnation or message.report <= self._removed_at
+                if message.stream not in self.replicas and not is_late:
                     self._create(message)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
@@ -341,6 +344,7 @@ class StorageNode(Process):
                 return False
             case Remove():
                 self._unreadable.pop(stream, None)
+                self._removed_at = self._sequence
                 del self.disks[stream], self.replicas[stream]
                 self._report_now()
             case RefuseEntry():

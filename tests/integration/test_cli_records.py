@@ -1,0 +1,300 @@
+"""Records on the command line: real commands against an embedded log and against a small local cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import cutwater as library
+from cutwater.admin import local_cluster, processes
+
+pytestmark = pytest.mark.timeout(180)
+
+COMMAND = [sys.executable, "-m", "cutwater.cli"]
+SECONDS = 90
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CUTWATER_")}
+
+
+def cutwater(*arguments: str, given: str | bytes = "", code: int = 0, cwd: Path | None = None, **variables: str) -> str:
+    """What it printed; with an exit code, also what it said on standard error."""
+    data = given.encode() if isinstance(given, str) else given
+    environment = ENVIRONMENT | {"XDG_CONFIG_HOME": "/nonexistent"} | variables
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        input=data,
+        capture_output=True,
+        timeout=SECONDS,
+        check=False,
+        cwd=cwd,
+        env=environment,
+    )
+    assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+    return (done.stdout if code == 0 else done.stdout + done.stderr).decode()
+
+
+def as_json(*arguments: str, **more: Any) -> Any:
+    return json.loads(cutwater(*arguments, "-o", "json", **more))
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[library.Client]:
+    """Open here, so that commands connect to it."""
+    with library.open(tmp_path_factory.mktemp("log")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def path(log: library.Client, tmp_path_factory: pytest.TempPathFactory) -> str:
+    (found,) = tmp_path_factory.getbasetemp().glob("log[0-9]*")
+    return str(found)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cluster")
+    started = local_cluster.start(directory, storage_nodes=2)
+    try:
+        yield directory
+    finally:
+        processes.stop([member.pid for member in started.processes() if member.pid], 10.0)
+
+
+# An embedded log that nobody has open.
+
+
+def test_a_log_is_made_written_and_read_by_commands_alone(tmp_path: Path) -> None:
+    (tmp_path / "cutwater.toml").write_text('path = "data"\n[subscribe]\noutput = "value"\n')
+    told = cutwater("append", "t", given="a\n\nb", code=30, cwd=tmp_path)
+    assert "there is no log in data: `cutwater append TOPIC --create --path data` makes one" in told
+    assert not (tmp_path / "data").exists()
+    told = cutwater("append", "t", "--create", given="a\n\nb", cwd=tmp_path)
+    assert told.startswith("appended 3 records to topic 't', GLSN ")
+    assert cutwater("subscribe", "t", cwd=tmp_path) == "a\n\nb\n"
+    # What is said closer counts: the environment more than the file, the command line more than both.
+    assert json.loads(cutwater("subscribe", "t", "-n", "1", cwd=tmp_path, CUTWATER_OUTPUT="json"))["value"] == "a"
+    far = {"CUTWATER_SERVERS": "cutwater://127.0.0.1:1"}
+    assert "cannot" in cutwater("tail", "--timeout", "0.5", code=34, cwd=tmp_path, **far)
+    assert int(cutwater("tail", "--path", "data", cwd=tmp_path, **far)) >= 3
+    told = cutwater("config", "show", "--origin", cwd=tmp_path, CUTWATER_TIMEOUT="5", CUTWATER_SERVER="x")
+    assert "cutwater.toml [subscribe]" in told
+    assert "CUTWATER_TIMEOUT" in told
+    assert "CUTWATER_SERVER, which no command knows" in told
+
+
+# Appending.
+
+
+def test_append_says_where_the_records_are(log: library.Client, path: str, tmp_path: Path) -> None:
+    told = as_json("append", "said", "--create", "--path", path, "--key", "k", given="1\n2\n3\n")
+    assert (told["topic"], told["records"], told["bytes"]) == ("said", 3, 3)
+    found = list(log.subscribe("said", follow=False))
+    assert [(record.key, record.value) for record in found] == [(b"k", b"1"), (b"k", b"2"), (b"k", b"3")]
+    assert (told["first_glsn"], told["last_glsn"]) == (found[0].glsn, found[-1].glsn)
+    (tmp_path / "a").write_bytes(b"one\nrecord\xff\n")
+    (tmp_path / "b").write_bytes(b"")
+    cutwater("append", "said", str(tmp_path / "a"), str(tmp_path / "b"), "--path", path)
+    cutwater("append", "said", str(tmp_path / "a"), "-", "--format", "lines", "--path", path, given="last")
+    values = [record.value for record in log.subscribe("said", start=told["last_glsn"] + 1, follow=False)]
+    assert values == [b"one\nrecord\xff\n", b"", b"one", b"record\xff", b"last"]
+
+
+def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
+    log.create_topic("json")
+    given = '{"id": 1, "name": "x"}\n\n{"id": 2}\n'
+    cutwater("append", "json", "--format", "ndjson", "--key-field", "id", "--path", path, given=given)
+    found = list(log.subscribe("json", follow=False))
+    assert [(record.key, record.value) for record in found] == [(b"1", b'{"id": 1, "name": "x"}'), (b"2", b'{"id": 2}')]
+    log.create_topic("rows", schema={"at": pa.timestamp("us", "UTC"), "n": pa.int64()}, event_time="at")
+    row = '{"at":"2026-01-31T12:00:00Z","n":9007199254740993}\n'
+    cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row)
+    assert cutwater("subscribe", "rows", "-o", "value", "--path", path) == row
+    told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row + '{"at":1,"m":2}\n', code=2)
+    assert "standard input, line 2: column 'm'" in told
+    assert "code invalid_record" in told
+
+
+def test_what_was_appended_before_an_error_is_told(log: library.Client, path: str) -> None:
+    log.create_topic("half")
+    given = b"fine\n" * 3 + b"x" * (2 << 20)
+    told = cutwater("append", "half", "--path", path, given=given, code=2)
+    assert told.startswith("appended 3 records to topic 'half'")
+    assert "error: standard input, line 4: a record has at most 1048576 bytes" in told
+    assert "there is no topic 'nope'" in cutwater("append", "nope", "--path", path, given="x", code=30)
+
+
+def test_a_named_producer_appends_in_order(log: library.Client, path: str) -> None:
+    lines = "".join(f"{i}\n" for i in range(60_000))
+    told = as_json("append", "produced", "--create", "--producer", "p", "--path", path, given=lines)
+    assert told["records"] == 60_000
+    assert cutwater("subscribe", "produced", "-o", "value", "--path", path) == lines
+
+
+def test_lines_of_an_endless_input_are_appended_as_they_come(log: library.Client, path: str) -> None:
+    log.create_topic("endless")
+    command = [*COMMAND, "append", "endless", "--path", path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
+        try:
+            assert child.stdin is not None
+            with log.subscribe("endless") as subscription:
+                for line in (b"first", b"second"):
+                    child.stdin.write(line + b"\n")
+                    child.stdin.flush()
+                    assert [record.value for record in subscription.take(timeout=SECONDS)] == [line]
+            child.send_signal(signal.SIGINT)
+            told, _ = child.communicate(timeout=SECONDS)
+        finally:
+            child.kill()
+    # Whether the second one was acknowledged before the signal came, nobody can say.
+    assert re.match(rb"appended [12] records? to topic 'endless'", told)
+    assert child.returncode == 130
+
+
+# Reading.
+
+
+@pytest.fixture(scope="module")
+def glsns(log: library.Client) -> list[int]:
+    """Of records ``0`` to ``9``, appended one after the other."""
+    log.create_topic("ten")
+    return [log.append("ten", b"%d" % i, key=b"k").glsn for i in range(10)]
+
+
+def test_subscribe_from_anywhere_to_anywhere(log: library.Client, path: str, glsns: list[int]) -> None:
+    def values(*arguments: str) -> list[str]:
+        return cutwater("subscribe", "ten", "--path", path, "-o", "value", *arguments).split()
+
+    assert values() == [str(i) for i in range(10)]
+    assert values("--start", str(glsns[3]), "--stop", str(glsns[5])) == ["3", "4"]
+    time = log.read(glsns[8]).ingested_at.isoformat()
+    assert values("--start", f"@{time}", "-n", "1", "--follow") == ["8"]
+    assert cutwater("find", f"@{time}", "ten", "--path", path).strip() == str(glsns[8])
+
+
+def test_read_and_its_errors(log: library.Client, path: str, glsns: list[int]) -> None:
+    assert cutwater("read", str(glsns[4]), "-o", "key-value", "--path", path) == "k\t4\n"
+    told = as_json("read", str(glsns[4]), "--path", path)
+    assert (told["glsn"], told["topic"], told["key"], told["value"]) == (glsns[4], "ten", "k", "4")
+    wrong = json.loads(cutwater("read", "999999999", "-o", "json", "--path", path, code=37))["error"]
+    assert (wrong["code"], wrong["retriable"], wrong["exit_code"]) == ("not_yet_committed", True, 37)
+
+
+def test_following_ends_quietly(log: library.Client, path: str) -> None:
+    log.create_topic("followed")
+    log.append("followed", b"old")
+    command = [*COMMAND, "subscribe", "followed", "-f", "-o", "value", "--path", path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"old\n"
+            log.append("followed", b"new")
+            assert child.stdout.readline() == b"new\n"
+            child.send_signal(signal.SIGINT)
+            assert child.communicate(timeout=SECONDS) == (b"", b"")
+        finally:
+            child.kill()
+    assert child.returncode == 130
+    # The reader goes away, as ``head`` does.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stderr is not None
+            assert child.stdout.readline() == b"old\n"
+            child.stdout.close()
+            log.append("followed", b"newer")
+            assert (child.stderr.read(), child.wait(SECONDS)) == (b"", 0)
+        finally:
+            child.kill()
+
+
+def test_a_subscriber_opens_the_log_when_its_holder_has_closed_it(tmp_path: Path) -> None:
+    command = [*COMMAND, "subscribe", "t", "-f", "-o", "value", "--path", str(tmp_path)]
+    with library.open(tmp_path) as first:
+        first.create_topic("t")
+        first.append("t", b"one")
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, env=ENVIRONMENT)
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"one\n"
+            first.close()
+            with library.open(tmp_path) as second:
+                second.append("t", b"two")
+                assert child.stdout.readline() == b"two\n"
+        finally:
+            child.terminate()
+            child.communicate(timeout=SECONDS)
+
+
+def test_cursors(log: library.Client, path: str, glsns: list[int]) -> None:
+    assert "there is no cursor 'c'" in cutwater("cursor", "get", "c", "--path", path, code=30)
+    cutwater("cursor", "commit", "c", str(glsns[2]), "--path", path)
+    assert log.cursor("c").get() == glsns[2]
+    assert as_json("cursor", "get", "c", "--path", path) == {"cursor": "c", "glsn": glsns[2]}
+    cutwater("cursor", "drop", "c", "--path", path)
+    assert log.cursor("c").get() is None
+
+
+# A cluster.
+
+
+def test_a_cluster_by_directory_and_by_address(cluster: Path) -> None:
+    servers = local_cluster.load(cluster).servers
+    cutwater("append", "c", "--create", "--dir", str(cluster), given="x\ny\n")
+    assert cutwater("subscribe", "c", "-o", "value", "--servers", servers) == "x\ny\n"
+    assert "several were said: say one" in cutwater("tail", "--servers", servers, "--dir", str(cluster), code=2)
+    assert "holds a local cluster" in cutwater("append", "c", "--create", "--path", str(cluster), code=2)
+
+
+def test_doctor_looks_at_machine_and_cluster(cluster: Path, tmp_path: Path) -> None:
+    checks = {check["name"]: check for check in as_json("doctor", str(tmp_path), "--dir", str(cluster))}
+    assert {"Python", "package pyarrow", "Java", "etcd", "port 7001", "open files", "clock", "fsync"} <= set(checks)
+    assert checks["Python"]["verdict"] == checks["cluster"]["verdict"] == "ok"
+    assert "median of 50 fdatasync of 4096 bytes" in checks["fsync"]["found"]
+    assert list(tmp_path.iterdir()) == []
+    told = cutwater("doctor", str(tmp_path / "none"), "--servers", "cutwater://127.0.0.1:1", code=3)
+    assert "cannot be used: No such file or directory" in told
+    assert "the metadata repository does not answer" in told
+
+
+def test_verify_finds_a_flipped_bit_and_a_silent_node(cluster: Path) -> None:
+    where = ("--dir", str(cluster))
+    cutwater("append", "v", "--create", *where, given="precious\n" * 1_000)
+    assert cutwater("verify", *where).startswith("all is intact: ")
+    segment = _segment_with(cluster / "sn2", b"precious")
+    with segment.open("r+b") as file:
+        at = segment.read_bytes().index(b"precious")
+        file.seek(at)
+        file.write(b"P")
+    told = json.loads(cutwater("verify", *where, "-o", "json", code=20))
+    assert [(finding["node"], finding["is_damage"]) for finding in told["findings"]] == [(2, True)]
+    node = local_cluster.load(cluster).storage_nodes[0]
+    os.kill(node.pid, signal.SIGKILL)
+    told = cutwater("verify", *where, code=34)
+    assert "could not be verified" in told
+
+
+def _segment_with(volume: Path, text: bytes) -> Path:
+    """The file of a storage node that holds these bytes."""
+    return next(path for path in sorted(volume.rglob("*")) if path.is_file() and text in path.read_bytes())
+
+
+# Completion.
+
+
+def test_shells_can_complete() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_CUTWATER_COMPLETE=complete_" + shell in cutwater("completion", shell)
+    words = {"COMP_WORDS": "cutwater subscribe --fol", "COMP_CWORD": "2", "_CUTWATER_COMPLETE": "complete_bash"}
+    assert cutwater(**words).split() == ["--follow"]
+    words["COMP_WORDS"], words["COMP_CWORD"] = "cutwater to", "1"
+    assert cutwater(**words).split() == ["topic"]
+    assert "Did you mean 'append'?" in cutwater("apend", code=2)

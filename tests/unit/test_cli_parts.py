@@ -1,0 +1,216 @@
+"""What the commands for records are made of: times, inputs, JSON in and out; and that starting loads little."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutwater.cli import inputs
+from cutwater.cli.inputs import Piece
+from cutwater.cli.ndjson import Rows
+from cutwater.cli.record_output import RecordOutput, as_json, write_records
+from cutwater.cli.times import parse_position, parse_start, parse_time
+from cutwater.client.records import Record
+from cutwater.errors import InvalidArgument
+from cutwater.types import GLSN, LLSN, LogStreamId
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+# Times and positions.
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("@2026-01-02T03:04:05Z", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("@2026-01-02T03:04:05", datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)),
+        ("2026-01-02T03:04:05+02:00", datetime(2026, 1, 2, 1, 4, 5, tzinfo=UTC)),
+        ("@2026-01-02", datetime(2026, 1, 2, tzinfo=UTC)),
+        ("@-5m", NOW - timedelta(minutes=5)),
+        ("@-1h30m", NOW - timedelta(minutes=90)),
+        ("@-1.5d", NOW - timedelta(hours=36)),
+        ("@-250ms", NOW - timedelta(milliseconds=250)),
+    ],
+)
+def test_times(text: str, found: datetime) -> None:
+    assert parse_time(text, NOW) == found
+
+
+@pytest.mark.parametrize("text", ["@", "@-5", "@-5w", "@5m", "@yesterday", "@-99999999999999d", "0", "-1", "1.5", "x"])
+def test_what_is_no_position_says_what_is_one(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"write .*@2026-01-31T12:00:00Z.*or 'earliest' or 'latest'"):
+        parse_start(text, NOW)
+
+
+def test_positions() -> None:
+    assert parse_position("17", NOW) == parse_start("17", NOW) == 17
+    assert parse_start("@-1s", NOW) == NOW - timedelta(seconds=1)
+    assert (parse_start("earliest", NOW), parse_start("latest", NOW)) == ("earliest", "latest")
+
+
+# Inputs.
+
+
+def test_lines_go_as_soon_as_they_are_complete() -> None:
+    out, into = os.pipe()
+    with open(out, "rb", buffering=0), open(into, "wb", buffering=0) as writer:
+        pieces = inputs.lines(out, "it")
+        writer.write(b"a\nb\nhal")
+        assert next(pieces).records == [b"a", b"b"]
+        writer.write(b"f\n\n")
+        piece = next(pieces)
+        assert (piece.records, piece.place(0), piece.place(1)) == ([b"half", b""], "it, line 3", "it, line 4")
+        writer.write(b"end")
+        writer.close()
+        assert [(piece.records, piece.place(0)) for piece in pieces] == [([b"end"], "it, line 5")]
+
+
+@given(st.lists(st.binary(max_size=40), max_size=60).map(b"\n".join), st.integers(1, 16), st.integers(1, 5))
+def test_lines_are_the_lines_whatever_the_pieces(data: bytes, read_bytes: int, records_max: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "READ_BYTES", read_bytes)
+        patch.setattr(inputs, "PIECE_BYTES", 3 * read_bytes)
+        patch.setattr(inputs, "RECORDS_MAX", records_max)
+        out, into = os.pipe()
+        with open(out, "rb", buffering=0):
+            with open(into, "wb", buffering=0) as writer:
+                writer.write(data)
+            pieces = list(inputs.lines(out, "it"))
+    expected = data.split(b"\n")
+    if not expected[-1]:
+        expected.pop()
+    assert [record for piece in pieces for record in piece.records] == expected
+    assert [place for piece in pieces for place in piece.places] == list(range(1, len(expected) + 1))
+    assert all(len(piece.records) <= records_max for piece in pieces)
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(b"short\n" + b"x" * (inputs.RECORD_BYTES_MAX + 1))
+    with (
+        inputs.opened(tmp_path / "long") as fd,
+        pytest.raises(InvalidArgument, match=r"long, line 2: a record has at most"),
+    ):
+        list(inputs.lines(fd, "long"))
+    with pytest.raises(InvalidArgument, match="a record has at most"):
+        list(inputs.whole_files([tmp_path / "long"]))
+
+
+def test_files_go_together_as_long_as_they_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "PIECE_BYTES", 10)
+    paths = [tmp_path / name for name in "abcd"]
+    for path, size in zip(paths, (4, 6, 0, 20), strict=True):
+        path.write_bytes(path.name.encode() * size)
+    pieces = list(inputs.whole_files(paths))
+    assert [[len(record) for record in piece.records] for piece in pieces] == [[4, 6, 0], [20]]
+    assert pieces[1].place(0) == str(paths[3])
+    assert inputs.total_bytes(paths) == 30
+    with pytest.raises(InvalidArgument, match="cannot be read: No such file"):
+        list(inputs.whole_files([tmp_path / "none"]))
+
+
+# JSON in.
+
+
+def piece_of(*lines: str) -> Piece:
+    return Piece([line.encode() for line in lines], range(1, len(lines) + 1), "it, line ")
+
+
+def test_json_for_a_topic_of_bytes_stays_as_it_is() -> None:
+    piece, records, keys = Rows(None, None, "id").of(piece_of(' {"id": "a", "b": 1.0}', "", '{"id": 7}'))
+    assert (records, keys, piece.place(1)) == ([b'{"id": "a", "b": 1.0}', b'{"id": 7}'], ["a", "7"], "it, line 3")
+    assert Rows(None, "k", None).of(piece_of("[1]"))[1:] == ([b"[1]"], "k")
+
+
+def test_json_for_a_topic_with_a_schema_becomes_rows() -> None:
+    schema = pa.schema({"at": pa.timestamp("us", "UTC"), "day": pa.date32(), "n": pa.int64()})
+    _, rows, keys = Rows(schema, None, None).of(piece_of('{"at": "2026-01-31T12:00:00", "day": "2026-01-31", "n": 1}'))
+    assert (rows, keys) == ([{"at": NOW, "day": date(2026, 1, 31), "n": 1}], None)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{", "line 2: this is not JSON"),
+        ("[]", "line 2: a text or a number is wanted as field 'id', not None"),
+        ('{"id": {}}', "line 2: a text or a number is wanted as field 'id', not {}"),
+    ],
+)
+def test_what_is_wrong_with_a_line_of_json_names_the_line(line: str, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        Rows(None, None, "id").of(piece_of('{"id": 1}', line))
+
+
+def test_a_time_that_is_none_names_line_and_column() -> None:
+    with pytest.raises(InvalidArgument, match="line 1, column 'at'"):
+        Rows(pa.schema({"at": pa.timestamp("us", "UTC")}), None, None).of(piece_of('{"at": "soon"}'))
+
+
+# Records out.
+
+
+def record(key: bytes | None, value: bytes, **more: object) -> Record:
+    return Record(GLSN(7), LLSN(3), LogStreamId(2), "t", key, value, 1_000_000, 2_000_000, **more)  # type: ignore[arg-type]
+
+
+def test_bytes_that_are_no_text_are_base64_and_say_so() -> None:
+    told = as_json(record(b"k\xff", b"v", headers={"a": b"x", "b": b"\xff"}))
+    assert {name: told[name] for name in ("key_base64", "value", "headers")} == {
+        "key_base64": "a/8=",
+        "value": "v",
+        "headers": {"a": "x", "b_base64": "/w=="},
+    }
+    assert "key" not in told
+    assert as_json(record(None, b""))["key"] is None
+
+
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        (RecordOutput.TEXT, b"7\t1970-01-01 00:00:01.000\tt\tk\\xff\ta\\x1b[2J\\nb\n"),
+        (RecordOutput.VALUE, b"a\x1b[2J\nb\n"),
+        (RecordOutput.KEY_VALUE, b"k\xff\ta\x1b[2J\nb\n"),
+    ],
+)
+def test_a_record_as_a_line(output: RecordOutput, line: bytes, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    write_records([record(b"k\xff", b"a\x1b[2J\nb")], output)
+    assert capfdbinary.readouterr().out == line
+
+
+def test_a_row_is_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    row = record(None, b"", row={"at": NOW, "n": 1, "raw": b"\xff"})
+    for output in (RecordOutput.VALUE, RecordOutput.JSON):
+        write_records([row], output)
+    value, everything = capfdbinary.readouterr().out.splitlines()
+    assert json.loads(value) == {"at": "2026-01-31T12:00:00Z", "n": 1, "raw": "/w=="}
+    assert json.loads(everything)["row"] == json.loads(value)
+
+
+# Starting.
+
+
+def test_version_help_and_completion_load_no_command() -> None:
+    """Neither the client nor a server, and none of the libraries that take long to load."""
+    program = """
+import sys
+from cutwater.cli import main
+try:
+    main.main()
+finally:
+    print(sorted(name for name in sys.modules if name.split(".")[0] in ("pyarrow", "structlog", "asyncio", "uvloop")
+                 or name.startswith(("cutwater.client", "cutwater.admin", "cutwater.storage", "cutwater.wire"))))
+"""
+    for arguments, told in ((["--version"], "cutwater "), (["--help"], "Print the records of topics")):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert told in done.stdout
+        assert done.stdout.splitlines()[-1] == "[]"
