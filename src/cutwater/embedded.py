@@ -30,7 +30,7 @@ from cutwater.client.loop_thread import LoopThread
 from cutwater.client.repository import SCHEME, Repository
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description, Done
-from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Unavailable
+from cutwater.errors import AlreadyExists, CutwaterError, DeadlineExceeded, InvalidArgument, Unavailable
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.files import Lock, OsFiles
@@ -88,17 +88,21 @@ class EmbeddedLog:
         return holder.servers
 
     async def stop(self) -> None:
+        """The locks are given back only when nothing here can write any more; if that is not certain, this process has
+        them until it ends."""
         with suppress(OSError):
             (self._path / "holder.json").unlink()
-        try:
-            if self._node is not None:
-                await self._node.stop(timeout_ms=STOP_MS_MAX)
-            if self._metadata is not None:
-                await self._metadata.stop(timeout_ms=STOP_MS_MAX)
-        finally:
-            if self._volumes is not None:
-                self._volumes.release()
-            self._lock.release()
+        is_stopped = self._node is None or await self._node.stop(timeout_ms=STOP_MS_MAX)
+        if self._metadata is not None:
+            await self._metadata.stop(timeout_ms=STOP_MS_MAX)
+        if not is_stopped:
+            raise DeadlineExceeded(
+                f"{self._path} could not be closed within {STOP_MS_MAX / 1_000:g} s, because its disk does not answer: "
+                "what was acknowledged is kept, and it can be opened again when this process has ended"
+            )
+        if self._volumes is not None:
+            self._volumes.release()
+        self._lock.release()
 
     async def _add(self, repository: Repository, volumes: NodeVolumes, deadline: float) -> None:
         """Before it starts, so that it need not wait to be known."""

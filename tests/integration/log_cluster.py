@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from cutwater.client.async_client import AsyncClient
@@ -26,6 +28,14 @@ from cutwater.wire.metadata_api import ASK
 CLUSTER = ClusterId(7)
 WITHIN_SECONDS = 30
 ORDER = OrderOptions(node_dead_after_us=1_000_000, reopen_patience_us=300_000, retry_us_min=50_000)
+
+
+def seeded() -> Random:
+    """Another sequence each time; a failure says how to have it again."""
+    seed = int(os.environ.get("SEED") or Random().randrange(1 << 32))
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]
+    print(f"replay: SEED={seed} python -m pytest '{test}'")
+    return Random(seed)
 
 
 class LogCluster:

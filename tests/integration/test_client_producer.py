@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from random import Random
 
 import pyarrow as pa
 import pytest
@@ -15,7 +14,7 @@ from cutwater.core.requests import SealRequest
 from cutwater.errors import AppendUnknown, DeadlineExceeded, InvalidArgument, NotFound, ProducerFenced
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import Ack, LogStreamId
-from tests.integration.log_cluster import LogCluster, with_log
+from tests.integration.log_cluster import LogCluster, seeded, with_log
 
 
 async def content(log: AsyncClient) -> dict[int, bytes]:
@@ -156,9 +155,7 @@ def test_a_sealed_stream_is_left_for_another_one(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)
 def test_exactly_once_while_nodes_go_and_come_back(tmp_path: Path) -> None:
-    seed = Random().randrange(1 << 32)
-    print(f"seed {seed}: replay by setting it here")
-    random = Random(seed)
+    random = seeded()
 
     async def produce(cluster: LogCluster, number: int) -> list[tuple[Ack, bytes]]:
         sent: list[tuple[asyncio.Future[Ack], bytes]] = []

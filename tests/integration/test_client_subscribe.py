@@ -6,7 +6,6 @@ import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from random import Random
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,7 @@ from cutwater.core.requests import AddStreamRequest, SealRequest
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.types import LogStreamId
-from tests.integration.log_cluster import LogCluster, with_log
+from tests.integration.log_cluster import LogCluster, seeded, with_log
 
 WITHIN_SECONDS = 60
 
@@ -232,9 +231,7 @@ def test_a_slow_reader_is_waited_for_and_costs_bounded_memory(tmp_path: Path) ->
 @pytest.mark.timeout(300)
 def test_many_clients_ten_streams_and_faults_give_one_sequence(tmp_path: Path) -> None:
     """10 clients × 10,000 records on 10 log streams with three copies, while nodes go and come back."""
-    seed = Random().randrange(1 << 32)
-    print(f"seed {seed}: replay by setting it here")
-    random = Random(seed)
+    random = seeded()
     appended: dict[int, bytes] = {}
     unknown: set[bytes] = set()
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from random import Random
 
 import pytest
 
 from cutwater.client.async_client import AsyncClient
+from cutwater.core.requests import ClockMarks, ClockRequest
 from cutwater.errors import NotYetCommitted, Trimmed
-from tests.integration.log_cluster import LogCluster, with_log
+from tests.integration.log_cluster import LogCluster, seeded, with_log
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FAR = timedelta(days=1)
@@ -21,9 +22,7 @@ def at(microseconds: int | None) -> datetime | None:
 
 
 def test_the_smallest_of_the_largest_times_so_far(tmp_path: Path) -> None:
-    seed = Random().randrange(1 << 32)
-    print(f"seed {seed}: replay by setting it here")
-    random = Random(seed)
+    random = seeded()
 
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         streams = (await log.create_topic("t", streams=3)).streams
@@ -72,5 +71,28 @@ def test_declared_watermarks_idle_streams_and_errors(tmp_path: Path) -> None:
         await log.trim("t", before=three.glsn)
         with pytest.raises(Trimmed):
             await log.watermark("t", at=one.glsn)
+
+    with_log(tmp_path, test)
+
+
+def test_a_silent_stream_is_left_out_when_the_clock_says_so(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        first, second = (await log.create_topic("t", streams=2)).streams
+        ack = await log.append("t", b"x", stream=first, timestamp=5_000_000)
+        committed = (await log.read(ack.glsn)).ingested_us
+        marks: ClockMarks = await cluster.ask(ClockRequest(ack.glsn))
+        while not marks.marks:
+            # The log ticks when nothing is appended.
+            await asyncio.sleep(0.05)
+            marks = await cluster.ask(ClockRequest(ack.glsn))
+        tick = marks.marks[0]
+        # So long that the first log stream is not idle at the tick, while the second, which is older, is.
+        idle_after = timedelta(microseconds=tick.time - committed)
+        assert await log.watermark("t", at=tick.glsn, idle_after=idle_after) == at(5_000_000 - 1_000)
+        assert await log.watermark("t", at=tick.glsn, idle_after=FAR) is None
+        # One that speaks again counts again, and the watermark does not go back.
+        again = await log.append("t", b"y", stream=second, timestamp=1_000_000)
+        assert await log.watermark("t", at=again.glsn, idle_after=idle_after) == at(5_000_000 - 1_000)
+        assert await log.watermark("t", at=again.glsn, idle_after=FAR) == at(1_000_000 - 1_000)
 
     with_log(tmp_path, test)

@@ -72,7 +72,10 @@ RULES: Mapping[str, Rule] = {
     "pipeline": Rule(VOCABULARY | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
     "spark": Rule(VOCABULARY | {"client", "pipeline"}),
     # The command line also starts the servers, the dashboard and the jobs.
-    "cli": Rule(VOCABULARY | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "spark", "wire.tls"}),
+    "cli": Rule(
+        VOCABULARY
+        | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "spark", "wire.tls"}
+    ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
     PACKAGE: Rule(VOCABULARY | {"client", "embedded"}),
     # Shipped, and free to use whatever it tests. No other row may name it.

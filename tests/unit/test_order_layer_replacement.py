@@ -12,7 +12,7 @@ from cutwater.core.messages import CreateReplica
 from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint
 from cutwater.core.order_state import OrderState
 from cutwater.core.repair import substitute
-from cutwater.errors import InvalidArgument, Refused, WrongIdentity
+from cutwater.errors import InvalidArgument, OrderLayerLostMemory, Refused, WrongIdentity
 from cutwater.types import MILLISECOND, SECOND, ReplicaState, Retention, StorageNodeId
 
 HASTY = structs.replace(QUIET, replace_node_after_us=4 * SECOND, replace_stream_after_us=3 * SECOND)
@@ -216,3 +216,46 @@ def test_a_node_that_reports_but_cannot_be_reached_is_left_out_for_a_while() -> 
     append(nodes, LS1, 2)
     nodes.rounds(200)
     assert is_whole(nodes, LS1), "after the back-off it is tried again"
+
+
+def test_a_head_that_refuses_connections_is_not_put_back_at_once() -> None:
+    """It reports all the same: a wrong address, or a firewall. Nobody could append there."""
+    nodes = cluster(options=HASTY)
+    append(nodes, LS1, 2)
+    head = members(nodes)[0]
+    nodes.take(nodes.leader.run(NodeGone(head)))
+    nodes.rounds(20, ms=10)
+    assert head not in members(nodes)
+
+
+def test_a_finished_stream_counts_the_copies_that_took_over() -> None:
+    nodes = cluster(nodes=FOUR, replication=2, options=HASTY)
+    append(nodes, LS1, 5)
+    nodes.take(nodes.leader.run(nodes.leader.ask(r.SealRequest(LS1, final=True))))
+    nodes.rounds(30)
+    first, second = nodes.leader.state.streams[LS1].replicas
+    nodes.silent.add(first)
+    nodes.rounds(400)
+    stream = nodes.leader.state.streams[LS1]
+    assert first not in stream.replicas
+    assert set(stream.members) == set(stream.replicas)
+    nodes.silent.add(second)
+    nodes.rounds(400)
+    assert second not in stream.replicas
+    assert set(stream.members) == set(stream.replicas)
+
+
+def test_whoever_only_asks_is_answered_also_when_nothing_is_decided_any_more() -> None:
+    nodes = cluster()
+    nodes.leader.run(nodes.leader.report(N1, applied=10**6))
+    assert nodes.leader.layer.halted is not None
+    description = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(description, r.Description)
+    assert "has heard of the cut 1000000" in description.halted
+    assert isinstance(nodes.leader.answer(r.CatalogRequest()), r.Catalog)
+    assert isinstance(nodes.leader.answer(r.AddNodeRequest(N4)), OrderLayerLostMemory)
+
+
+def test_a_topic_with_fewer_copies_than_min_replication_opens_all_the_same() -> None:
+    nodes = cluster(replication=1, options=structs.replace(HASTY, min_replication=2))
+    assert nodes.leader.state.streams[LS1].is_open

@@ -12,11 +12,11 @@ from cutwater.core.dedup import Deduplicator
 from cutwater.core.recovery import HardState, Invalid, judge
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.errors import DamagedEntries, DamagedFile
-from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES
+from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES, Running
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles
-from cutwater.types import LLSN, Epoch
+from cutwater.types import LLSN, Epoch, EventTime
 
 OPTIONS = SegmentOptions(segment_bytes=1100, index_interval_bytes=400, commits_per_file=4)
 PARTS = 2
@@ -200,6 +200,32 @@ def test_neighbours_that_are_both_damaged_are_repaired_in_order(original: Origin
     assert storage.verify() == []
 
 
+def test_damaged_neighbours_can_be_repaired_from_the_last_one_back(original: Original) -> None:
+    """Nobody may have a copy of the first one: it may be trimmed elsewhere."""
+    files = original.files.copy()
+    storage = original.open(files)
+    segment = storage._log.segment_of(LLSN(14))
+    neighbours = [entry for entry in original.entries if segment.first_llsn <= entry.first_llsn][:3]
+    runnings = [storage.running_before(entry.first_llsn) for entry in neighbours]
+    places = [segment.place_of(entry.first_llsn) for entry in neighbours]
+    for place in places:
+        for offset in (place.offset + 5, place.end - 3):
+            files.flip(segment.path, offset)
+    with pytest.raises(DamagedEntries) as damaged:
+        storage.entry_at(neighbours[1].first_llsn)
+    assert (damaged.value.first_llsn, damaged.value.last_llsn) == (neighbours[0].first_llsn, neighbours[2].last_llsn)
+    assert not storage.repair(neighbours[1], runnings[1]), "its place is not known yet"
+    assert not storage.repair(neighbours[2]), "event time before it is not known"
+    assert not storage.repair(neighbours[2], Running(EventTime(10**9), None)), "the next entry says otherwise"
+    for entry, running in list(zip(neighbours, runnings, strict=True))[:0:-1]:
+        assert storage.repair(entry, running)
+        assert storage.entry_at(entry.first_llsn) == entry
+    assert [finding.first_llsn for finding in storage.verify()] == [neighbours[0].first_llsn]
+    assert storage.repair(neighbours[0])
+    assert served(storage) == original.entries
+    assert storage.verify() == []
+
+
 def test_a_commit_context_can_be_repaired(original: Original) -> None:
     for number, context in enumerate(original.contexts[:-1]):
         files = original.files.copy()
@@ -246,6 +272,45 @@ def test_a_shortened_file_is_found(original: Original) -> None:
                 continue
             assert findings or isinstance(judge(found), Invalid), (path.name, size, len(content))
             assert all(entry in original.entries for entry in served(storage))
+
+
+def test_a_missing_file_of_commits_hides_nothing(original: Original) -> None:
+    """Nobody skips the records whose commits are gone."""
+    files = FaultFiles()
+    storage = SegmentStorage(DIRECTORY, IDENTITY, SegmentOptions(commits_per_file=2), files)
+    context = None
+    for _ in range(9):
+        group = entries_from(storage.end + 1, 2)
+        storage.write(group)
+        storage.sync()
+        context = commit_of(group, context)
+        storage.write_contexts([context])
+    storage.close()
+    contexts = list(storage_of(files).contexts)
+    paths = [path for path in files.paths() if path.suffix == ".commits"]
+    for number in range(1, len(paths) - 1):
+        copy = files.copy()
+        copy.unlink(paths[number])
+        try:
+            storage = storage_of(copy)
+        except DamagedFile:
+            assert number == len(paths) - 2
+            continue
+        assert storage.verify()
+        for context in contexts[2 * number : 2 * number + 2]:
+            with pytest.raises(Damaged):
+                storage.from_glsn(context.first_glsn)
+            with pytest.raises(Damaged):
+                storage.from_time(context.time)
+            with pytest.raises(Damaged):
+                storage.read(context.first_llsn, context.last_llsn, 10_000)
+    files.unlink(paths[0])
+    with pytest.raises(DamagedFile, match="the file of commits before it is missing"):
+        storage_of(files)
+
+
+def storage_of(files: FaultFiles) -> SegmentStorage:
+    return SegmentStorage(DIRECTORY, IDENTITY, SegmentOptions(commits_per_file=2), files)
 
 
 def test_a_missing_file_is_found(original: Original) -> None:

@@ -215,6 +215,50 @@ def filled(tmp_path: Path) -> FaultBench:
     return bench
 
 
+# The bytes of docs/data-files.md.
+
+
+def at(data: bytes, fields: dict[int, tuple[str, int]]) -> None:
+    """What stands at these offsets."""
+    for offset, (kind, value) in fields.items():
+        assert struct.unpack_from(f"<{kind}", data, offset) == (value,), offset
+
+
+def test_a_frame_is_laid_out_as_documented() -> None:
+    tag = ProducerTag(ProducerId("me"), ProducerEpoch(7), Sequence(8))
+    batch = Batch(3, b"body", crc32c(b"body"), EventTime(-5), EventTime(6), BatchKind.DATA, tag, EventTime(9), 10)
+    header, trailer = encode_frame(Entry(LLSN(11), Epoch(12), batch), Running(EventTime(13), EventTime(14)))
+    assert (len(header), len(trailer)) == (102, 20)
+    assert header[:4] == b"CWFR"
+    at(header, {4: ("B", 1), 5: ("B", 0), 6: ("H", 15), 8: ("H", 102), 10: ("H", 2), 12: ("I", 4), 16: ("I", 3)})
+    at(header, {20: ("I", 12), 24: ("Q", 11), 32: ("q", -5), 40: ("q", 6), 48: ("q", 13), 56: ("q", 9)})
+    at(header, {64: ("q", 14), 72: ("Q", 7), 80: ("Q", 8), 88: ("I", 10), 92: ("I", crc32c(b"body"))})
+    assert header[96:98] == b"me"
+    at(header, {98: ("I", crc32c(header[:98]))})
+    at(trailer, {0: ("I", 126), 4: ("Q", 11), 12: ("I", crc32c(header[:98])), 16: ("I", crc32c(trailer[:16]))})
+
+
+def test_headers_marks_and_records_are_laid_out_as_documented() -> None:
+    header = layout.encode_header(layout.SEGMENT, FileHeader(1, LLSN(2), 3, 4, Running(EventTime(5), EventTime(-6))))
+    assert header[:8] == b"CWSEGMNT"
+    at(header, {8: ("H", 1), 10: ("H", 0), 12: ("I", crc32c(header[:12])), 16: ("Q", 1), 24: ("Q", 2)})
+    at(
+        header,
+        {32: ("I", 3), 36: ("I", 4), 40: ("B", 3), 41: ("q", 5), 49: ("q", -6), 508: ("I", crc32c(header[:508]))},
+    )
+    mark = layout.encode_mark(Mark(1, 2, LLSN(3), Running(None, EventTime(4))))
+    at(mark, {0: ("Q", 1), 8: ("Q", 2), 16: ("Q", 3), 24: ("B", 2), 33: ("q", 4), 508: ("I", crc32c(mark[:508]))})
+    point = layout.encode_point(LLSN(1), 2)
+    at(point, {0: ("Q", 1), 8: ("I", 2), 12: ("I", crc32c(point[:12]))})
+    context = layout.encode_context(CommitContext(Epoch(7), LLSN(1), GLSN(2), 6, GLSN(3), GLSN(4), CutTime(5)), 8)
+    at(context, {0: ("Q", 1), 8: ("Q", 2), 16: ("Q", 3), 24: ("Q", 4), 32: ("q", 5), 40: ("Q", 6), 48: ("I", 7)})
+    at(context, {52: ("I", 8), 60: ("I", crc32c(context[:60]))})
+    assert context[56:60] == b"CWCC"
+    whole = layout.encode_whole(layout.NODE, b"body")
+    assert (whole[:8], whole[28:]) == (b"CWNODEID", b"body")
+    at(whole, {16: ("I", 4), 20: ("I", crc32c(b"body")), 24: ("I", crc32c(whole[:24]))})
+
+
 # Anything at all in the files.
 
 

@@ -27,11 +27,12 @@ CLUSTER_ID = 1
 
 
 class Member(Struct):
-    """``flags``: further ones for this process alone."""
+    """``flags``: further ones for this process alone. ``started``: when it was, because pids are used again."""
 
     id: int
     pid: int
     address: str
+    started: int = 0
     flags: list[str] = field(default_factory=list)
 
 
@@ -53,6 +54,10 @@ class LocalCluster(Struct):
     def processes(self) -> Iterable[Member | local_etcd.EtcdMember]:
         return [*self.storage_nodes, *self.metadata, *self.etcd]
 
+    def running(self) -> list[int]:
+        """The pids of those that run."""
+        return [member.pid for member in self.processes() if is_up(member)]
+
     def save(self, directory: Path) -> None:
         data = msgspec.json.format(msgspec.json.encode(self), indent=2)
         temporary = directory / f"{CLUSTER_FILE}.new"
@@ -73,42 +78,67 @@ def load(directory: Path) -> LocalCluster:
 def start(
     directory: Path,
     *,
-    storage_nodes: int = 3,
+    storage_nodes: int | None = None,
     replication: int | None = None,
-    metadata: int = 1,
+    metadata: int | None = None,
     metadata_flags: tuple[str, ...] = (),
     storage_flags: tuple[str, ...] = (),
     program: tuple[str, ...] = ("-m", "cutwater.cli"),
 ) -> LocalCluster:
-    """Start a cluster, new or with the data that is there, and return when it can take appends. Whatever goes wrong,
-    no process stays behind. ``program``: what Python runs."""
-    replication = min(3, storage_nodes) if replication is None else replication
-    _check(storage_nodes, replication, metadata)
-    directory.mkdir(parents=True, exist_ok=True)
-    before = _earlier(directory)
-    if before is not None and _running(before):
+    """Start a cluster, new or with the data that is there, and return when it can take appends. What is not said is as
+    it was; for a new one, three storage nodes, three copies, one metadata node. Whatever goes wrong, no process stays
+    behind. ``program``: what Python runs."""
+    cluster = _earlier(directory)
+    if cluster is None:
+        options = {"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)}
+        cluster = _new(3 if storage_nodes is None else storage_nodes, replication, metadata or 1, options)
+        directory.mkdir(parents=True, exist_ok=True)
+    elif cluster.running():
         raise AlreadyExists(
             f"the cluster in {directory} runs already: `cutwater cluster stop --dir {directory}` ends it"
         )
-    if before is not None:
-        cluster = before
     else:
-        cluster = LocalCluster(
-            "",
-            [Member(i + 1, 0, local_etcd.free_address()) for i in range(metadata)],
-            [Member(i + 1, 0, local_etcd.free_address()) for i in range(storage_nodes)],
-            replication=replication,
-            options={"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)},
-        )
-        cluster.servers = SCHEME + ",".join(member.address for member in cluster.metadata)
+        _check_same(directory, cluster, storage_nodes, replication, metadata)
     try:
-        _start_all(directory, cluster, etcd_members=metadata if metadata > 1 else 0)
+        _start_all(directory, cluster)
         asyncio.run(_join(cluster))
         cluster.save(directory)
+    except OSError as error:
+        processes.stop(cluster.running(), 1.0)
+        raise InvalidArgument(f"{directory} cannot be used for a cluster: {error}") from error
     except BaseException:
-        processes.stop([member.pid for member in cluster.processes() if member.pid], 1.0)
+        processes.stop(cluster.running(), 1.0)
         raise
     return cluster
+
+
+def _new(storage_nodes: int, replication: int | None, metadata: int, options: dict[str, list[str]]) -> LocalCluster:
+    replication = min(3, storage_nodes) if replication is None else replication
+    _check(storage_nodes, replication, metadata)
+    cluster = LocalCluster(
+        "",
+        [Member(i + 1, 0, local_etcd.free_address()) for i in range(metadata)],
+        [Member(i + 1, 0, local_etcd.free_address()) for i in range(storage_nodes)],
+        local_etcd.new_members(metadata) if metadata > 1 else [],
+        replication,
+        options,
+    )
+    cluster.servers = SCHEME + ",".join(member.address for member in cluster.metadata)
+    return cluster
+
+
+def _check_same(
+    directory: Path, cluster: LocalCluster, storage_nodes: int | None, replication: int | None, metadata: int | None
+) -> None:
+    there = (len(cluster.storage_nodes), cluster.replication, len(cluster.metadata))
+    asked = tuple(
+        old if new is None else new for old, new in zip(there, (storage_nodes, replication, metadata), strict=True)
+    )
+    if asked != there:
+        raise InvalidArgument(
+            f"the cluster in {directory} has {there[0]} storage nodes, replication {there[1]} and {there[2]} metadata "
+            "nodes: leave these options out, or start another cluster in another directory"
+        )
 
 
 def _check(storage_nodes: int, replication: int, metadata: int) -> None:
@@ -124,36 +154,28 @@ def _earlier(directory: Path) -> LocalCluster | None:
     return load(directory) if (directory / CLUSTER_FILE).exists() else None
 
 
-def _running(cluster: LocalCluster) -> list[int]:
-    return [member.pid for member in cluster.processes() if member.pid and processes.is_running(member.pid)]
+def is_up(member: Member | local_etcd.EtcdMember) -> bool:
+    """Whether this very process runs, and not another one that got its number since."""
+    is_same = member.started in (0, processes.started_at(member.pid))
+    return is_same and processes.is_running(member.pid)
 
 
-def _start_all(directory: Path, cluster: LocalCluster, etcd_members: int) -> None:
-    if cluster.etcd:
-        for etcd in cluster.etcd:
-            local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
-    elif etcd_members:
-        cluster.etcd = local_etcd.start_etcd(directory / "etcd", etcd_members)
+def _start_all(directory: Path, cluster: LocalCluster) -> None:
+    local_etcd.start_etcd(directory / "etcd", cluster.etcd)
     starting = [(node, _metadata_process(directory, cluster, node)) for node in cluster.metadata]
     starting += [(node, _storage_process(directory, cluster, node)) for node in cluster.storage_nodes]
-    for node, process in starting:
-        node.pid = process.pid
     for node, process in starting:
         node.address = process.served()
 
 
 def start_metadata(directory: Path, cluster: LocalCluster, member: Member) -> None:
     """Start a node of the metadata repository again, where it listened before."""
-    process = _metadata_process(directory, cluster, member)
-    member.pid = process.pid
-    process.served()
+    _metadata_process(directory, cluster, member).served()
 
 
 def start_storage_node(directory: Path, cluster: LocalCluster, member: Member) -> None:
     """Start a storage node again, where it listened before."""
-    process = _storage_process(directory, cluster, member)
-    member.pid = process.pid
-    process.served()
+    _storage_process(directory, cluster, member).served()
 
 
 def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
@@ -175,7 +197,9 @@ def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> 
 def _serve(log: Path, cluster: LocalCluster, member: Member, arguments: list[str], kind: str) -> processes.Starting:
     program, flags = cluster.options["program"], cluster.options[kind]
     command = [sys.executable, *program, *arguments, "--listen", member.address, *flags, *member.flags]
-    return processes.Starting(command, log)
+    process = processes.Starting(command, log)
+    member.pid, member.started = process.pid, processes.started_at(process.pid)
+    return process
 
 
 async def _join(cluster: LocalCluster) -> None:
@@ -202,8 +226,7 @@ def stop(directory: Path, *, seconds: float = STOP_SECONDS) -> list[int]:
     cluster = load(directory)
     killed = []
     for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
-        pids = [member.pid for member in group if member.pid and processes.is_running(member.pid)]
-        killed += processes.stop(pids, seconds)
+        killed += processes.stop([member.pid for member in group if is_up(member)], seconds)
     for member in cluster.processes():
         member.pid = 0
     cluster.save(directory)
@@ -215,17 +238,15 @@ def restart_dead(directory: Path) -> list[str]:
     cluster = load(directory)
     started = []
     for etcd in cluster.etcd:
-        if not processes.is_running(etcd.pid):
+        if not is_up(etcd):
             local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
             started.append(etcd.name)
-    dead = [node for node in cluster.metadata if not processes.is_running(node.pid)]
-    starting = [(node, f"metadata node {node.id}", _metadata_process(directory, cluster, node)) for node in dead]
-    dead = [node for node in cluster.storage_nodes if not processes.is_running(node.pid)]
-    starting += [(node, f"storage node {node.id}", _storage_process(directory, cluster, node)) for node in dead]
-    for node, _, process in starting:
-        node.pid = process.pid
+    dead = [node for node in cluster.metadata if not is_up(node)]
+    starting = [(f"metadata node {node.id}", _metadata_process(directory, cluster, node)) for node in dead]
+    dead = [node for node in cluster.storage_nodes if not is_up(node)]
+    starting += [(f"storage node {node.id}", _storage_process(directory, cluster, node)) for node in dead]
     cluster.save(directory)
-    for _, name, process in starting:
+    for name, process in starting:
         process.served()
         started.append(name)
     return started
@@ -233,7 +254,7 @@ def restart_dead(directory: Path) -> list[str]:
 
 async def health(cluster: LocalCluster) -> list[str]:
     """What is wrong, in words; nothing if all is well."""
-    found = [f"process {m.pid} of {_name(m)} does not run" for m in cluster.processes() if not _is_up(m)]
+    found = [f"process {m.pid} of {_name(m)} does not run" for m in cluster.processes() if not is_up(m)]
     try:
         async with Admin(cluster.addresses, timeout_ms=3_000) as admin:
             description = await admin.describe()
@@ -248,10 +269,6 @@ async def health(cluster: LocalCluster) -> list[str]:
         elif not stream.is_open and not stream.final and not stream.held:
             found.append(f"log stream {stream.stream} takes no appends: {stream.next_step}")
     return found
-
-
-def _is_up(member: Member | local_etcd.EtcdMember) -> bool:
-    return bool(member.pid) and processes.is_running(member.pid)
 
 
 def _name(member: Member | local_etcd.EtcdMember) -> str:

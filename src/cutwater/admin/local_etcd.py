@@ -24,6 +24,7 @@ class EtcdMember(Struct):
     pid: int
     address: str
     peer_address: str
+    started: int = 0
 
 
 def find_etcd() -> Path | None:
@@ -51,14 +52,16 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def start_etcd(directory: Path, count: int) -> list[EtcdMember]:
-    """A cluster of so many members with their data under the directory; returns when all can be reached."""
-    members = [EtcdMember(f"etcd{i + 1}", 0, free_address(), free_address()) for i in range(count)]
+def new_members(count: int) -> list[EtcdMember]:
+    return [EtcdMember(f"etcd{i + 1}", 0, free_address(), free_address()) for i in range(count)]
+
+
+def start_etcd(directory: Path, members: list[EtcdMember]) -> None:
+    """Start all members, with their data under the directory; returns when all can be reached."""
     for member in members:
         start_member(directory, member, members)
     for member in members:
         _wait_for(member, directory)
-    return members
 
 
 def start_member(directory: Path, member: EtcdMember, members: list[EtcdMember]) -> None:
@@ -79,6 +82,7 @@ def start_member(directory: Path, member: EtcdMember, members: list[EtcdMember])
         "--log-level=warn",
     ]
     member.pid = processes.start(command, directory / f"{member.name}.log")
+    member.started = processes.started_at(member.pid)
 
 
 def _wait_for(member: EtcdMember, directory: Path) -> None:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
 from cutwater.errors import InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.types import GLSN, DecisionIndex, LogStreamId, Retention, StorageNodeId
 from cutwater.wire import storage_api
-from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import connect
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 TIMEOUT_MS = 10_000
 POLL_SECONDS = 0.05
+ENDPOINT = Endpoint(ANY_CLUSTER, "admin")
 FOREVER = Retention()
 
 
 class Admin:
     """Talks to the metadata repository at any of these addresses; ``async with`` closes it."""
 
-    def __init__(self, servers: tuple[str, ...], *, timeout_ms: int = TIMEOUT_MS) -> None:
-        self._endpoint = Endpoint(ANY_CLUSTER, "admin")
-        self._repository = Repository(self._endpoint, servers)
-        self._timeout_ms = timeout_ms
+    def __init__(self, servers: tuple[str, ...], *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE) -> None:
+        self._repository = Repository(ENDPOINT, servers, access)
+        self._timeout_ms, self._access = timeout_ms, access
 
     async def __aenter__(self) -> Admin:
         return self
@@ -35,8 +34,8 @@ class Admin:
     ) -> None:
         self._repository.close()
 
-    async def _done(self, request: r.Request) -> None:
-        await self._repository.ask(request, r.Done, timeout_ms=self._timeout_ms)
+    async def _done(self, request: r.Request, *, idempotent: bool = True) -> None:
+        await self._repository.ask(request, r.Done, timeout_ms=self._timeout_ms, idempotent=idempotent)
 
     # Looking.
 
@@ -71,7 +70,7 @@ class Admin:
 
     async def add_storage_node(self, address: str) -> StorageNodeId:
         """Let the storage node that listens there belong to the cluster; returns its number when it may be used."""
-        found = await describe_storage_node(address, timeout_ms=self._timeout_ms)
+        found = await describe_storage_node(address, timeout_ms=self._timeout_ms, access=self._access)
         description = await self.describe()
         if found.cluster != description.cluster:
             raise Refused(
@@ -98,7 +97,7 @@ class Admin:
         raise Unavailable(f"storage node {node} was added but does not report: check its --metadata")
 
     async def remove_storage_node(self, node: StorageNodeId) -> None:
-        await self._done(r.RemoveNodeRequest(node))
+        await self._done(r.RemoveNodeRequest(node), idempotent=False)
 
     # Topics.
 
@@ -141,7 +140,7 @@ class Admin:
         await self._done(r.ChangeTopicRequest(name, streams, retention))
 
     async def delete_topic(self, name: str) -> None:
-        await self._done(r.DeleteTopicRequest(name))
+        await self._done(r.DeleteTopicRequest(name), idempotent=False)
 
     async def trim(self, name: str, before: GLSN) -> None:
         await self._done(r.TrimRequest(name, before))
@@ -175,13 +174,14 @@ class Admin:
 
     async def replace_replica(self, stream: LogStreamId, old: StorageNodeId, new: StorageNodeId) -> None:
         """Only while the log stream is sealed, and only if another replica holds every committed record."""
-        await self._done(r.ReplaceRequest(stream, old, new))
+        await self._done(r.ReplaceRequest(stream, old, new), idempotent=False)
 
 
-async def describe_storage_node(address: str, *, timeout_ms: int = TIMEOUT_MS) -> storage_api.NodeDescription:
+async def describe_storage_node(
+    address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
+) -> storage_api.NodeDescription:
     """What a storage node that listens there says of itself, whether or not it belongs to a cluster."""
-    host, port = parse_address(address)
-    connection = await connect(Endpoint(ANY_CLUSTER, "admin"), host, port, timeout_ms=timeout_ms)
+    connection = await open_connection(ENDPOINT, address, access, timeout_ms=timeout_ms)
     try:
         return (await connection.call(storage_api.DESCRIBE, None, timeout_ms=timeout_ms)).value
     finally:

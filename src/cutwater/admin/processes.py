@@ -77,7 +77,9 @@ def tail(log: Path) -> str:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process lives; a child that ended is put to rest on the way."""
+    """Whether the process lives; a child that ended is put to rest on the way. One of another user is none of ours."""
+    if pid <= 0:
+        return False
     try:
         done, _ = os.waitpid(pid, os.WNOHANG)
         if done == pid:
@@ -86,17 +88,24 @@ def is_running(pid: int) -> bool:
         pass
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
-    return not _is_zombie(pid)
+    return _stat(pid)[:1] != ["Z"]
 
 
-def _is_zombie(pid: int) -> bool:
+def started_at(pid: int) -> int:
+    """When the process was started, in ticks since the machine was: a number that is used again is told by it. 0 if it
+    does not live, or nothing is known."""
+    fields = _stat(pid)
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system says of a process, from its state on."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "Z"
+        return []
 
 
 def stop(pids: list[int], seconds: float) -> list[int]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cutwater.admin.processes import is_running
+from cutwater.cli.security import client_tls
 from cutwater.cli.servers import check_log, chosen
 from cutwater.client.client import Client, connect
 
@@ -21,7 +22,7 @@ def open_client(
     # The servers of an embedded log have much to tell that is of no use to whoever asked for records.
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     if isinstance(place, str):
-        client = connect(place, timeout=timeout)
+        client = connect(place, timeout=timeout, tls=client_tls())
     else:
         if not may_create:
             check_log(place)

@@ -25,11 +25,13 @@ RequiredDir = Annotated[
 @ends_well
 def start(
     directory: RequiredDir,
-    storage_nodes: Annotated[int, typer.Option(help="How many storage nodes.")] = 3,
+    storage_nodes: Annotated[int | None, typer.Option(help="How many storage nodes; three for a new cluster.")] = None,
     replication: Annotated[
         int | None, typer.Option(help="Copies of every record; three, or as many as there are nodes, if not said.")
     ] = None,
-    metadata: Annotated[int, typer.Option(help="Metadata nodes: 1 on SQLite, or 3 or 5 on etcd.")] = 1,
+    metadata: Annotated[
+        int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
+    ] = None,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:

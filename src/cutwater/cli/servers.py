@@ -12,6 +12,8 @@ import typer
 
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
+from cutwater.cli.security import client_tls
+from cutwater.client.access import Access
 from cutwater.client.repository import parse_servers
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
@@ -123,7 +125,8 @@ def with_admin(
     """Do something with a cluster, and let go of it."""
 
     async def connected(url: str) -> T:
-        async with Admin(parse_servers(url), timeout_ms=round(timeout * 1_000)) as admin:
+        access = Access(client_tls())
+        async with Admin(parse_servers(url), timeout_ms=round(timeout * 1_000), access=access) as admin:
             return await work(admin)
 
     with serving(servers, directory, path, timeout, may_create=may_create) as url:

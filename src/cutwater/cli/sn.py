@@ -21,9 +21,17 @@ from cutwater.cli.options import (
     Output,
     OutputOption,
 )
-from cutwater.cli.security import InsecureOption, TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, tls_files
+from cutwater.cli.security import (
+    InsecureOption,
+    TlsAuthorityOption,
+    TlsCertificateOption,
+    TlsKeyOption,
+    client_tls,
+    tls_files,
+)
 from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
 from cutwater.cli.tables import show, table
+from cutwater.client.access import Access
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
@@ -159,7 +167,8 @@ def describe(
     debug: DebugOption = False,
 ) -> None:
     """What a storage node says of itself, whether or not it belongs to a cluster."""
-    found = asyncio.run(describe_storage_node(address, timeout_ms=round(timeout * 1_000)))
+    access = Access(client_tls())
+    found = asyncio.run(describe_storage_node(address, timeout_ms=round(timeout * 1_000), access=access))
     rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
     belongs = "belongs to it" if found.cluster_key is not None else "was not added to it yet"
     title = f"storage node {found.node} of cluster {found.cluster}, which {belongs}; version {found.version}"

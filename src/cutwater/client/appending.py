@@ -7,6 +7,7 @@ too, until the caller's time is up. Once a batch may have arrived, nothing more 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 from msgspec import structs
@@ -72,11 +73,12 @@ class Shipping:
         shipment: Shipment,
         topic: TopicInfo,
         pin: LogStreamId | None,
-        batch: Batch,
+        load: Callable[[], Batch],
         if_llsn: LLSN | None,
         deadline: Deadline,
     ) -> Ack:
-        """To the log stream ``pin``, or to any open one of the topic."""
+        """To the log stream ``pin``, or to any open one of the topic. ``load`` gives the batch, at each attempt anew:
+        whoever was told meanwhile that nothing was appended must not be in it any more."""
         wait = RETRY_SECONDS_MIN
         failed: set[LogStreamId] = set()
         if pin is not None and pin not in self._catalogs.view.streams:
@@ -87,7 +89,7 @@ class Shipping:
                 error = info
             else:
                 try:
-                    return await self._send(shipment, info, batch, if_llsn, deadline)
+                    return await self._send(shipment, info, load, if_llsn, deadline)
                 except CutwaterError as caught:
                     if shipment.may_have_arrived and not is_definite(caught):
                         raise unknown(caught) from caught
@@ -102,17 +104,27 @@ class Shipping:
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
     async def _send(
-        self, shipment: Shipment, info: StreamInfo, batch: Batch, if_llsn: LLSN | None, deadline: Deadline
+        self,
+        shipment: Shipment,
+        info: StreamInfo,
+        load: Callable[[], Batch],
+        if_llsn: LLSN | None,
+        deadline: Deadline,
     ) -> Ack:
         head = info.chain[0]
         address = self._catalogs.view.address(head)
+        connection = self._nodes.ready(address)
         try:
-            connection = self._nodes.ready(address) or await self._nodes.connection(address, deadline)
+            if connection is None:
+                connection = await self._nodes.connection(address, deadline)
+            # From here on nothing is waited for until it is sent, so nobody in it can give up in between.
+            batch = load()
             arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
             shipment.may_have_arrived = True
             received = await connection.call(APPEND, arguments, batch.body, timeout_ms=deadline.left_ms())
         except ConnectionLost:
-            self._nodes.drop(address)
+            if connection is not None:
+                self._nodes.drop(address, connection)
             self._nodes.unreachable(info.stream, head)
             raise
         return received.value.ack

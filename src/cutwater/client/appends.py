@@ -102,7 +102,7 @@ class Appends:
         declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
         batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
         condition = None if given.if_llsn is None else LLSN(given.if_llsn)
-        return await self._shipping.ship(Shipment(), info, given.stream, batch, condition, deadline)
+        return await self._shipping.ship(Shipment(), info, given.stream, lambda: batch, condition, deadline)
 
     def preparing(self, schema: TopicSchema) -> Prepare:
         """For a producer. What cannot be sent at all is refused at once, not when its turn comes."""

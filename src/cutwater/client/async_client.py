@@ -78,7 +78,7 @@ class AsyncClient:
         shipping = Shipping(self._catalogs, self._nodes)
         self._appends = Appends(self._catalogs, shipping, limits, compression)
         self._reading = Reading(self._catalogs, self._nodes)
-        self._watermarks = Watermarks(self._catalogs, self._nodes)
+        self._watermarks = Watermarks(self._catalogs, self._nodes, repository)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._subscriptions: set[AsyncSubscription[Any]] = set()
         self._producers: set[AsyncProducer] = set()
@@ -475,8 +475,9 @@ class AsyncClient:
             self._timeout,
             buffer_bytes,
         )
-        await producer.open(deadline)
+        # Before it is open, so that closing the client ends it then too.
         self._producers = {known for known in self._producers if not known.is_closed} | {producer}
+        await producer.open(deadline)
         return producer
 
     def cursor(self, name: str) -> AsyncCursor:

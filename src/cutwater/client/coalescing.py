@@ -2,7 +2,7 @@
 
 While a batch is in flight, what comes meanwhile is collected into the next one; nothing waits when nothing is in
 flight. Each append keeps its own outcome: a part of the batch's positions, and its own deadline. One that is cancelled
-or too late before its batch has left is taken out; afterwards it is *unknown* like any other.
+or too late before its batch was sent is left out of it; afterwards it is *unknown* like any other.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Lane:
         self._bytes = 0
         self._room = asyncio.Event()
         self._room.set()
-        self._is_due = False
+        self._is_due = self._is_closed = False
         self._in_flight: set[asyncio.Task[None]] = set()
 
     @property
@@ -86,6 +86,8 @@ class Lane:
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
         while self._bytes > LANE_BYTES_MAX:
             await self._wait_for_room(deadline)
+        if self._is_closed:
+            raise ClientClosed("the client was closed before this append was sent")
         future: asyncio.Future[Ack] = self._loop.create_future()
         waiting = _Waiting(part, count, size, deadline, future)
         self._pending[waiting] = None
@@ -125,10 +127,14 @@ class Lane:
         return earliest
 
     async def close(self) -> None:
+        self._is_closed = True
         for waiting in self._queue:
             if not waiting.future.done():
                 waiting.future.set_exception(ClientClosed("the client was closed before this append was sent"))
         self._queue.clear()
+        # Those who wait for room are let in, to be told.
+        self._bytes = 0
+        self._room.set()
         for task in self._in_flight:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
@@ -174,9 +180,15 @@ class Lane:
             waiting.shipment = shipment
         # The others may have longer; who has not gives up by itself.
         deadline = max((waiting.deadline for waiting in group), key=lambda deadline: deadline.at)
+
+        def load() -> Batch:
+            group[:] = [waiting for waiting in group if not waiting.future.done()]
+            if not group:
+                raise ClientClosed("nobody waits for these appends any more")
+            return self._encode(joined([waiting.part for waiting in group]))
+
         try:
-            batch = self._encode(joined([waiting.part for waiting in group]))
-            ack = await self._shipping.ship(shipment, self.topic, self._pin, batch, None, deadline)
+            ack = await self._shipping.ship(shipment, self.topic, self._pin, load, None, deadline)
         except CutwaterError as error:
             for waiting in group:
                 if not waiting.future.done():

@@ -57,11 +57,13 @@ class Nodes:
         except TimeoutError:
             raise DeadlineExceeded(f"{address} could not be connected to within {deadline.seconds:g} s") from None
 
-    def drop(self, address: str) -> None:
-        """The connection was lost, or takes no more calls because its peer is closing: the next one who asks gets
-        another one. What was asked before is still answered."""
-        connection = self._open.pop(address, None)
-        if connection is not None and connection.state is not State.CLOSED:
+    def drop(self, address: str, connection: Connection) -> None:
+        """This connection was lost, or takes no more calls because its peer is closing: the next one who asks gets
+        another one, unless it has been replaced already. What was asked before is still answered."""
+        if self._open.get(address) is not connection:
+            return
+        del self._open[address]
+        if connection.state is not State.CLOSED:
             self._left.add(connection)
             connection.closed.add_done_callback(lambda _: self._left.discard(connection))
 
@@ -99,6 +101,8 @@ class Nodes:
             if self._is_closed:
                 task.result().abort()
             else:
+                if (before := self._open.get(address)) is not None:
+                    self.drop(address, before)
                 self._open[address] = task.result()
         elif not isinstance(error, CutwaterError):
             raise error

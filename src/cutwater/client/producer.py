@@ -37,6 +37,7 @@ from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
     DeadlineExceeded,
+    NotFound,
     NotSealed,
     ProducerFenced,
     SequenceExpired,
@@ -100,7 +101,7 @@ class AsyncProducer:
         self._buffer = ProducerBuffer(buffer_bytes)
         self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
         self._loop = asyncio.get_running_loop()
-        self._watch = DeadlineWatch(self._loop, lambda now: self._buffer.expire(now, name))
+        self._watch = DeadlineWatch(self._loop, self._expire)
         self._flights: dict[Sequence, _Flight] = {}
         self.on_change: Callable[[], None] | None = None
         """Called when there may be room again, or when there never will be."""
@@ -115,6 +116,8 @@ class AsyncProducer:
         """Why nothing more can be sent."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
+        self._is_stopped = False
+        """Nothing that comes from outside makes a difference any more."""
 
     # What users do with it.
 
@@ -123,12 +126,12 @@ class AsyncProducer:
         self._spawn(self._keep())
         self._do(self._session.start())
         try:
-            await self._until(lambda: self._session.phase is Phase.READY or self._failure is not None, deadline)
-        except DeadlineExceeded:
+            await self._until(
+                lambda: self._session.phase is Phase.READY or self._failure is not None, deadline, "is not open"
+            )
+        except BaseException:
             await self._stop(ClientClosed("the producer was never open"))
-            raise DeadlineExceeded(
-                f"producer {self.id!r} is not open after {deadline.seconds:g} s: it {self._session.phase.value}"
-            ) from None
+            raise
         if self._failure is not None:
             await self._stop(self._failure)
             raise self._failure
@@ -151,7 +154,9 @@ class AsyncProducer:
         deadline = Deadline(self.timeout if timeout is None else timeout)
         part, count, size = self.prepare(records, key, timestamp, headers)
         await self._until(
-            lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing, deadline
+            lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing,
+            deadline,
+            "has no room, so nothing was sent",
         )
         future: asyncio.Future[Ack] = self._loop.create_future()
         self.enqueue(part, count, size, deadline, future)
@@ -171,13 +176,18 @@ class AsyncProducer:
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         also if its future was already asked."""
-        given = [*self._buffer, *(sent for flight in self._flights.values() for sent in flight.sent)]
-        waiting = [_awaitable(sent.future) for sent in given if not sent.future.done()]
+        given = [*(sent for flight in self._flights.values() for sent in flight.sent), *self._buffer]
+        settled = 0
+
+        def are_settled() -> bool:
+            # They are settled in about this order, so each is looked at about once.
+            nonlocal settled
+            while settled < len(given) and given[settled].future.done():
+                settled += 1
+            return settled == len(given)
+
         deadline = Deadline(self.timeout if timeout is None else timeout)
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=deadline.left)
-            if late:
-                raise DeadlineExceeded(f"{len(late)} calls of send() have no outcome yet, after {deadline.seconds:g} s")
+        await self._until(are_settled, deadline, "has not heard of all that was sent")
         error, self._buffer.unheard = self._buffer.unheard, None
         if error is not None:
             raise error
@@ -212,7 +222,7 @@ class AsyncProducer:
 
     # From records to numbered batches.
 
-    async def _until(self, holds: Callable[[], bool], deadline: Deadline) -> None:
+    async def _until(self, holds: Callable[[], bool], deadline: Deadline, otherwise: str) -> None:
         while not holds():
             self._changed.clear()
             try:
@@ -220,7 +230,8 @@ class AsyncProducer:
                     await self._changed.wait()
             except TimeoutError:
                 raise DeadlineExceeded(
-                    f"producer {self.id!r} has no room: {len(self._buffer)} calls of send() wait to be sent"
+                    f"producer {self.id!r} {otherwise}, after {deadline.seconds:g} s: it {self._session.phase.value}, "
+                    f"{len(self._buffer)} calls of send() wait for that and {len(self._flights)} batches are under way"
                 ) from None
 
     def _note_change(self) -> None:
@@ -233,6 +244,11 @@ class AsyncProducer:
         """What it holds, sent or not."""
         return self._buffer.bytes
 
+    def _expire(self, now: float) -> float:
+        earliest = self._buffer.expire(now, self.id)
+        self._note_change()
+        return earliest
+
     def _depart_soon(self) -> None:
         """Whatever is sent in this turn of the event loop goes along."""
         if not self._is_due:
@@ -241,7 +257,7 @@ class AsyncProducer:
 
     def _depart(self) -> None:
         self._is_due = False
-        while len(self._buffer) and len(self._flights) < IN_FLIGHT_MAX and self._session.phase is Phase.READY:
+        while len(self._buffer) and self._may_send():
             group = self._buffer.next_group(BATCH_BYTES_MAX)
             if not group:
                 continue
@@ -258,6 +274,10 @@ class AsyncProducer:
             self._flights[sequence] = _Flight(group)
             self._do(effects)
         self._note_change()
+
+    def _may_send(self) -> bool:
+        is_ready = self._session.phase is Phase.READY and self._session.has_room
+        return is_ready and len(self._flights) < IN_FLIGHT_MAX and not self._is_stopped
 
     # What the session wants.
 
@@ -306,7 +326,7 @@ class AsyncProducer:
             )
         except ConnectionLost:
             assert address is not None
-            self._nodes.drop(address)
+            self._nodes.drop(address, connection)
             self._trouble.set()
         except CutwaterError:
             self._trouble.set()
@@ -318,6 +338,8 @@ class AsyncProducer:
     def _answered(
         self, kind: BatchKind, tag: ProducerTag, flight: _Flight | None, outcome: Received[AppendAnswer] | CutwaterError
     ) -> None:
+        if self._is_stopped:
+            return
         if flight is not None:
             flight.open_calls -= 1
         if isinstance(outcome, Received):
@@ -334,7 +356,10 @@ class AsyncProducer:
                 # It was never taken before, and it was not taken now.
                 self._give_up_flight(tag.sequence, outcome)
         elif isinstance(outcome, SequenceReused | SequenceExpired):
-            self._give_up(outcome)
+            # What an earlier attempt is told late says nothing of a batch that is settled or was sent under a new epoch.
+            is_settled = kind is BatchKind.DATA and self._flights.get(tag.sequence) is not flight
+            if tag.epoch == self._session.epoch and not is_settled:
+                self._give_up(outcome)
         else:
             self._trouble.set()
         if self._session.phase is Phase.FENCED:
@@ -438,7 +463,8 @@ class AsyncProducer:
             return
         now = self._loop.time()
         if info is None and session.stream:
-            self._give_up(Unavailable(f"log stream {session.stream} of producer {self.id!r} is gone with its topic"))
+            session.topic_deleted()
+            self._give_up(NotFound(f"topic {self.topic!r} of producer {self.id!r} was deleted: open it on another one"))
             return
         self._closed_since = now if self._closed_since is None else self._closed_since
         effects: list[SessionEffect] = []
@@ -468,7 +494,7 @@ class AsyncProducer:
             self._note_change()
 
     async def _stop(self, error: CutwaterError) -> None:
-        self._is_closing = True
+        self._is_closing = self._is_stopped = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -479,6 +505,7 @@ class AsyncProducer:
         self._buffer.fail_all(error)
         for sequence in list(self._flights):
             self._give_up_flight(sequence, _unknown(self.id, error))
+        self._note_change()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
@@ -493,10 +520,6 @@ class AsyncProducer:
             failure = CutwaterError(f"producer {self.id!r} failed: {error!r}")
             failure.__cause__ = error
             self._give_up(failure)
-
-
-def _awaitable(future: Outcome) -> asyncio.Future[Ack]:
-    return future if isinstance(future, asyncio.Future) else asyncio.wrap_future(future)
 
 
 def _fenced(name: str) -> ProducerFenced:

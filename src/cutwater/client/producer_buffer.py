@@ -15,7 +15,6 @@ from cutwater.client.deadlines import Deadline
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
-
 Outcome = asyncio.Future[Ack] | concurrent.futures.Future[Ack]
 """Whichever its caller can wait for."""
 

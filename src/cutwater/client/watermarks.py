@@ -1,17 +1,14 @@
 """The watermark of a topic at a position, computed from the log by the rule of ``core.watermark``.
 
-The whole topic up to the position is read once, event times only; what was computed is kept, so the next question about
-a later position reads only what lies between.
-
-Two things that the rule speaks of are not stored where a reader could find them: the times of cuts that have no record
-of the topic, and what was trimmed. A log stream therefore turns idle, as far as can be told here, at the next record of
-the topic; and a topic that was trimmed is read as if it began there.
+The whole topic up to the position is read once, event times only, together with the marks of the log's clock, which say
+how time went on while the topic was silent. What was computed is kept, so the next question about a later position
+reads only what lies between. A topic that was trimmed is read as if it began there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +19,9 @@ from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout
-from cutwater.core.requests import TopicInfo
+from cutwater.client.repository import Repository
+from cutwater.core.clock import Mark
+from cutwater.core.requests import ClockMarks, ClockRequest, TopicInfo
 from cutwater.core.subscription import Run
 from cutwater.core.watermark import (
     NO_WATERMARK,
@@ -33,7 +32,7 @@ from cutwater.core.watermark import (
     WatermarkSnapshot,
 )
 from cutwater.errors import DeadlineExceeded, InvalidArgument, NotYetCommitted, Trimmed
-from cutwater.types import GLSN, BatchKind, EventTime, LogStreamId, TopicId
+from cutwater.types import GLSN, BatchKind, EventTime, TopicId
 from cutwater.wire.storage_api import Columns
 
 KEPT_MAX = 64
@@ -43,8 +42,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Watermarks:
     """``_kept``: the clock of a topic and a strategy, after the last position that was asked for."""
 
-    def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
-        self._catalogs, self._nodes = catalogs, nodes
+    def __init__(self, catalogs: Catalogs, nodes: Nodes, repository: Repository) -> None:
+        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
         self._kept: OrderedDict[tuple[TopicId, Strategy], WatermarkSnapshot] = OrderedDict()
 
     async def at(self, name: str, glsn: GLSN, strategy: Strategy, deadline: Deadline) -> datetime | None:
@@ -70,38 +69,37 @@ class Watermarks:
     ) -> int:
         """Lead the clock to the last batch that ends at or below the position, and tell the watermark after it."""
         start = max(GLSN(clock.glsn + 1), topic.trimmed_before)
-        added = {snapshot.log_stream_id for snapshot in clock.snapshot().streams}
         if start > glsn:
             return clock.watermark
+        marks = await self._marks(GLSN(start - 1), glsn, deadline)
+        walk = _Walk(clock, self._catalogs, topic, strategy, marks)
         stop = GLSN(glsn + 1)
         selection = Selection(topic.name)
         feed = Feed(self._catalogs, self._nodes, selection, self._projection, start, {}, stop, fences=True)
         try:
             feed.begin(view)
             while feed.next_glsn <= glsn:
-                deadline.check(f"the log was read up to GLSN {feed.next_glsn} only")
                 for run in await _in_time(feed, deadline):
                     if run.first_glsn > glsn:
                         continue
-                    self._add_streams(clock, topic, strategy, run, added)
+                    walk.before(run.first_glsn)
                     if run.last_glsn > glsn:
                         # The clock stays before this batch, for the next question.
                         return self._inside(WatermarkClock.restore(clock.snapshot()), topic, run, glsn)
-                    is_data = run.batch.kind is BatchKind.DATA
-                    time_max = run.batch.time_max if is_data else None
-                    clock.header(run.stream, run.first_glsn, run.batch.count, run.time, time_max, run.batch.declared)
+                    walk.run(run)
         finally:
             await feed.close()
+        walk.before(stop)
         return clock.watermark
 
-    def _add_streams(
-        self, clock: WatermarkClock, topic: TopicInfo, strategy: Strategy, run: Run, added: set[LogStreamId]
-    ) -> None:
-        """Those that existed before this run was committed."""
-        for info in self._catalogs.view.streams_of(topic.topic):
-            if info.stream not in added and info.created_at < run.first_glsn:
-                added.add(info.stream)
-                clock.add_stream(info.stream, strategy, info.created_time)
+    async def _marks(self, after: GLSN, through: GLSN, deadline: Deadline) -> list[Mark]:
+        """Those above one position, up to another."""
+        found: list[Mark] = []
+        while after < through:
+            answer = await self._repository.ask(ClockRequest(after), ClockMarks, timeout_ms=deadline.left_ms())
+            found += answer.marks
+            after = answer.complete_through
+        return [mark for mark in found if mark.glsn <= through]
 
     def _inside(self, clock: WatermarkClock, topic: TopicInfo, run: Run, glsn: GLSN) -> int:
         """After some of the records of a batch. What it declares takes effect only at its end."""
@@ -114,6 +112,37 @@ class Watermarks:
 
     def _projection(self, topic: TopicInfo) -> Mapping[int, Columns]:
         return self._layout(topic).projection
+
+
+class _Walk:
+    """Leads a clock along the runs of a topic and the marks between them."""
+
+    def __init__(
+        self, clock: WatermarkClock, catalogs: Catalogs, topic: TopicInfo, strategy: Strategy, marks: list[Mark]
+    ) -> None:
+        self._clock, self._catalogs, self._topic, self._strategy = clock, catalogs, topic, strategy
+        self._marks = deque(marks)
+        self._added = {known.log_stream_id for known in clock.snapshot().streams}
+
+    def before(self, glsn: GLSN) -> None:
+        """All marks below a position, and all log streams that existed before it."""
+        while self._marks and self._marks[0].glsn < glsn:
+            mark = self._marks.popleft()
+            if mark.glsn > self._clock.glsn:
+                self._add_streams(mark.glsn)
+                self._clock.tick(mark.glsn, mark.time)
+        self._add_streams(glsn)
+
+    def run(self, run: Run) -> None:
+        batch = run.batch
+        time_max = batch.time_max if batch.kind is BatchKind.DATA else None
+        self._clock.header(run.stream, run.first_glsn, batch.count, run.time, time_max, batch.declared)
+
+    def _add_streams(self, glsn: GLSN) -> None:
+        for info in self._catalogs.view.streams_of(self._topic.topic):
+            if info.stream not in self._added and info.created_at < glsn:
+                self._added.add(info.stream)
+                self._clock.add_stream(info.stream, self._strategy, info.created_time)
 
 
 async def _in_time(feed: Feed, deadline: Deadline) -> list[Run]:

@@ -11,8 +11,8 @@ EVENTS_MAX = 1_000
 
 
 def event_of(index: DecisionIndex, time: CutTime, decision: d.Decision) -> Event | None:
-    """The event that a decision is; None if it concerns no operator: cuts and cursors come by the thousand."""
-    if isinstance(decision, (d.Cut, d.CommitCursor)):
+    """The event that a decision is; None if it concerns no operator: some come by the thousand."""
+    if isinstance(decision, d.Cut | d.CommitCursor | d.OpenProducer):
         return None
     what, reason = _tell(decision)
     return Event(index, time, type(decision).__name__, what, reason)
@@ -33,6 +33,8 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
         case d.DropSurvivor():
             told = f"the replica of log stream {decision.stream} on storage node {decision.node} must learn"
             return told, decision.reason
+        case d.AddSurvivor():
+            return f"the replica of log stream {decision.stream} on storage node {decision.node} is complete again", ""
         case d.FoundCluster():
             return f"cluster {decision.cluster} founded", ""
         case d.AddNode():
@@ -54,13 +56,11 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"log stream {decision.stream} belongs on {_nodes(decision.replicas)}", decision.reason
         case d.Trim():
             return f"topic number {decision.topic} trimmed before GLSN {decision.before}", ""
-        case d.OpenProducer():
-            return f"producer {decision.producer!r} opened in log stream {decision.stream}", ""
         case d.MoveProducer():
             return f"producer {decision.producer!r} moved to log stream {decision.stream}", ""
         case d.DropCursor():
             return f"cursor {decision.cursor!r} dropped", ""
-        case d.Cut() | d.CommitCursor():
+        case d.Cut() | d.CommitCursor() | d.OpenProducer():
             return "", ""
 
 

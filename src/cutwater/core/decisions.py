@@ -79,6 +79,13 @@ class DropSurvivor(Struct, frozen=True, tag=True):
     reason: str
 
 
+class AddSurvivor(Struct, frozen=True, tag=True):
+    """A replica of a sealed stream has learned everything up to the sealed position: it counts again."""
+
+    stream: LogStreamId
+    node: StorageNodeId
+
+
 class FoundCluster(Struct, frozen=True, tag=True):
     """The first decision of all. The key is random and made once: a number is easily given to two clusters."""
 
@@ -187,6 +194,7 @@ Decision = (
     | Unseal
     | Release
     | DropSurvivor
+    | AddSurvivor
     | FoundCluster
     | AddNode
     | RemoveNode
@@ -213,6 +221,7 @@ CATALOG_DECISIONS = (
     Unseal,
     Release,
     DropSurvivor,
+    AddSurvivor,
     AssignReplicas,
     Trim,
 )

@@ -45,7 +45,7 @@ from cutwater.core.order_requests import Surroundings, decide
 from cutwater.core.order_state import LogStream, OrderState, Topic
 from cutwater.core.repair import Plan, View, is_ready, loads, place, plan_open, plan_sealed, substitute
 from cutwater.core.reports import ReportBook
-from cutwater.core.requests import LearnRequest
+from cutwater.core.requests import QUESTIONS, Answer, LearnRequest
 from cutwater.errors import (
     CutwaterError,
     ImpossibleReport,
@@ -108,6 +108,7 @@ class OrderLayer:
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
+        self._load: dict[StorageNodeId, int] | None = None
         self._short_topics: list[Topic] = []
         """Topics that may have fewer open streams than they should."""
         self._admissions = Backoff(options.retry_us_min, options.retry_us_max)
@@ -142,11 +143,9 @@ class OrderLayer:
                     self._liveness.accuse(event.stream, event.complainer, event.peer, now)
             case NodeGone():
                 self._liveness.lose(event.node, now)
-                self._leave_out(event.node, f"the process of storage node {event.node} has ended")
+                self._leave_out(event.node, f"nobody listens where storage node {event.node} did", now)
             case NodeUnreachable():
-                for stream in self.state.streams_on(event.node):
-                    self._liveness.avoid(stream.stream, event.node, now)
-                self._leave_out(event.node, f"storage node {event.node} cannot be reached")
+                self._leave_out(event.node, f"storage node {event.node} cannot be reached", now)
             case Wake():
                 self._wake(now)
         return self._turn(now)
@@ -295,8 +294,10 @@ class OrderLayer:
             if not stream.is_open or stream.members != stream.replicas:
                 self._attention.add(stream.stream)
 
-    def _leave_out(self, node: StorageNodeId, why: str) -> None:
+    def _leave_out(self, node: StorageNodeId, why: str, now: Instant) -> None:
+        """For a while: it may report all the same. When it is started anew, it is welcome at once."""
         for stream in self.state.streams_on(node):
+            self._liveness.avoid(stream.stream, node, now)
             if stream.is_open and node in stream.members:
                 self._want_seal(stream, why)
 
@@ -306,7 +307,7 @@ class OrderLayer:
                 self._want_seal(stream, f"storage node {node} is silent")
                 continue
             report = self._book.newest(node)
-            if report is not None and all(ur.log_stream_id != stream.stream for ur in report.uncommit_reports):
+            if self._book.leaves_out(node, stream.stream):
                 self._distrust(stream, node, "the node reports without it")
             elif self._is_stuck(stream, node, now):
                 self._liveness.avoid(stream.stream, node, now)
@@ -338,7 +339,7 @@ class OrderLayer:
         after = self.state.index
         decided: tuple[d.Decision, ...] = ()
         if self.halted is not None:
-            self._refuse_requests(self.halted)
+            self._answer_questions(self.halted, now)
         else:
             for node in sorted(self._spoke):
                 report = self._book.newest(node)
@@ -364,6 +365,7 @@ class OrderLayer:
     def _decide(self, now: Instant) -> list[d.Decision]:
         """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
         decided: list[d.Decision] = []
+        self._load = None
         cut = self._next_cut(now) or self._due_tick(now)
         if cut is not None:
             self._apply(cut, decided, now)
@@ -433,12 +435,7 @@ class OrderLayer:
         return ur.durable_end
 
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
-        around = Surroundings(
-            usable=lambda node: self._usable(node, now),
-            ready=lambda stream, node: self._is_ready(stream, node, now),
-            describe=lambda: describe(self, self._book, self._liveness, now),
-            time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
-        )
+        around = self._surroundings(now)
         for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):
             asked = self._requests.popleft()
             try:
@@ -456,9 +453,21 @@ class OrderLayer:
                 self._attention.add(asked.request.stream)
             self._held.append(Reply(asked.request_id, answer))
 
-    def _refuse_requests(self, why: CutwaterError) -> None:
+    def _surroundings(self, now: Instant) -> Surroundings:
+        return Surroundings(
+            usable=lambda node: self._usable(node, now),
+            ready=lambda stream, node: self._is_ready(stream, node, now),
+            describe=lambda: describe(self, self._book, self._liveness, now),
+            time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
+        )
+
+    def _answer_questions(self, halted: CutwaterError, now: Instant) -> None:
+        """Nothing is decided any more, but whoever only wants to know something is told."""
         for asked in self._requests:
-            self._held.append(Reply(asked.request_id, why))
+            outcome: Answer | CutwaterError = halted
+            if isinstance(asked.request, QUESTIONS):
+                _, outcome = decide(asked.request, self.state, self._surroundings(now))
+            self._held.append(Reply(asked.request_id, outcome))
         self._requests.clear()
 
     def _decide_seal(self, stream: LogStream, reason: str, decided: list[d.Decision], now: Instant) -> None:
@@ -473,6 +482,8 @@ class OrderLayer:
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
         self._decide_replicas(stream, now, decided)
+        if stream.final or stream.held:
+            self._admit_survivors(stream, now, decided)
         plan = self._plan(stream, now)
         self.explanations[stream.stream] = plan.why
         for node, source in plan.learners:
@@ -496,10 +507,23 @@ class OrderLayer:
             gone -= set(stream.members)
         elif not any(self._is_ready(stream, node, now) for node in stream.replicas if node not in gone):
             return
-        replicas = substitute(stream.replicas, gone, wanted, loads(self.state, lambda node: self._usable(node, now)))
+        replicas = substitute(stream.replicas, gone, wanted, self._loads(now))
         if replicas != stream.replicas:
             reason = f"storage nodes {sorted(gone)} are dead" if gone else f"{wanted} copies are wanted"
             self._apply(d.AssignReplicas(stream.stream, replicas, reason), decided, now)
+            self._load = None
+
+    def _loads(self, now: Instant) -> dict[StorageNodeId, int]:
+        """How many replicas each usable node has; worked out once per turn, as many streams may ask."""
+        if self._load is None:
+            self._load = loads(self.state, lambda node: self._usable(node, now))
+        return self._load
+
+    def _admit_survivors(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
+        """A stream that stays sealed has no other way to count a replica that has learned everything."""
+        for node in stream.replicas:
+            if node not in stream.members and self._is_ready(stream, node, now):
+                self._apply(d.AddSurvivor(stream.stream, node), decided, now)
 
     def _is_gone(self, node: StorageNodeId, now: Instant) -> bool:
         silence = self._liveness.silence(node, now)
@@ -511,7 +535,7 @@ class OrderLayer:
             return
         live = [s for s in self.state.streams_of(topic.topic) if not s.final]
         active = [s for s in live if s.is_open or s.held or not self._is_given_up(s, now)]
-        load = loads(self.state, lambda node: self._usable(node, now))
+        load = self._loads(now)
         for _ in range(topic.streams - len(active)):
             nodes = place(load, topic.replication)
             if nodes is None and not any(s.is_open for s in live):
@@ -551,7 +575,7 @@ class OrderLayer:
             stream,
             history,
             view,
-            min_replication=self.options.min_replication,
+            min_replication=min(self.options.min_replication, self.state.topics[stream.topic].replication),
             patient=self._is_patient(stream, now),
         )
 

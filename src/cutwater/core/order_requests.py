@@ -58,6 +58,11 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return ((), r.Done()) if state.cluster_key else ((d.FoundCluster(request.cluster, request.key),), r.Done())
         case r.AddNodeRequest():
             return _add_node(request, state)
+        case r.JoinRequest():
+            if request.node not in state.nodes:
+                return (), r.Joined(known=False)
+            decisions, _ = _add_node(r.AddNodeRequest(*structs.astuple(request)), state)
+            return decisions, r.Joined(known=True)
         case r.RemoveNodeRequest():
             return _remove_node(request, state, around)
         case r.CreateTopicRequest():

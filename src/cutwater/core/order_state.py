@@ -37,7 +37,9 @@ from cutwater.types import (
     TopicId,
 )
 
-_ON_STREAMS = d.Seal | d.Unseal | d.Release | d.DropSurvivor | d.AssignReplicas | d.OpenProducer | d.MoveProducer
+_ON_STREAMS = (
+    d.Seal | d.Unseal | d.Release | d.DropSurvivor | d.AddSurvivor | d.AssignReplicas | d.OpenProducer | d.MoveProducer
+)
 """The decisions that name a log stream which must exist."""
 
 
@@ -205,6 +207,11 @@ class OrderState:
                 self._unseal(decision)
             case d.DropSurvivor():
                 self._drop_survivor(decision)
+            case d.AddSurvivor():
+                stream = self.streams[decision.stream]
+                fits = not stream.is_open and decision.node in stream.replicas and decision.node not in stream.members
+                self._require(fits, decision, "it counts already, or cannot")
+                stream.members = (*stream.members, decision.node)
             case d.FoundCluster():
                 self._require(not self.cluster_key, decision, "the cluster has a key already")
                 self.cluster, self.cluster_key = decision.cluster, decision.key

@@ -109,6 +109,17 @@ class ProducerSession:
         return self.phase in (Phase.FENCED, Phase.GONE)
 
     @property
+    def epoch(self) -> ProducerEpoch:
+        """The one that was granted last; 0 before any was."""
+        return self._grant.epoch
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch may be submitted before one of the present ones is settled."""
+        is_far = self._distance() >= IN_FLIGHT_BATCHES_MAX
+        return self._is_open and len(self._unsettled) < IN_FLIGHT_BATCHES_MAX and not is_far
+
+    @property
     def unsettled(self) -> tuple[Sequence, ...]:
         return tuple(self._unsettled)
 
@@ -145,11 +156,7 @@ class ProducerSession:
             raise ProducerFenced(f"producer {self.producer!r} was opened again elsewhere: stop using it")
         if self.phase is Phase.GONE:
             raise NotFound(f"the topic of producer {self.producer!r} was deleted: open it on another one")
-        if (
-            len(self._unsettled) >= IN_FLIGHT_BATCHES_MAX
-            or not self._is_open
-            or self._distance() >= IN_FLIGHT_BATCHES_MAX
-        ):
+        if not self.has_room:
             raise ResourceExhausted(
                 f"producer {self.producer!r} has {len(self._unsettled)} batches under way", retry_ms=10
             )

@@ -16,19 +16,19 @@ class ReportBook:
     def __init__(self) -> None:
         self._newest: dict[StorageNodeId, Report] = {}
         self._by_stream: dict[LogStreamId, dict[StorageNodeId, UncommitReport]] = {}
+        self._reported: dict[StorageNodeId, frozenset[LogStreamId]] = {}
 
     def admit(self, report: Report) -> bool:
         """Take a report in, unless it is older than what is known of its node."""
         node = report.storage_node_id
         known = self._newest.get(node)
+        reported = frozenset(ur.log_stream_id for ur in report.uncommit_reports)
         if known is not None:
             if (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
                 return False
-            now_reported = {ur.log_stream_id for ur in report.uncommit_reports}
-            for old in known.uncommit_reports:
-                if old.log_stream_id not in now_reported:
-                    self._by_stream.get(old.log_stream_id, {}).pop(node, None)
-        self._newest[node] = report
+            for gone in self._reported[node] - reported:
+                self._by_stream.get(gone, {}).pop(node, None)
+        self._newest[node], self._reported[node] = report, reported
         for ur in report.uncommit_reports:
             self._by_stream.setdefault(ur.log_stream_id, {})[node] = ur
         return True
@@ -44,12 +44,17 @@ class ReportBook:
     def newest(self, node: StorageNodeId) -> Report | None:
         return self._newest.get(node)
 
+    def leaves_out(self, node: StorageNodeId, stream: LogStreamId) -> bool:
+        """Whether the node's newest report says nothing of the stream; not so if there is no report yet."""
+        reported = self._reported.get(node)
+        return reported is not None and stream not in reported
+
     def is_writable(self, node: StorageNodeId) -> bool:
         report = self._newest.get(node)
         return report is not None and report.node_state is NodeState.READY
 
     def forget(self, node: StorageNodeId) -> None:
         """The node was removed from the cluster."""
-        report = self._newest.pop(node, None)
-        for ur in report.uncommit_reports if report else ():
-            self._by_stream.get(ur.log_stream_id, {}).pop(node, None)
+        self._newest.pop(node, None)
+        for stream in self._reported.pop(node, frozenset()):
+            self._by_stream.get(stream, {}).pop(node, None)

@@ -44,6 +44,15 @@ class AddNodeRequest(Struct, frozen=True, tag=True):
     volumes: tuple[str, ...] = ()
 
 
+class JoinRequest(Struct, frozen=True, tag=True):
+    """A storage node says who and where it is. If it belongs to the cluster, what has changed is noted."""
+
+    node: StorageNodeId
+    address: str
+    key: str
+    volumes: tuple[str, ...]
+
+
 class RemoveNodeRequest(Struct, frozen=True, tag=True):
     node: StorageNodeId
 
@@ -163,6 +172,7 @@ class DescribeRequest(Struct, frozen=True, tag=True):
 Request = (
     FoundClusterRequest
     | AddNodeRequest
+    | JoinRequest
     | RemoveNodeRequest
     | CreateTopicRequest
     | ChangeTopicRequest
@@ -183,6 +193,16 @@ Request = (
     | EventsRequest
     | DescribeRequest
 )
+
+
+QUESTIONS = (ReadCursorRequest, CatalogRequest, ClockRequest, EventsRequest, DescribeRequest)
+"""Requests that change nothing."""
+
+
+class Joined(Struct, frozen=True, tag=True):
+    """``known``: the storage node belongs to the cluster."""
+
+    known: bool
 
 
 class Done(Struct, frozen=True, tag=True):
@@ -331,4 +351,4 @@ class Description(Struct, frozen=True, tag=True):
     streams: tuple[StreamDescription, ...]
 
 
-Answer = Done | Created | SealedAt | ProducerGrant | Catalog | ClockMarks | CursorAt | Events | Description
+Answer = Done | Joined | Created | SealedAt | ProducerGrant | Catalog | ClockMarks | CursorAt | Events | Description

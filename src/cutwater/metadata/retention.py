@@ -16,7 +16,7 @@ from cutwater.core.requests import Answer, Request, TrimRequest
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.types import GLSN, CutTime, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.storage_api import FIND, FindArguments
+from cutwater.wire.storage_api import FIND, FindAnswer, FindArguments
 
 _log = logging.getLogger(__name__)
 
@@ -56,35 +56,40 @@ class Retention:
         """Everything of the topic below this position is older, or more, than what is to be kept."""
         # Whatever is appended while the storage nodes are asked lies above this.
         end = GLSN(self._state.high_watermark + 1)
-        streams = self._state.streams_of(topic.topic)
-        kept = [end]
-        if topic.retention.time_us:
-            since = CutTime(self._state.cut_time - topic.retention.time_us)
-            kept.append(min([await self._ask(s, FindArguments(s.stream, since), end) for s in streams], default=end))
-        if topic.retention.bytes:
-            share = max(1, topic.retention.bytes // max(1, len(streams)))
-            sized = [await self._ask(s, FindArguments(s.stream, CutTime(0), share), end) for s in streams]
-            kept.append(min(sized, default=end))
-        # Both bounds hold: what exceeds either is removed.
-        return max(kept[1:], default=GLSN(1))
+        streams = [s for s in self._state.streams_of(topic.topic) if s.last_glsn >= topic.trimmed_before]
+        if not streams:
+            return topic.trimmed_before
+        since = CutTime(self._state.cut_time - topic.retention.time_us) if topic.retention.time_us else CutTime(0)
+        found = [await self._ask(s, FindArguments(s.stream, since)) for s in streams]
+        before = min(_first(answer, end) for answer in found)
+        total = sum(answer.size_bytes for answer in found)
+        if 0 < topic.retention.bytes < total:
+            # Each log stream keeps its share. What exceeds either bound is removed.
+            shares = [max(1, topic.retention.bytes * answer.size_bytes // total) for answer in found]
+            asked = [FindArguments(s.stream, CutTime(0), share) for s, share in zip(streams, shares, strict=True)]
+            sized = [await self._ask(s, arguments) for s, arguments in zip(streams, asked, strict=True)]
+            before = max(before, min(_first(answer, end) for answer in sized))
+        return before
 
-    async def _ask(self, stream: LogStream, arguments: FindArguments, end: GLSN) -> GLSN:
-        if stream.committed_end == 0:
-            return end
-        for node in stream.members:
+    async def _ask(self, stream: LogStream, arguments: FindArguments) -> FindAnswer:
+        for node in dict.fromkeys((*stream.members, *stream.replicas)):
             try:
                 connection = await self._connected(node)
-                answer = (await connection.call(FIND, arguments, timeout_ms=ASK_MS_MAX)).value
+                return (await connection.call(FIND, arguments, timeout_ms=ASK_MS_MAX)).value
             except CutwaterError:
                 continue
-            return end if answer.glsn is None else answer.glsn
         raise Unavailable(f"no replica of log stream {stream.stream} answers")
 
     async def _connected(self, node: StorageNodeId) -> Connection:
         connection = self._connections.get(node)
-        if connection is None or connection.closed.done():
+        if connection is None or connection.is_closed:
             known = self._state.nodes.get(node)
             if known is None or not known.address:
                 raise Unavailable(f"the address of storage node {node} is not known")
             connection = self._connections[node] = await self._connect(known.address)
         return connection
+
+
+def _first(answer: FindAnswer, end: GLSN) -> GLSN:
+    """The first record to keep, as one replica has it; it may not have heard of the newest ones yet."""
+    return min(end, GLSN(answer.complete_through + 1)) if answer.glsn is None else answer.glsn

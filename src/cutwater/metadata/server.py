@@ -21,8 +21,8 @@ from cutwater.core.messages import LeaderHello
 from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
-from cutwater.core.requests import AddNodeRequest, Answer, Done, FoundClusterRequest, Request
-from cutwater.errors import CutwaterError, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity
+from cutwater.core.requests import Answer, FoundClusterRequest, Joined, JoinRequest, Request
+from cutwater.errors import CutwaterError, Damaged, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity
 from cutwater.metadata.counters import Counters
 from cutwater.metadata.retention import Retention
 from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
@@ -82,6 +82,8 @@ class MetadataServer:
         """Done when this node cannot go on: whoever started it should stop it and say why."""
         self._ways = Ways(self._loop.time)
         self._cluster_key = ""
+        self._claimed: LeaderEpoch | None = None
+        """The epoch in which this node leads, or will as soon as it has loaded what is stored."""
         self._leader = LeaderInfo(LeaderEpoch(0), MetadataNodeId(0), "")
         self._upstream: Connection | None = None
         """The connection to the leader, while this node follows."""
@@ -135,7 +137,18 @@ class MetadataServer:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("metadata node %s cannot go on", self.options.node, exc_info=error)
+            self._fail(CutwaterError(f"a bug: {error!r}"))
+
+    def _fail(self, error: CutwaterError) -> None:
+        if not self.failed.done():
+            self.failed.set_result(error)
 
     def _methods(self) -> Methods:
         methods = Methods()
@@ -177,8 +190,9 @@ class MetadataServer:
         self._suspect(notification.argument.node)
 
     async def _probe(self, term: Term, node: StorageNodeId) -> None:
-        """A refused connection proves that the process has ended. Any other failure proves nothing alone; if the node
-        does not greet for as long as a silent one takes to be dead, it is left out, whatever it reports."""
+        """A refused connection says that nobody listens there, so nobody can append there. Any other failure says
+        nothing alone; if the node does not greet for as long as a silent one takes to be dead, it is left out, whatever
+        it reports."""
         give_up = self._loop.time() + self.options.order.node_dead_after_us / SECOND
         try:
             while self.term is term:
@@ -220,13 +234,15 @@ class MetadataServer:
                     if (await self._store.leader()).epoch != leader.epoch:
                         continue
                 await self._lead(leader.epoch)
+                # Whatever ended the term may come back at once.
+                await asyncio.sleep(self.options.retry_seconds)
             except Fenced:
                 # Someone else was faster.
                 continue
-            except WrongIdentity as error:
-                self.failed.set_result(error)
-                return
             except CutwaterError as error:
+                if not error.retriable or isinstance(error, Damaged):
+                    self._fail(error)
+                    return
                 _log.warning("metadata node %s: %s", self.options.node, error)
                 await asyncio.sleep(self.options.retry_seconds)
 
@@ -251,12 +267,13 @@ class MetadataServer:
             self._heartbeat_at = self._loop.time()
             self._upstream = upstream
             self._reachable.set()
-            while not upstream.closed.done() and not self._leader_changed.is_set():
+            closed = upstream.closed
+            while not closed.done() and not self._leader_changed.is_set():
                 quiet = self._loop.time() - self._heartbeat_at
                 if quiet >= self.options.takeover_seconds:
                     _log.info("metadata node %s has heard nothing of the leader for %.2f s", self.options.node, quiet)
                     return
-                await self._either(upstream.closed, self.options.takeover_seconds - quiet)
+                await self._either(closed, self.options.takeover_seconds - quiet)
         finally:
             self._upstream = None
             self._reachable.clear()
@@ -288,11 +305,19 @@ class MetadataServer:
 
     async def _lead(self, seen: LeaderEpoch) -> None:
         epoch = await self._store.acquire(self.options.node, self.address, seen)
+        # From now on others are told that this node lives, also while it still loads what is stored.
+        self._claimed = epoch
+        try:
+            await self._lead_in(epoch)
+        finally:
+            self._claimed = None
+
+    async def _lead_in(self, epoch: LeaderEpoch) -> None:
         loaded = await self._store.load()
         if loaded.leader.epoch != epoch:
             return
         self._leader = loaded.leader
-        state = OrderState(loaded.snapshot, loaded.decisions)
+        state = await asyncio.to_thread(OrderState, loaded.snapshot, loaded.decisions)
         self.counters.terms += 1
         term = Term(epoch, state, self._store, self._ways, self.options.order, self.counters)
         self.term = term
@@ -342,6 +367,8 @@ class MetadataServer:
             else:
                 future.set_result(outcome)
 
+        if term.over.done():
+            raise NotLeader("the leader changed: ask again")
         term.ask(request, settle)
         either: set[asyncio.Future[Any]] = {future, term.over}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -355,14 +382,14 @@ class MetadataServer:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.options.heartbeat_seconds)
-            term = self.term
-            if term is None or term.store_delay > self.options.store_patience_seconds:
+            term, epoch = self.term, self._claimed
+            if epoch is None or (term is not None and term.store_delay > self.options.store_patience_seconds):
                 continue
             for connection, told in list(self._followers.items()):
                 addresses = dict(self._ways.addresses)
                 news = addresses if told != addresses else None
                 try:
-                    connection.notify(api.HEARTBEAT, api.Heartbeat(term.epoch, self.options.node, news))
+                    connection.notify(api.HEARTBEAT, api.Heartbeat(epoch, self.options.node, news))
                 except CutwaterError:
                     continue
                 self._followers[connection] = addresses
@@ -442,14 +469,10 @@ class MetadataServer:
                 f"storage node {joining.node} belongs to another cluster that also has the id {self.options.cluster}: "
                 "check --metadata, or start it with other volumes"
             )
-        known = term.layer.state.nodes.get(joining.node)
-        if known is None:
-            return storage_api.JoinAnswer(self._cluster_key, known=False)
-        request = AddNodeRequest(joining.node, joining.address, joining.node_key, joining.volumes)
-        if (known.key, known.address, known.volumes) != (request.key, request.address, request.volumes):
-            answer = await self._decide(term, request)
-            assert isinstance(answer, Done)
-        return storage_api.JoinAnswer(self._cluster_key, known=True)
+        request = JoinRequest(joining.node, joining.address, joining.node_key, joining.volumes)
+        answer = await self._decide(term, request)
+        assert isinstance(answer, Joined)
+        return storage_api.JoinAnswer(self._cluster_key, known=answer.known)
 
     # Requests.
 
@@ -485,5 +508,5 @@ class MetadataServer:
 
     def _require_upstream(self, deadline: float) -> tuple[Connection, int]:
         if self._upstream is None:
-            raise Unavailable("the leader of the metadata repository has just been lost: try again")
+            raise NotLeader("the leader of the metadata repository has just been lost: try again")
         return self._upstream, max(1, int((deadline - self._loop.time()) * 1_000))

@@ -30,7 +30,7 @@ from cutwater.core.order_events import (
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
-from cutwater.errors import CutwaterError, Fenced, ProtocolViolation, Unavailable
+from cutwater.errors import CutwaterError, Damaged, Fenced, ProtocolViolation, Unavailable
 from cutwater.metadata.counters import Counters
 from cutwater.metadata.store_interface import MetadataStore
 from cutwater.metadata.ways import Ways
@@ -103,17 +103,23 @@ class Term:
             return
         try:
             effects = self.layer.handle(event, instant())
-        except ProtocolViolation as error:
-            # The state of this leader cannot be trusted: the next one begins with what is stored.
-            _log.exception("leader epoch %s gives up", self.epoch)
-            self._finish(error.message)
-            return
         except CutwaterError as error:
+            if isinstance(error, ProtocolViolation):
+                self._give_up(error.message)
+                return
             _log.debug("leader epoch %s refuses: %s", self.epoch, error)
             self._counters.refused += 1
             return
+        except Exception as error:
+            self._give_up(f"a bug: {error!r}")
+            return
         for effect in effects:
             self._carry_out(effect)
+
+    def _give_up(self, why: str) -> None:
+        """The state of this leader may hold decisions that were never stored: the next one begins with what is."""
+        _log.exception("leader epoch %s gives up", self.epoch)
+        self._finish(why)
 
     def _wake(self) -> None:
         self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
@@ -155,6 +161,9 @@ class Term:
                 self.feed(StoreRefused(error.message))
                 return
             except CutwaterError as error:
+                if not error.retriable or isinstance(error, Damaged):
+                    self._finish(f"the store cannot take decision {write.after + 1}: {error.message}")
+                    return
                 _log.warning("the store did not take decision %s, trying again: %s", write.after + 1, error)
                 await asyncio.sleep(retry)
                 retry = min(retry * 2, STORE_RETRY_SECONDS_MAX)

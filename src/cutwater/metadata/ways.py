@@ -62,7 +62,7 @@ class Ways:
                     connection.notify(storage_api.LEADER_SAYS, message)
             except CutwaterError:
                 # Lost, or it does not read: it will be told again when it reports again.
-                ways.pop(connection, None)
+                continue
 
     def pass_on(self, node: StorageNodeId, message: LeaderMessage) -> None:
         """As ``send``, for a follower: only over connections of its own."""
@@ -70,7 +70,7 @@ class Ways:
             try:
                 connection.notify(storage_api.LEADER_SAYS, message)
             except CutwaterError:
-                self._heard[node].pop(connection, None)
+                continue
 
     # Where storage nodes listen.
 

@@ -217,6 +217,19 @@ class CommitLog:
     def damaged(self, first_llsn: LLSN, number: int) -> DamagedFile:
         return DamagedFile(self._path(first_llsn), f"commit context {number} is wrong")
 
+    def missing(self, first_llsn: LLSN) -> DamagedFile:
+        return DamagedFile(self._path(first_llsn), "the file of commits before it is missing")
+
+    def check_reach(self, first_llsn: LLSN) -> None:
+        """Raise if the commits do not reach back to this LLSN, where the entries begin."""
+        try:
+            first = self.contexts[0] if len(self.contexts) else None
+        except DamagedFile:
+            # Whoever needs it will find out, and it can be repaired.
+            return
+        if first is not None and first.first_llsn > first_llsn:
+            raise self.missing(first.first_llsn)
+
     def repair(self, context: CommitContext) -> bool:
         """Put an intact copy of a commit context in the place of a damaged one, durably; False if none is missing."""
         view = self.contexts
@@ -299,6 +312,22 @@ class ContextView(Sequence[CommitContext]):
         at = index + self._length if index < 0 else index
         if not 0 <= at < self._length:
             raise IndexError(index)
+        context = self._record(at)
+        if at and at % self._per_file == 0:
+            self._check_goes_on(at, context)
+        return context
+
+    def _check_goes_on(self, at: int, context: CommitContext) -> None:
+        """Raise if a file is missing before this context, the first one of its file."""
+        try:
+            end = self._record(at - 1).last_llsn
+        except DamagedFile:
+            # That one can be told apart by its number, and is for those who need it.
+            return
+        if end + 1 != context.first_llsn:
+            raise self._log.missing(context.first_llsn)
+
+    def _record(self, at: int) -> CommitContext:
         file, number = divmod(at, self._per_file)
         block, place = divmod(number, BLOCK_RECORDS)
         if self._block[:2] != (file, block):

@@ -151,6 +151,10 @@ class ReplicaStorage(Protocol):
     def from_time(self, time: CutTime) -> GLSN | None:
         """The first record that was committed at or after this time and is not trimmed."""
 
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes all entries that are there take."""
+
     def within(self, bytes_max: int) -> GLSN | None:
         """The first committed record of the newest ones that fit into about so many bytes, by whole files; None if
         nothing is committed."""

@@ -39,7 +39,8 @@ POINTS_MAX = 1 << 16
 class MarkedFile:
     def __init__(self, file: File, magic: bytes, header: FileHeader, mark: Mark | None) -> None:
         self.file, self.magic, self.header = file, magic, header
-        self._mark = mark
+        self.newest = mark
+        """The last mark that was set; None if neither of the two can be read."""
         self._size = file.size()
         """With the room ahead of the data."""
         self.torn = False
@@ -72,15 +73,15 @@ class MarkedFile:
 
     @property
     def mark(self) -> Mark:
-        if self._mark is None:
+        if self.newest is None:
             raise DamagedFile(self.file.path, "both of its marks are wrong")
-        return self._mark
+        return self.newest
 
     def set_mark(self, offset: int, llsn: LLSN, running: Running) -> None:
         """Say how far the file is durable; call it only after the sync that made it so."""
         mark = Mark(self.mark.sequence + 1, offset, llsn, running)
         self.file.pwritev([encode_mark(mark)], SECTOR_BYTES * (1 + (mark.sequence - 1) % MARKS))
-        self._mark, self.torn = mark, False
+        self.newest, self.torn = mark, False
 
     def extend(self, buffers: Sequence[Buffer], offset: int, end: int, room_end: int) -> None:
         """Write data at the end, from ``offset`` to ``end``. If the file gets longer by it, it gets longer up to

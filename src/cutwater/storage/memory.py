@@ -293,6 +293,10 @@ class MemoryStorage:
         glsn = first_glsn_at_or_after_time(self.memory.contexts, time)
         return None if glsn is None else max(glsn, self._first_left())
 
+    @property
+    def size_bytes(self) -> int:
+        return sum(frame_bytes_of(frame.entry) for frame in self.memory.frames)
+
     def within(self, bytes_max: int) -> GLSN | None:
         self._check()
         llsn, left = LLSN(self.end + 1), bytes_max

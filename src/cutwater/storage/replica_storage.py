@@ -153,6 +153,7 @@ class SegmentStorage:
         manifest = self._manifest
         self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
         self._commits.recover(self._firsts(names, commits.SUFFIX), manifest.first_llsn)
+        self._commits.check_reach(manifest.first_llsn)
         self._log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
         firsts = self._firsts(names, segment_log.SUFFIX)
         left_over = bisect_right(firsts, manifest.first_llsn) - 1
@@ -447,6 +448,10 @@ class SegmentStorage:
     def from_time(self, time: CutTime) -> GLSN | None:
         glsn = self._read(lambda: first_glsn_at_or_after_time(self._commits.contexts, time))
         return None if glsn is None else max(glsn, self._read(self._first_left))
+
+    @property
+    def size_bytes(self) -> int:
+        return self._read(lambda: self._log.size_bytes)
 
     def within(self, bytes_max: int) -> GLSN | None:
         llsn = max(self._read(lambda: self._log.first_within(bytes_max)), self.first_llsn)

@@ -112,11 +112,12 @@ class Segment:
         length of the file does."""
         try:
             segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
-            mark, size = segment._marked.mark, segment._file.size()
         except DamagedFile as error:
             raise DamagedEntries(str(path), first_llsn, end_llsn, error.message) from error
-        is_newest = mark.llsn == end_llsn and mark.offset <= size
-        segment.end = segment.durable = End(end_llsn, mark.offset if is_newest else size)
+        mark, offset = segment._marked.newest, segment._file.size()
+        if mark is not None and mark.llsn == end_llsn and mark.offset <= offset:
+            offset = mark.offset
+        segment.end = segment.durable = End(end_llsn, offset)
         segment._load_points(segment.end.offset)
         return segment
 

@@ -100,6 +100,11 @@ class SegmentLog:
         """The first LLSN of each segment."""
         return self._firsts
 
+    @property
+    def size_bytes(self) -> int:
+        closed = sum(self._files.open(self._path(first)).size() for first in self._firsts[:-1])
+        return closed + self._last.end.offset
+
     def first_within(self, bytes_max: int) -> LLSN:
         """Where the newest segments begin that have no more bytes than this together; the last one always counts."""
         firsts, left = self._firsts, bytes_max - self._last.end.offset

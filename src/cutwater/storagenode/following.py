@@ -76,7 +76,8 @@ class Following:
             glsn = await asyncio.to_thread(storage.within, asked.bytes_max)
         else:
             glsn = await asyncio.to_thread(storage.from_time, asked.time)
-        return api.FindAnswer(glsn, through)
+        size = await asyncio.to_thread(lambda: storage.size_bytes)
+        return api.FindAnswer(glsn, through, size)
 
     async def _follow(
         self,

@@ -89,9 +89,10 @@ class Mender:
             driver.reopen()
         _log.info("log stream %s was repaired from a peer", driver.stream, extra={"stream": driver.stream})
 
-    async def _mend_entries(self, driver: ReplicaDriver, llsn: LLSN, last_llsn: LLSN) -> None:
+    async def _mend_entries(self, driver: ReplicaDriver, first_llsn: LLSN, llsn: LLSN) -> None:
+        """From the last one back: the first ones may be trimmed, and then nobody has a copy of them."""
         storage = driver.storage
-        while llsn <= last_llsn:
+        while llsn >= max(first_llsn, storage.first_llsn):
             frame = (await self._fetch(driver, llsn)).frame
             entry, running = frame.entry, frame.header.running
             try:
@@ -101,7 +102,7 @@ class Mender:
                 self._node.cannot_open(driver.stream, error)
                 raise
             self._node.counters.entries_repaired += 1
-            llsn = LLSN(entry.last_llsn + 1)
+            llsn = LLSN(entry.first_llsn - 1)
 
     async def _mend_contexts(self, driver: ReplicaDriver) -> None:
         storage = driver.storage

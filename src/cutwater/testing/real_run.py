@@ -164,7 +164,7 @@ class Load:
         catalog = await self.catalog()
         address = next(found.address for found in catalog.nodes if found.node == node)
         connection = self._connections.get(address)
-        if connection is None or connection.closed.done():
+        if connection is None or connection.is_closed:
             host, port = parse_address(address)
             connection = await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS)
             self._connections[address] = connection

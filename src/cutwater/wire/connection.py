@@ -140,8 +140,13 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> asyncio.Future[None]:
-        """Done when it is over."""
+        """Done when it is over. Each time another one, so that whoever cancels it does no harm to others; take it once,
+        and ask ``is_closed`` where that is enough."""
         return asyncio.shield(self._closed)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.done()
 
     async def call(self, method: Method[A, R], argument: A, body: Payload = b"", *, timeout_ms: int) -> Received[R]:
         """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""

@@ -99,6 +99,8 @@ class FindAnswer(Struct, frozen=True):
 
     glsn: GLSN | None
     complete_through: GLSN
+    size_bytes: int = 0
+    """Of all entries that are there."""
 
 
 class FateArguments(Struct, frozen=True):
