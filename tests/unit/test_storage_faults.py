@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
-from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, SegmentBench, commit_of, entries_from
+from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entries_from
 
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import HardState
 from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
 from cutwater.storage.errors import DiskFull, StorageBroken
+from cutwater.storage.files import OsFile, OsFiles
 from cutwater.storage.format import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
@@ -250,45 +255,89 @@ def test_a_full_disk_loses_nothing(which: int, tmp_path) -> None:
 # Threads.
 
 
-def test_readers_go_on_while_the_writer_writes_and_trims(tmp_path) -> None:
-    """On real files: every reader sees either the right entries or is told that they are trimmed."""
-    bench = SegmentBench(tmp_path)
-    storage = bench.storage
-    contexts = fill(storage, 3)
-    problems: list[BaseException] = []
-    reads = [0]
-    stop = threading.Event()
+class UnsyncedFile(OsFile):
+    def sync_data(self) -> None:
+        pass
 
-    def reader(seed: int) -> None:
+    def sync_all(self) -> None:
+        pass
+
+
+class UnsyncedFiles(OsFiles):
+    """Real files without the wait for the disk, so that much happens at the same time."""
+
+    def open(self, path: Path) -> UnsyncedFile:
+        return UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def create(self, path: Path) -> UnsyncedFile:
+        return UnsyncedFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
+
+    def sync_dir(self, path: Path) -> None:
+        pass
+
+
+@pytest.fixture
+def restless_threads() -> Iterator[None]:
+    """Threads take turns a hundred times as often as they would."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(before / 100)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Readers:
+    """Threads that read anywhere until told to stop. Each sees either the right entries or that they are trimmed."""
+
+    def __init__(self, storage: SegmentStorage) -> None:
+        self._storage = storage
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(3)]
+        self.problems: list[BaseException] = []
+        self.reads = 0
+
+    def __enter__(self) -> Readers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, seed: int) -> None:
         rng = Random(seed)
-        try:
-            while not stop.is_set():
-                first, last = storage.first_llsn, storage.committed_end
-                try:
-                    part = storage.read(LLSN(rng.randint(first, last)), last, 2_000)
-                except Trimmed:
-                    continue
-                for frame in part.frames:
-                    assert frame.entry == entries_from(frame.header.first_llsn, 1)[0]
-                assert part.commits[0].first_llsn <= part.first_llsn
-                assert part.commits[-1].last_llsn >= part.last_llsn
-                reads[0] += 1
-        except BaseException as error:
-            problems.append(error)
+        while not self._stop.is_set():
+            try:
+                self._read(rng)
+            except Trimmed:
+                continue
+            except BaseException as error:
+                self.problems.append(error)
 
-    threads = [threading.Thread(target=reader, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for round_ in range(60):
-        contexts = fill(storage, 3, contexts)
-        if round_ % 5 == 4:
-            storage.drop_before(contexts[-9].first_glsn, contexts[-1].last_llsn)
-            assert storage.verify() == []
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not problems, problems
-    assert reads[0] > 20
+    def _read(self, rng: Random) -> None:
+        first, last = self._storage.first_llsn, self._storage.committed_end
+        # Mostly near the beginning, where trims are.
+        llsn = rng.randint(first, min(last, first + rng.choice((0, 10, 1_000))))
+        part = self._storage.read(LLSN(llsn), last, 2_000)
+        for frame in part.frames:
+            assert frame.entry == entries_from(frame.header.first_llsn, 1)[0]
+        assert part.commits[0].first_llsn <= part.first_llsn
+        assert part.commits[-1].last_llsn >= part.last_llsn
+        self.reads += 1
+
+
+def test_readers_go_on_while_the_writer_writes_and_trims(tmp_path, restless_threads) -> None:
+    storage = SegmentStorage(tmp_path / "lsid=3", IDENTITY, SMALL, UnsyncedFiles())
+    contexts = fill(storage, 9)
+    with Readers(storage) as readers:
+        for round_ in range(300):
+            contexts = fill(storage, 3, contexts[-9:])
+            storage.drop_before(contexts[-4].first_glsn, contexts[-1].last_llsn)
+            if round_ % 20 == 0:
+                assert storage.verify() == []
+    assert not readers.problems, readers.problems[:3]
+    assert readers.reads > 0
 
 
 def test_files_are_the_only_thing_left_behind(tmp_path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import weakref
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -80,7 +81,7 @@ class AsyncClient:
         self._reading = Reading(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository)
         self._positions = Positions(self._catalogs, self._reading, repository)
-        self._subscriptions: set[AsyncSubscription[Any]] = set()
+        self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
 
@@ -441,7 +442,7 @@ class AsyncClient:
             seconds,
             from_earliest=start == "earliest",
         )
-        self._subscriptions = {known for known in self._subscriptions if not known.is_closed} | {subscription}
+        self._subscriptions.add(subscription)
         return subscription
 
     # Producers and consumers.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import ssl
 import threading
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -42,6 +43,8 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         self._is_over = False
         # So that it is known from where on it delivers.
         loop.run(wrapped.begun())
+        # Whoever leaves a loop over it early does not close it, and what is being fetched ahead would never end.
+        weakref.finalize(self, wrapped.abandon).atexit = False
 
     def __iter__(self) -> Iterator[T]:
         return self

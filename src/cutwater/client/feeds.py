@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 from cutwater.client.catalogs import Catalogs, View, no_such_topic
 from cutwater.client.deadlines import Deadline
@@ -154,12 +155,21 @@ class Feed:
         return sorted((*runs, *ready), key=lambda run: run.first_glsn)
 
     async def close(self) -> None:
+        await asyncio.gather(*self._end(), return_exceptions=True)
+        self._readers.clear()
+
+    def abandon(self) -> None:
+        """As ``close``, for who cannot wait for it, in any thread."""
+        with suppress(RuntimeError):
+            # It says so if it is closed, and then everything has ended.
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> list[asyncio.Task[None]]:
         self.fail(ClientClosed("this subscription was closed"))
         tasks = [self._watching, *(reader.task for reader in self._readers.values())]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._readers.clear()
+        return tasks
 
     # What readers tell.
 

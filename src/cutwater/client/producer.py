@@ -484,7 +484,9 @@ class AsyncProducer:
         self._buffer.fail_all(self._failure)
         for sequence, flight in list(self._flights.items()):
             if not flight.open_calls:
-                self._give_up_flight(sequence, _unknown(self.id, self._failure))
+                # What was never sent will never appear.
+                error = _unknown(self.id, self._failure) if flight.attempts else self._failure
+                self._give_up_flight(sequence, error)
         self._note_change()
 
     def _give_up_flight(self, sequence: Sequence, error: CutwaterError) -> None:

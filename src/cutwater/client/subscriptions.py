@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -19,7 +21,7 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout, Record
 from cutwater.core.requests import TopicInfo
 from cutwater.core.subscription import Run
-from cutwater.errors import DeadlineExceeded, NotFound, Trimmed
+from cutwater.errors import DeadlineExceeded, Trimmed
 from cutwater.types import GLSN, LogStreamId, TopicId
 from cutwater.wire.storage_api import Columns
 
@@ -64,6 +66,9 @@ class AsyncSubscription(Generic[T]):
         subscription = await log.subscribe("orders", follow=False)
         async for record in subscription:
             print(record.glsn, record.value)
+
+    It ends with ``close``, at its end, or when nobody refers to it any more; so what works for it in the background
+    must not refer to it.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class AsyncSubscription(Generic[T]):
         self._from_earliest = from_earliest
         self._opening = asyncio.Lock()
         self._feed: Feed | None = None
+        self._left: weakref.finalize[..., AsyncSubscription[T]] | None = None
         self._range: Range | None = None
         self._layouts: dict[LogStreamId, Layout] = {}
         self._pieces: deque[Piece] = deque()
@@ -90,11 +96,6 @@ class AsyncSubscription(Generic[T]):
         self._reached = GLSN(0)
         """Everything below has been taken from the feed, though perhaps not from here."""
         self._is_closed = self._is_over = False
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether nothing more will come of it."""
-        return self._is_closed or self._is_over
 
     def __await__(self) -> Generator[Any, None, AsyncSubscription[T]]:
         return self.begun().__await__()
@@ -112,16 +113,17 @@ class AsyncSubscription(Generic[T]):
         self._reached = found.start
         for topic in self._selection.topics(found.view):
             # Columns that do not exist are found out now.
-            self.layout(topic)
-        feed = Feed(
-            self._catalogs, self._nodes, self._selection, self._projection, found.start, found.starts, found.stop
-        )
+            _layout_of(self._catalogs, self._columns, topic)
+        projection = partial(_projection_of, self._catalogs, self._columns)
+        feed = Feed(self._catalogs, self._nodes, self._selection, projection, found.start, found.starts, found.stop)
         try:
             feed.begin(found.view)
         except BaseException:
             await feed.close()
             raise
         self._feed = feed
+        self._left = weakref.finalize(self, feed.abandon)
+        self._left.atexit = False
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
@@ -148,8 +150,16 @@ class AsyncSubscription(Generic[T]):
     async def close(self) -> None:
         self._is_closed = True
         feed, self._feed = self._feed, None
+        if self._left is not None:
+            self._left.detach()
         if feed is not None:
             await feed.close()
+
+    def abandon(self) -> None:
+        """As ``close``, for who cannot wait for it, in any thread."""
+        feed = self._feed
+        if feed is not None:
+            feed.abandon()
 
     async def __aenter__(self) -> AsyncSubscription[T]:
         return await self
@@ -168,20 +178,21 @@ class AsyncSubscription(Generic[T]):
                 self._made.extend(self._make(self._take_pieces()))
                 continue
             await self.begun()
-            assert self._feed is not None
-            assert self._range is not None
-            if self._range.stop is not None and self._reached >= self._range.stop:
+            feed, found = self._feed, self._range
+            assert feed is not None
+            assert found is not None
+            if found.stop is not None and self._reached >= found.stop:
                 self._is_over = True
-                await self._feed.close()
+                await self.close()
                 return
             try:
-                runs = await self._taken(self._feed, self._range)
+                runs = await self._taken(feed, found)
             except Trimmed:
-                if not self._from_earliest or self._feed.next_glsn > self._range.start:
+                if not self._from_earliest or feed.next_glsn > found.start:
                     raise
                 # The log was trimmed between finding where it begins and reading there.
                 continue
-            self._reached = self._feed.next_glsn
+            self._reached = feed.next_glsn
             self._pieces.extend(self._clipped(runs))
 
     async def _taken(self, feed: Feed, found: Range) -> list[Run]:
@@ -204,8 +215,9 @@ class AsyncSubscription(Generic[T]):
             start = max(found.start, self._start_of(run.stream, found.starts))
             first = max(0, start - run.first_glsn)
             last = run.batch.count if stop is None else min(run.batch.count, stop - run.first_glsn)
-            if first < last:
-                yield Piece(self._layout(run), run, first, last)
+            layout = self._layout(run) if first < last else None
+            if layout is not None:
+                yield Piece(layout, run, first, last)
 
     def _start_of(self, stream: LogStreamId, starts: Mapping[TopicId, GLSN]) -> GLSN:
         info = self._catalogs.view.streams.get(stream) if starts else None
@@ -219,7 +231,8 @@ class AsyncSubscription(Generic[T]):
             pieces.append(self._pieces.popleft())
         return pieces
 
-    def _layout(self, run: Run) -> Layout:
+    def _layout(self, run: Run) -> Layout | None:
+        """None if its topic was deleted, and nobody has asked for it by name."""
         layout = self._layouts.get(run.stream)
         if layout is not None and layout.knows(run):
             return layout
@@ -227,16 +240,19 @@ class AsyncSubscription(Generic[T]):
         info = view.streams.get(run.stream)
         name = None if info is None else view.names.get(info.topic)
         if name is None:
-            raise NotFound(f"the topic of log stream {run.stream} was deleted")
-        layout = self._layouts[run.stream] = self.layout(view.topics[name])
+            self._selection.topics(view)
+            return None
+        layout = self._layouts[run.stream] = _layout_of(self._catalogs, self._columns, view.topics[name])
         return layout
 
-    def layout(self, topic: TopicInfo) -> Layout:
-        """How records of this topic are delivered."""
-        return Layout(self._catalogs.view.schema(topic), self._columns)
 
-    def _projection(self, topic: TopicInfo) -> Mapping[int, Columns]:
-        return self.layout(topic).projection
+def _layout_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Layout:
+    """How records of this topic are delivered."""
+    return Layout(catalogs.view.schema(topic), columns)
+
+
+def _projection_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Mapping[int, Columns]:
+    return _layout_of(catalogs, columns, topic).projection
 
 
 def make_records(pieces: Sequence[Piece]) -> list[Record]:

@@ -403,6 +403,8 @@ class OrderLayer:
         self.explanations = {lsid: why for lsid, why in self.explanations.items() if lsid in known}
 
     def _next_cut(self, now: Instant) -> d.Cut | None:
+        if not self._moved:
+            return None
         candidates = [self._candidate(self.state.streams[lsid]) for lsid in self._moved if lsid not in self._distrusted]
         self._moved.clear()
         time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
@@ -435,6 +437,8 @@ class OrderLayer:
         return ur.durable_end
 
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
+        if not self._requests:
+            return
         around = self._surroundings(now)
         for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):
             asked = self._requests.popleft()

@@ -38,7 +38,7 @@ from cutwater.types import DecisionIndex, Instant, LeaderEpoch
 
 _log = logging.getLogger(__name__)
 
-WAKE_SECONDS = 0.02
+WAKE_SECONDS = 0.05
 STORE_RETRY_SECONDS_MIN = 0.01
 STORE_RETRY_SECONDS_MAX = 0.5
 

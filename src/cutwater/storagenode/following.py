@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from msgspec import Struct
 
 from cutwater.core.commit_index import context_of_llsn
-from cutwater.errors import Damaged, Trimmed
+from cutwater.errors import Damaged, Trimmed, Unavailable
 from cutwater.storage.frames import Frame
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns
@@ -69,15 +70,7 @@ class Following:
 
     async def find(self, call: Call[api.FindArguments]) -> api.FindAnswer:
         driver = self._node.driver(call.argument.stream)
-        driver.require_readable()
-        through = _complete_through(driver)
-        asked, storage = call.argument, driver.storage
-        if asked.bytes_max:
-            glsn = await asyncio.to_thread(storage.within, asked.bytes_max)
-        else:
-            glsn = await asyncio.to_thread(storage.from_time, asked.time)
-        size = await asyncio.to_thread(lambda: storage.size_bytes)
-        return api.FindAnswer(glsn, through, size)
+        return await driver.in_reader(lambda: _find(driver, call.argument))
 
     async def _follow(
         self,
@@ -93,7 +86,7 @@ class Following:
             news.clear()
             self._require_readable(driver)
             if next_llsn <= indexed_end(driver):
-                part = await asyncio.to_thread(_read_on, driver, next_llsn, arguments)
+                part = await driver.in_reader(partial(_read_on, driver, next_llsn, arguments))
                 self._node.counters.reads += 1
                 self._node.counters.read_bytes += part.size
                 await sender.send(
@@ -121,22 +114,31 @@ class Following:
         if from_glsn < trimmed_before:
             raise Trimmed(from_glsn, trimmed_before)
         end = indexed_end(driver)
-        llsn = await asyncio.to_thread(driver.storage.from_glsn, from_glsn)
+        # What is committed after ``end`` was asked for is found, or it is read on from there.
+        llsn = await driver.in_reader(lambda: driver.storage.from_glsn(from_glsn))
         return LLSN(end + 1) if llsn is None else llsn
 
     def _require_readable(self, driver: ReplicaDriver) -> None:
         if self._node.driver(driver.stream) is not driver:
             # It was opened anew, so this one will hear of nothing more.
-            raise Damaged(f"log stream {driver.stream} was replaced here: follow it again")
+            raise Unavailable(f"log stream {driver.stream} was replaced here: follow it again")
         driver.require_readable()
 
 
 def _complete_through(driver: ReplicaDriver) -> GLSN:
     """Up to where everything that is committed can be found in the files."""
-    replica, last = driver.replica, driver.storage.last_commit
-    if indexed_end(driver) >= replica.committed_end:
-        return replica.complete_through
-    return min(replica.complete_through, last.high_watermark if last is not None else GLSN(0))
+    replica = driver.replica
+    # In this order, because commits go on: what is complete is no more than what is committed after it was asked for.
+    through, committed_end, last = replica.complete_through, replica.committed_end, driver.storage.last_commit
+    if indexed_end(driver) >= committed_end:
+        return through
+    return min(through, last.high_watermark if last is not None else GLSN(0))
+
+
+def _find(driver: ReplicaDriver, asked: api.FindArguments) -> api.FindAnswer:
+    through, storage = _complete_through(driver), driver.storage
+    glsn = storage.within(asked.bytes_max) if asked.bytes_max else storage.from_time(asked.time)
+    return api.FindAnswer(glsn, through, storage.size_bytes)
 
 
 def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part:

@@ -56,10 +56,12 @@ class Link:
         self._hurry.set()
 
     async def close(self) -> None:
+        # Taken now: the task forgets it when it ends.
+        connection = self.connection
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self.connection is not None:
-            self.connection.abort()
+        if connection is not None:
+            connection.abort()
 
     async def _keep(self) -> None:
         wait = RECONNECT_SECONDS_MIN
@@ -77,7 +79,7 @@ class Link:
             self.connection = connection
             self._on_up(connection)
             try:
-                await asyncio.shield(connection.closed)
+                await connection.closed
             finally:
                 self.connection = None
             self._on_down()

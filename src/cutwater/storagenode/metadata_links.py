@@ -94,7 +94,7 @@ class MetadataLinks:
         )
 
     def _forget_closed(self) -> None:
-        self._joined = {connection for connection in self._joined if not connection.closed.done()}
+        self._joined = {connection for connection in self._joined if not connection.is_closed}
 
     def _trouble(self, address: str, error: CutwaterError) -> None:
         if isinstance(error, WrongCluster):
@@ -105,7 +105,8 @@ class MetadataLinks:
 
     async def _join(self, address: str, connection: Connection) -> None:
         """Ask until the node is known there, as long as the connection lasts."""
-        while not connection.closed.done():
+        closed = connection.closed
+        while not connection.is_closed:
             try:
                 received = await connection.call(JOIN, self._node.introduce(), timeout_ms=JOIN_MS_MAX)
                 answer: JoinAnswer = received.value
@@ -116,7 +117,7 @@ class MetadataLinks:
             except CutwaterError as error:
                 self._trouble(address, error)
             else:
-                if answer.known and not connection.closed.done():
+                if answer.known and not connection.is_closed:
                     _log.info("the metadata repository at %s knows this storage node", address)
                     self._troubles.pop(address, None)
                     self._joined.add(connection)
@@ -125,4 +126,4 @@ class MetadataLinks:
                 if not answer.known and self._troubles.get(address) != "unknown":
                     self._troubles[address] = "unknown"
                     _log.warning("the metadata repository at %s does not know this storage node yet: add it", address)
-            await asyncio.wait({connection.closed}, timeout=JOIN_AGAIN_SECONDS)
+            await asyncio.wait({closed}, timeout=JOIN_AGAIN_SECONDS)

@@ -41,7 +41,7 @@ class Reading:
                 break
             await asyncio.sleep(READ_WAIT_SECONDS)
         try:
-            reply = await asyncio.to_thread(_read, driver, arguments)
+            reply = await driver.in_reader(lambda: _read(driver, arguments))
         except Damaged as error:
             self._node.damage_met(arguments.stream, error)
             raise
@@ -56,7 +56,7 @@ class Reading:
         if llsn > indexed_end(driver):
             raise NotYetCommitted(f"log stream {stream} is committed to LLSN {indexed_end(driver)} here, not to {llsn}")
         try:
-            part = await asyncio.to_thread(driver.storage.read, llsn, llsn, 1)
+            part = await driver.in_reader(lambda: driver.storage.read(llsn, llsn, 1))
         except Damaged as error:
             self._node.damage_met(stream, error)
             raise

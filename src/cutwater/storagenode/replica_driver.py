@@ -113,6 +113,11 @@ class ReplicaDriver:
         self._host = host
         self._is_waiting = False
         """A barrier is on its way to the disk."""
+        self._is_reopening = False
+        self._gone = ""
+        """Why the replica is no longer here, once it is not."""
+        self._last_report: UncommitReport | None = None
+        """What was reported last, as long as nothing was removed from the files since."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
         self._entries_since_checkpoint = 0
         self._sync_running = NO_TIME
@@ -122,12 +127,19 @@ class ReplicaDriver:
         self._tidy_later()
 
     def report(self) -> UncommitReport | None:
-        """What the replica may report; nothing while a barrier is pending, because it is not yet as it says it is."""
-        return None if self._is_waiting else self.replica.report()
+        """What the replica may report. While a barrier is pending it is not yet as it says it is, so it repeats what it
+        said before, as if what it was told were still on its way. That holds as long as nothing is removed from the
+        files; while something is, there is nothing to report."""
+        if not self._is_waiting:
+            self._last_report = self.replica.report()
+        return self._last_report
 
     def feed(self, event: ReplicaEvent, on_refusal: Refusal | None = None) -> None:
         """Let the replica handle an event, now or as soon as it can; ``on_refusal`` hears if it will not."""
-        if not self.is_busy:
+        if self._gone:
+            if on_refusal is not None:
+                on_refusal(self._is_gone())
+        elif not self.is_busy:
             self._handle(event, on_refusal)
         elif len(self._events) < EVENTS_WAITING_MAX or isinstance(event, _OF_THE_DISK):
             self._events.append((event, on_refusal))
@@ -151,6 +163,10 @@ class ReplicaDriver:
     def require_readable(self) -> None:
         """Raise if nothing may be read from this replica now."""
         who = f"log stream {self.stream} on storage node {self.node}"
+        if self._gone:
+            raise self._is_gone()
+        if self._is_reopening:
+            raise Unavailable(f"{who} is just being opened anew: try again, or ask another replica")
         if self.replica.state is ReplicaState.LEARNING:
             raise Unavailable(f"{who} is still being learned: ask another replica")
         if not self.replica.trusted:
@@ -182,6 +198,24 @@ class ReplicaDriver:
         self.writer.submit(careful, done)
         return future
 
+    async def in_reader(self, job: Callable[[], T]) -> T:
+        """Read something from the files in another thread. What was read while they were opened anew is no answer: what
+        belongs together may have been looked up partly before, partly after."""
+        self.require_readable()
+        replica = self.replica
+        try:
+            result = await asyncio.to_thread(job)
+        except Damaged:
+            self._require_same(replica)
+            raise
+        self._require_same(replica)
+        return result
+
+    def _require_same(self, replica: Replica) -> None:
+        self.require_readable()
+        if self.replica is not replica:
+            raise Unavailable(f"log stream {self.stream} was opened anew on storage node {self.node}: try again")
+
     def reopen(self) -> None:
         """Open the files anew: what kept the replica from being trusted may have been repaired."""
         if not self.is_busy and not self.replica.trusted and self.replica.learner is None:
@@ -192,12 +226,16 @@ class ReplicaDriver:
         for effect in self.replica.handle(StorageFailed(why)):
             if isinstance(effect, Unsettled):
                 self._do(effect)
-        self._is_waiting = True
+        self._gone = why
         for _, on_refusal in self._events:
             if on_refusal is not None:
-                on_refusal(Unavailable(f"log stream {self.stream} is no longer on storage node {self.node}: {why}"))
+                on_refusal(self._is_gone())
         self._events.clear()
         self.writer.end()
+        self._tell_watchers()
+
+    def _is_gone(self) -> Unavailable:
+        return Unavailable(f"log stream {self.stream} is no longer on storage node {self.node}: {self._gone}")
 
     def end(self) -> None:
         """Make durable what was given and take nothing more; ``close`` waits for it."""
@@ -258,6 +296,8 @@ class ReplicaDriver:
         for i in range(start, len(effects)):
             effect = effects[i]
             if isinstance(effect, BARRIERS):
+                if isinstance(effect, Truncate | Restart):
+                    self._last_report = None
                 self._wait_for(self._barrier(effect), lambda i=i: self._carry_out(effects, i + 1))  # type: ignore[misc]
                 return
             if isinstance(effect, Reopen):
@@ -312,6 +352,8 @@ class ReplicaDriver:
         self._is_waiting = True
 
         def done(error: CutwaterError | None) -> None:
+            if self._gone:
+                return
             self._is_waiting = False
             if error is None:
                 then()
@@ -319,11 +361,12 @@ class ReplicaDriver:
                 self._host.storage_failed(self.stream, error)
                 self._handle(StorageFailed(error.message), None)
             self._catch_up()
+            self._host.report_soon()
 
         self.writer.submit(job, done)
 
     def _catch_up(self) -> None:
-        while self._events and not self._is_waiting:
+        while self._events and not self._is_waiting and not self._gone:
             self._handle(*self._events.popleft())
 
     def _drop(self, effect: DropBefore) -> None:
@@ -356,25 +399,32 @@ class ReplicaDriver:
             self.writer.submit(lambda: self.storage.save_dedup(checkpoint), done)
 
     def _failed(self, error: CutwaterError) -> None:
+        if self._gone:
+            return
         # Whatever still waits belongs to a replica that is about to be opened anew, except what a barrier will say.
         self._host.storage_failed(self.stream, error)
         self.feed(StorageFailed(error.message))
 
     def _reopen(self, cut: Reopen) -> None:
         """Cut the files back to what is known to be durable and recover from them, as after a restart."""
+        if self._gone:
+            return
         recovered: list[Replica] = []
 
         def job() -> None:
             self.storage.cut_back(cut.durable_end, cut.durable_committed_end)
             recovered.append(self._recover())
 
-        self._is_waiting = True
+        self._is_waiting = self._is_reopening = True
+        self._last_report = None
 
         def done(error: CutwaterError | None) -> None:
+            if self._gone:
+                return
             if error is not None:
                 self._cannot_reopen(cut, error)
                 return
-            self._is_waiting = False
+            self._is_waiting = self._is_reopening = False
             self.replica = recovered[0]
             # What was written for the replica before this one means nothing to it.
             late = (EntriesDurable, CommitDurable, StorageFailed)
@@ -382,6 +432,7 @@ class ReplicaDriver:
             self._tidy_later()
             self._host.report_soon()
             self._catch_up()
+            self._tell_watchers()
 
         self.writer.submit(job, done, reopens=True)
 
@@ -391,6 +442,7 @@ class ReplicaDriver:
         self.problem = error.message
         self._host.storage_failed(self.stream, error)
         self._host.report_soon()
+        self._tell_watchers()
         if isinstance(error, Damaged):
             self._host.cannot_open(self.stream, error)
         else:

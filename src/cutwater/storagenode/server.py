@@ -13,11 +13,11 @@ from msgspec import Struct, structs
 
 from cutwater.core.messages import LeaderMessage, Replicate, SyncRequest
 from cutwater.core.producer_session import Fate
-from cutwater.errors import CutwaterError, Damaged, InvalidArgument
-from cutwater.storage.checksum import crc32c
+from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
+from cutwater.storagenode.checking import check_batch
 from cutwater.storagenode.following import Following
 from cutwater.storagenode.links import Peers
 from cutwater.storagenode.mending import Mender
@@ -248,9 +248,8 @@ class StorageNodeServer:
         return methods
 
     def _append(self, call: Call[api.AppendArguments]) -> Later:
-        body = bytes(call.body)
-        if crc32c(body) != call.argument.batch.checksum:
-            raise InvalidArgument("the checksum of the batch does not fit its bytes: they were damaged on the way")
+        batch = structs.replace(call.argument.batch, body=bytes(call.body))
+        check_batch(batch)
 
         def settled(outcome: api.AppendAnswer | CutwaterError) -> None:
             if isinstance(outcome, CutwaterError):
@@ -258,7 +257,7 @@ class StorageNodeServer:
             else:
                 call.answer(outcome)
 
-        self.node.append(call.argument, body, settled)
+        self.node.append(call.argument, batch, settled)
         return LATER
 
     def _replicate(self, notification: Notification[Replicate]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -81,7 +82,7 @@ class Syncing:
         # All of one moment: what is committed later is for the next round.
         own, trimmed_before = replica.extent, replica.hard_state.trimmed_before
         dedup = replica.dedup.checkpoint(own.end)
-        part = await asyncio.to_thread(_next_round, storage, own, request.extent)
+        part = await driver.in_reader(lambda: _next_round(storage, own, request.extent))
         if part.end < own.end:
             # Not quite what it was at that place, which does not matter: before the learner counts, another round has
             # replaced it by what is right at the end.
@@ -94,7 +95,7 @@ class Syncing:
         await sender.send(SyncBegin(stream, attempt, plan, base_glsn), _encode(running))
         llsn = plan.copy.first
         while llsn <= plan.copy.end:
-            found = await asyncio.to_thread(storage.read, llsn, plan.copy.end, PART_BYTES)
+            found = await driver.in_reader(partial(storage.read, llsn, plan.copy.end, PART_BYTES))
             await sender.send(SyncEntries(stream, attempt, ()), found.data)
             self._node.counters.sync_sent_bytes += len(found.data)
             llsn = LLSN(found.last_llsn + 1)
@@ -109,23 +110,35 @@ class Syncing:
     # The destination.
 
     async def learn(self, connection: Connection, request: SyncRequest) -> None:
-        driver = self._node.driver(request.stream)
+        driver = self._node.replicas.get(request.stream)
+        if driver is None:
+            return
         self._node.counters.syncs_begun += 1
         reason = "the source ended before it had sent everything"
         try:
-            async with connection.open_stream(api.SYNC, request) as stream:
-                parts = _Parts()
-                while (item := await stream.receive(timeout_ms=ITEM_MS_MAX)) is not None:
-                    learner = driver.replica.learner
-                    if learner is None or learner.attempt != request.attempt:
-                        return
-                    self._node.counters.sync_received_bytes += len(item.body)
-                    self._take(driver, parts, item.value, bytes(item.body))
-                    await self._let_the_disk_keep_up(driver)
+            await self._receive(connection, request, driver)
         except CutwaterError as error:
             reason = error.message
-        # If the end was taken before, this says nothing new.
-        driver.feed(SyncFailed(request.stream, request.attempt, reason))
+        except msgspec.MsgspecError as error:
+            reason = f"what the source sent cannot be decoded: {error}"
+        except BaseException as error:
+            reason = f"it was broken off: {error!r}"
+            raise
+        finally:
+            # Whatever happened: a replica that is not told goes on waiting. If the end was taken before, this says
+            # nothing new.
+            driver.feed(SyncFailed(request.stream, request.attempt, reason))
+
+    async def _receive(self, connection: Connection, request: SyncRequest, driver: ReplicaDriver) -> None:
+        async with connection.open_stream(api.SYNC, request) as stream:
+            parts = _Parts()
+            while (item := await stream.receive(timeout_ms=ITEM_MS_MAX)) is not None:
+                learner = driver.replica.learner
+                if learner is None or learner.attempt != request.attempt:
+                    return
+                self._node.counters.sync_received_bytes += len(item.body)
+                self._take(driver, parts, item.value, bytes(item.body))
+                await self._let_the_disk_keep_up(driver)
 
     async def _let_the_disk_keep_up(self, driver: ReplicaDriver) -> None:
         while driver.is_busy or driver.writer.backlog_bytes > BACKLOG_BYTES_MAX:

@@ -90,6 +90,8 @@ class Writer:
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
         self._is_broken = False
+        self._is_ended = False
+        """Nothing that is given from now on will be done."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -101,19 +103,26 @@ class Writer:
         return self._given_bytes - self._taken_bytes
 
     def write(self, entry: Entry, generation: int) -> None:
-        self._given_bytes += _cost(entry)
-        self._queue.put((entry, generation))
+        if not self._is_ended:
+            self._given_bytes += _cost(entry)
+            self._queue.put((entry, generation))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
-        self._queue.put((context, generation))
+        if not self._is_ended:
+            self._queue.put((context, generation))
 
     def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
         """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
-        self._queue.put(_Task(job, done, reopens))
+        if self._is_ended:
+            self._tell(lambda: done(StorageBroken("nothing is written any more: the replica is no longer here")))
+        else:
+            self._queue.put(_Task(job, done, reopens))
 
     def end(self) -> None:
         """Finish what was given, then end."""
-        self._queue.put(None)
+        if not self._is_ended:
+            self._is_ended = True
+            self._queue.put(None)
 
     def join(self, timeout: float) -> bool:
         """Whether it ended in time."""

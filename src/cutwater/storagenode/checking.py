@@ -1,0 +1,50 @@
+"""What may be stored at all. It is looked at where entries come in: what the disk's thread cannot write fails the whole
+replica, and everyone who waits for it, while a refusal here concerns only who sent it. Pure.
+"""
+
+from __future__ import annotations
+
+from cutwater.errors import InvalidArgument
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.format import NUMBER_MAX
+from cutwater.storage.frames import FRAME_BYTES_MAX, PRODUCER_BYTES_MAX, frame_bytes_of
+from cutwater.types import LLSN, Batch, Entry, Epoch
+
+UINT32_MAX = (1 << 32) - 1
+TIME_MIN = -(1 << 63)
+
+
+def check_entry(entry: Entry) -> None:
+    """Raise if this entry cannot be stored as it is, or its bytes are not the ones that the client sent."""
+    _within("LLSN", entry.first_llsn, 1, NUMBER_MAX - UINT32_MAX)
+    _within("epoch", entry.epoch, 0, UINT32_MAX)
+    batch, tag = entry.batch, entry.batch.producer
+    _within("count of records", batch.count, 1, UINT32_MAX)
+    _within("number of the schema", batch.schema, 0, UINT32_MAX)
+    _within("smallest event time", batch.time_min, TIME_MIN, NUMBER_MAX)
+    _within("largest event time", batch.time_max, TIME_MIN, NUMBER_MAX)
+    if batch.declared is not None:
+        _within("declared watermark", batch.declared, TIME_MIN, NUMBER_MAX)
+    if tag is not None:
+        _within("producer's epoch", tag.epoch, 0, NUMBER_MAX)
+        _within("producer's sequence number", tag.sequence, 0, NUMBER_MAX)
+        name_bytes = len(tag.producer.encode())
+        if name_bytes > PRODUCER_BYTES_MAX:
+            raise InvalidArgument(
+                f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {name_bytes}: choose a shorter one"
+            )
+    frame_bytes = frame_bytes_of(entry)
+    if frame_bytes > FRAME_BYTES_MAX:
+        raise InvalidArgument(f"a batch has at most {FRAME_BYTES_MAX} bytes, this one {frame_bytes}: send smaller ones")
+    if crc32c(batch.body) != batch.checksum:
+        raise InvalidArgument("the checksum of the batch does not fit its bytes: they were damaged on the way")
+
+
+def check_batch(batch: Batch) -> None:
+    """The same, of a batch that has no place yet."""
+    check_entry(Entry(LLSN(1), Epoch(0), batch))
+
+
+def _within(what: str, number: int, low: int, high: int) -> None:
+    if not low <= number <= high:
+        raise InvalidArgument(f"the {what} is {number}, which cannot be stored: it is from {low} to {high}")
