@@ -97,8 +97,8 @@ class EmbeddedLog:
             await self._metadata.stop(timeout_ms=STOP_MS_MAX)
         if not is_stopped:
             raise DeadlineExceeded(
-                f"{self._path} could not be closed within {STOP_MS_MAX / 1_000:g} s, as something is still being written "
-                "there: it stays locked until this process ends. What was acknowledged is in it"
+                f"{self._path} could not be closed within {STOP_MS_MAX / 1_000:g} s, as something is still being "
+                "written there: it stays locked until this process ends. What was acknowledged is in it"
             )
         if self._volumes is not None:
             self._volumes.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -18,8 +20,19 @@ import pyarrow as pa
 import pytest
 
 import cutwater
+from cutwater import embedded
+from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
-from cutwater.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, ProducerFenced
+from cutwater.errors import (
+    AlreadyExists,
+    AppendUnknown,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ProducerFenced,
+)
+from cutwater.storage.files import OsFiles
+from cutwater.wire.loops import run
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -223,3 +236,58 @@ def test_closing_ends_whoever_waits(tmp_path: Path) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert isinstance(outcome[0], ClientClosed | StopIteration)
+
+
+def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -> None:
+    async def background() -> int:
+        return sum(not task.done() for task in asyncio.all_tasks())
+
+    log.create_topic("t")
+    log.append("t", b"x")
+    before = log._loop.run(background())
+    for _ in range(5):
+        assert [record.value for record in log.subscribe("t", follow=False)] == [b"x"]
+        for _record in log.subscribe("t"):
+            break
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while log._loop.run(background()) > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    gc.collect()
+    assert not log._async._subscriptions
+
+
+def test_what_may_still_be_written_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "STOP_MS_MAX", 500)
+    disk_answers = threading.Event()
+    sync = os.fdatasync
+
+    def hang(descriptor: int) -> None:
+        disk_answers.wait(60)
+        sync(descriptor)
+
+    async def test() -> None:
+        lock = OsFiles().lock(tmp_path / "lock")
+        assert lock is not None
+        served = embedded.EmbeddedLog(tmp_path, lock)
+        try:
+            servers = await served.start(asyncio.get_running_loop().time() + 30)
+            async with await AsyncClient.connect(servers) as log:
+                await log.create_topic("t")
+                await log.append("t", b"acknowledged")
+                monkeypatch.setattr(os, "fdatasync", hang)
+                with pytest.raises(AppendUnknown):
+                    await log.append("t", b"no answer", timeout=0.3)
+            with pytest.raises(DeadlineExceeded, match="stays locked"):
+                await served.stop()
+            locks = [tmp_path / "lock", *(tmp_path / "volume").rglob("lock")]
+            assert [OsFiles().lock(path) for path in locks] == [None, None]
+        finally:
+            disk_answers.set()
+            monkeypatch.setattr(embedded, "STOP_MS_MAX", 30_000)
+            await served.stop()
+
+    run(test())
+    with cutwater.open(tmp_path) as again:
+        assert next(again.subscribe("t", follow=False)).value == b"acknowledged"

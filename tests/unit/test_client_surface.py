@@ -23,7 +23,7 @@ PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
         Producer,
         {"open", "enqueue", "finish", "held_bytes", "on_change", "is_closed", "prepare", "timeout", "buffer_bytes"},
     ),
-    (AsyncSubscription, Subscription, {"begun", "layout", "is_closed"}),
+    (AsyncSubscription, Subscription, {"abandon", "begun"}),
 ]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cutwater.core.dedup import Deduplicator
 from cutwater.core.messages import DropReplica, TrimReplica
 from cutwater.core.pending import WAITERS_PER_BATCH_MAX
-from cutwater.core.recovery import HardState
+from cutwater.core.recovery import HardState, Invalid, Valid
+from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
     Acked,
     Complain,
@@ -204,8 +206,19 @@ def test_the_first_llsn_follows_what_was_dropped_and_never_goes_back() -> None:
     assert (backup.replica.extent.first, backup.replica.extent.end) == (3, 3)
 
 
-def test_a_replica_that_cannot_be_trusted_does_not_trim() -> None:
+def test_a_replica_that_has_lost_entries_does_not_trim() -> None:
     assert loses_entries().do(trim(2)) == []
+
+
+def test_a_replica_that_cannot_read_an_entry_is_opened_anew_when_it_is_trimmed() -> None:
+    """What it cannot read may be trimmed everywhere else, and then nobody has a copy of it."""
+    kept = Invalid("damaged", Valid(LLSN(4), GLSN(4), LLSN(4)))
+    hard = HardState(epoch=Epoch(1))
+    replica = Replica(MIDDLE, STREAM, hard, kept, first_llsn=LLSN(1), tail=(), dedup=Deduplicator())
+    trimmed = HardState(epoch=Epoch(1), trimmed_before=GLSN(3))
+    assert replica.handle(trim(3)) == [SaveHardState(trimmed), Reopen(None, None, "trimmed before 3")]
+    assert replica.handle(trim(3)) == []
+    assert replica.report() is None
 
 
 def test_a_deduplication_checkpoint_covers_only_commits_that_are_on_disk() -> None:

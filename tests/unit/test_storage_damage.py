@@ -9,6 +9,7 @@ import pytest
 from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 
 from cutwater.core.dedup import Deduplicator
+from cutwater.core.opening import open_replica
 from cutwater.core.recovery import HardState, Invalid, judge
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.errors import DamagedEntries, DamagedFile
@@ -223,6 +224,27 @@ def test_damaged_neighbours_can_be_repaired_from_the_last_one_back(original: Ori
     assert [finding.first_llsn for finding in storage.verify()] == [neighbours[0].first_llsn]
     assert storage.repair(neighbours[0])
     assert served(storage) == original.entries
+    assert storage.verify() == []
+
+
+def test_damage_that_is_trimmed_keeps_nobody_from_opening(original: Original) -> None:
+    """Deduplication needs the headers of all entries after its checkpoint, but not of those that nobody has any more."""
+    files = original.files.copy()
+    files.unlink(DIRECTORY / "dedup")
+    storage = original.open(files)
+    second = original.entries[1]
+    segment = storage._log.segment_of(second.first_llsn)
+    files.flip(segment.path, segment.place_of(second.first_llsn).offset + 30)
+    opening = open_replica(IDENTITY.node, IDENTITY.stream, storage)
+    assert isinstance(opening.damage, DamagedEntries)
+    before = original.contexts[1].first_glsn
+    storage.save_hard_state(HardState(epoch=Epoch(1), trimmed_before=before))
+    opening = open_replica(IDENTITY.node, IDENTITY.stream, storage)
+    assert not opening.problem
+    assert [entry.first_llsn for entry in storage.heads(LLSN(1), LLSN(9))] == [
+        entry.first_llsn for entry in original.entries if entry.first_llsn <= 9 and entry is not second
+    ]
+    assert storage.drop_before(before, storage.committed_end) == original.contexts[1].first_llsn
     assert storage.verify() == []
 
 

@@ -281,6 +281,11 @@ def test_a_replica_that_cannot_be_opened_is_kept_when_it_is_replaced(volumes: li
     aside = node.set_aside(LogStreamId(3))
     assert (aside / "manifest").read_bytes() == b"garbage"
     assert create(node, 3) == path
+    # Nothing that was kept gives way to what is kept later.
+    again = node.set_aside(LogStreamId(3))
+    assert again.name == f"{aside.name}-2"
+    assert (aside / "manifest").read_bytes() == b"garbage"
+    assert create(node, 3) == path
     node.release()
     node = start([volumes[0]])
     assert node.replicas == {3: path}

@@ -1,4 +1,4 @@
-"""The small parts of a storage node by themselves: its writer, its sense of room, its histograms."""
+"""The small parts of a storage node by themselves: its writer, what it takes, its sense of room, its histograms."""
 
 from __future__ import annotations
 
@@ -7,14 +7,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, InvalidArgument
+from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import DiskFull, StorageBroken
+from cutwater.storage.format import NO_TIME
+from cutwater.storage.frames import FRAME_BYTES_MAX, decode_header, encode_frame
 from cutwater.storage.memory import MemoryStorage
+from cutwater.storagenode.checking import check_batch, check_entry
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.room import MIB, RoomWatch
 from cutwater.storagenode.writer import Durable, Writer
-from cutwater.types import LLSN, Entry, NodeState
+from cutwater.types import (
+    LLSN,
+    Batch,
+    Entry,
+    Epoch,
+    EventTime,
+    NodeState,
+    ProducerEpoch,
+    ProducerId,
+    ProducerTag,
+    Sequence,
+)
 from cutwater.wire.storage_api import VolumeRoom
 from tests.unit.storage_kit import commit_of, entries_from
 
@@ -107,6 +125,79 @@ def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monke
     assert told.next() == Durable(None, 0, commit, 0)
     assert told.next() == "barrier"
     assert sum(told.writer.context_syncs.counts) == 1
+
+
+def test_a_writer_that_has_ended_says_so_at_once(storage: FullStorage, told: Told) -> None:
+    told.submit("before")
+    told.writer.end()
+    assert told.next() == "before"
+    told.submit("after")
+    assert isinstance(told.next(), StorageBroken)
+    told.writer.write(entries_from(1, 1)[0], 0)
+    assert told.writer.backlog_bytes == 0
+    assert told.writer.join(WITHIN_SECONDS)
+    assert storage.end == LLSN(0)
+
+
+def around(*limits: int) -> st.SearchStrategy[int]:
+    """Numbers near what just fits, and some others."""
+    near = [limit + step for limit in (0, *limits) for step in (-1, 0, 1)]
+    return st.sampled_from(near) | st.integers(-(2**65), 2**65)
+
+
+@given(
+    count=around(1, 2**32),
+    schema=around(2**32),
+    times=st.tuples(around(2**63, -(2**63)), around(2**63, -(2**63))),
+    declared=st.none() | around(2**63, -(2**63)),
+    tag=st.none()
+    | st.builds(
+        ProducerTag,
+        st.sampled_from(["p", "p" * 1024, "p" * 1025, "ö" * 512, "ö" * 513]).map(ProducerId),
+        around(2**63).map(ProducerEpoch),
+        around(2**63).map(Sequence),
+    ),
+    llsn=around(1, 2**63 - 2**32),
+)
+def test_what_is_taken_can_be_written_and_read_back(
+    count: int,
+    schema: int,
+    times: tuple[int, int],
+    declared: int | None,
+    tag: ProducerTag | None,
+    llsn: int,
+) -> None:
+    time_min, time_max = map(EventTime, times)
+    watermark = None if declared is None else EventTime(declared)
+    body = b"body"
+    batch = Batch(count, body, crc32c(body), time_min, time_max, producer=tag, declared=watermark, schema=schema)
+    entry = Entry(LLSN(llsn), Epoch(1), batch)
+    try:
+        check_entry(entry)
+    except InvalidArgument:
+        return
+    header, _ = encode_frame(entry, NO_TIME)
+    decoded = decode_header(header)
+    assert decoded is not None
+    assert decoded.entry(body) == entry
+
+
+def test_what_cannot_be_stored_is_refused_with_what_is_allowed() -> None:
+    good = Batch(1, b"x", crc32c(b"x"), EventTime(0), EventTime(0))
+    check_batch(good)
+    tag = ProducerTag(ProducerId("p" * 1025), ProducerEpoch(1), Sequence(1))
+    for change, says in (
+        ({"count": 0}, "from 1 to"),
+        ({"count": 2**32}, "count of records is 4294967296"),
+        ({"schema": 2**40}, "number of the schema is 1099511627776"),
+        ({"declared": 2**63}, "declared watermark"),
+        ({"time_max": 2**63}, "largest event time"),
+        ({"producer": tag}, "at most 1024 bytes, this one 1025"),
+        ({"checksum": 1}, "damaged on the way"),
+        ({"body": bytes(FRAME_BYTES_MAX)}, "send smaller ones"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            check_batch(structs.replace(good, **change))
 
 
 def room(free_mib: int) -> tuple[VolumeRoom, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import concurrent.futures
 import ssl
 import threading
-import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.producer import AsyncProducer
-from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.client.subscriptions import AsyncSubscription, abandon_with
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
@@ -44,7 +43,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         # So that it is known from where on it delivers.
         loop.run(wrapped.begun())
         # Whoever leaves a loop over it early does not close it, and what is being fetched ahead would never end.
-        weakref.finalize(self, wrapped.abandon).atexit = False
+        abandon_with(self, wrapped)
 
     def __iter__(self) -> Iterator[T]:
         return self

@@ -166,10 +166,10 @@ class Feed:
 
     def _end(self) -> list[asyncio.Task[None]]:
         self.fail(ClientClosed("this subscription was closed"))
-        tasks = [self._watching, *(reader.task for reader in self._readers.values())]
-        for task in tasks:
-            task.cancel()
-        return tasks
+        return self._tasks()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [self._watching, *(reader.task for reader in self._readers.values())]
 
     # What readers tell.
 
@@ -208,6 +208,8 @@ class Feed:
         if self._error is None:
             self._error = error
             self._news.set()
+            for task in self._tasks():
+                task.cancel()
 
     def look_at_catalog(self) -> None:
         self._catalog_is_old.set()

@@ -356,7 +356,7 @@ class AsyncProducer:
                 # It was never taken before, and it was not taken now.
                 self._give_up_flight(tag.sequence, outcome)
         elif isinstance(outcome, SequenceReused | SequenceExpired):
-            # What an earlier attempt is told late says nothing of a batch that is settled or was sent under a new epoch.
+            # A late answer says nothing of a batch that is settled by now, or was sent again under another epoch.
             is_settled = kind is BatchKind.DATA and self._flights.get(tag.sequence) is not flight
             if tag.epoch == self._session.epoch and not is_settled:
                 self._give_up(outcome)

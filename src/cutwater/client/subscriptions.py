@@ -59,6 +59,23 @@ class Piece(Struct, frozen=True):
         return self.stop - self.start
 
 
+class CanBeAbandoned(Protocol):
+    def abandon(self) -> None:
+        """As ``close``, for who cannot wait for it, in any thread."""
+
+
+def abandon_with(holder: object, held: CanBeAbandoned) -> None:
+    """When nobody refers to ``holder`` any more, ``held`` ends. It is known by a weak reference here, because an error
+    that it keeps may lead back to the holder; what works in the background keeps it alive as long as that matters."""
+    weakref.finalize(holder, _abandon, weakref.ref(held)).atexit = False
+
+
+def _abandon(known: weakref.ref[CanBeAbandoned]) -> None:
+    held = known()
+    if held is not None:
+        held.abandon()
+
+
 class AsyncSubscription(Generic[T]):
     """An asynchronous iterator. It begins when it is first used, or earlier with ``await``; then it is known from where
     on it delivers, also if that is ``"latest"``::
@@ -66,10 +83,10 @@ class AsyncSubscription(Generic[T]):
         subscription = await log.subscribe("orders", follow=False)
         async for record in subscription:
             print(record.glsn, record.value)
-
-    It ends with ``close``, at its end, or when nobody refers to it any more; so what works for it in the background
-    must not refer to it.
     """
+
+    # It ends with ``close``, at its end, or when nobody refers to it any more. So what works for it in the background
+    # must not refer to it.
 
     def __init__(
         self,
@@ -88,7 +105,6 @@ class AsyncSubscription(Generic[T]):
         self._from_earliest = from_earliest
         self._opening = asyncio.Lock()
         self._feed: Feed | None = None
-        self._left: weakref.finalize[..., AsyncSubscription[T]] | None = None
         self._range: Range | None = None
         self._layouts: dict[LogStreamId, Layout] = {}
         self._pieces: deque[Piece] = deque()
@@ -122,8 +138,7 @@ class AsyncSubscription(Generic[T]):
             await feed.close()
             raise
         self._feed = feed
-        self._left = weakref.finalize(self, feed.abandon)
-        self._left.atexit = False
+        abandon_with(self, feed)
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
@@ -150,8 +165,6 @@ class AsyncSubscription(Generic[T]):
     async def close(self) -> None:
         self._is_closed = True
         feed, self._feed = self._feed, None
-        if self._left is not None:
-            self._left.detach()
         if feed is not None:
             await feed.close()
 

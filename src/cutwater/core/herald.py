@@ -111,6 +111,10 @@ class Herald:
             elif ur.epoch < stream.epoch:
                 # It was replaced: whoever still waits there has to hear that the stream went on.
                 yield Send(node, self._exclude(stream))
+        for lsid in report.invalid:
+            stream = self._state.streams.get(lsid)
+            if stream is not None and node in stream.replicas:
+                yield from self._trim(stream, node, GLSN(1))
         known = {ur.log_stream_id for ur in report.uncommit_reports}
         known.update(report.invalid)
         for lsid in sorted(known):
@@ -132,8 +136,11 @@ class Herald:
             yield from self._open(stream, node, ur)
             if behind:
                 yield from self._catch_up(stream, node, ur)
+        yield from self._trim(stream, node, ur.trimmed_before)
+
+    def _trim(self, stream: LogStream, node: StorageNodeId, known: GLSN) -> Iterator[Send]:
         trimmed_before = self._state.topics[stream.topic].trimmed_before
-        if ur.trimmed_before < trimmed_before:
+        if known < trimmed_before:
             yield Send(node, TrimReplica(stream.stream, trimmed_before))
 
     def _open(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> Iterator[Send]:

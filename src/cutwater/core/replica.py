@@ -557,9 +557,14 @@ class Replica:
     # Trim and trouble.
 
     def _trim(self, event: TrimReplica) -> Effects:
-        if event.before <= self.hard_state.trimmed_before or not self.trusted or self.learner is not None:
+        if event.before <= self.hard_state.trimmed_before or self.learner is not None:
             return []
-        return [*self._save(trimmed_before=event.before), *self._drop_trimmed()]
+        if self.trusted:
+            return [*self._save(trimmed_before=event.before), *self._drop_trimmed()]
+        if self.has_lost_entries:
+            return []
+        # What cannot be read may be trimmed by now; then nobody has a copy of it, and nobody needs one.
+        return [*self._save(trimmed_before=event.before), Reopen(None, None, f"trimmed before {event.before}")]
 
     def _drop_trimmed(self) -> Effects:
         """Remove what is trimmed, or what is left of it: a crash may have come between the two, and a sync may have

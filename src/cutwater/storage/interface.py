@@ -140,7 +140,7 @@ class ReplicaStorage(Protocol):
     def entries(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]: ...
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        """The same without reading bodies: all entries have empty ones."""
+        """The same without reading bodies: all entries have empty ones. What is damaged and trimmed is left out."""
 
     def running_before(self, llsn: LLSN) -> Running:
         """How far event time had come before the entry that begins with this LLSN."""

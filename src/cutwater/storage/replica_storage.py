@@ -103,7 +103,6 @@ class SegmentStorage:
         # Names that were given just before the process died may not be durable yet.
         files.sync_dir(directory)
         names = files.names(directory)
-        self._hard_state = self._dedup = None
         if "manifest" not in names:
             self._begin(names)
             names = files.names(directory)
@@ -111,11 +110,14 @@ class SegmentStorage:
             self._manifest = decode_manifest(self._read_whole("manifest"), directory / "manifest")
             self._check_identity()
             self._remove_leftovers(names)
+        hard_state = dedup = None
         if "state" in names:
-            self._hard_state = decode_hard_state(self._read_whole("state"), directory / "state")
+            hard_state = decode_hard_state(self._read_whole("state"), directory / "state")
         if "dedup" in names:
-            self._dedup = decode_dedup(self._read_whole("dedup"), directory / "dedup")
-        self._recover_logs(names)
+            dedup = decode_dedup(self._read_whole("dedup"), directory / "dedup")
+        # Whoever reads meanwhile finds what was open before, or all of this, and nothing that is half recovered.
+        self._commits, self._log = self._recover_logs(names)
+        self._hard_state, self._dedup = hard_state, dedup
 
     def _begin(self, names: Sequence[str]) -> None:
         """The first segment comes first and the manifest last, so without a manifest there is nothing else."""
@@ -149,23 +151,24 @@ class SegmentStorage:
         parsed = [parse_name(name, suffix) for name in names]
         return sorted(one[1] for one in parsed if one is not None and one[0] == self._manifest.generation)
 
-    def _recover_logs(self, names: Sequence[str]) -> None:
+    def _recover_logs(self, names: Sequence[str]) -> tuple[CommitLog, SegmentLog]:
         manifest = self._manifest
-        self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
-        self._commits.recover(self._firsts(names, commits.SUFFIX), manifest.first_llsn)
-        self._commits.check_reach(manifest.first_llsn)
-        self._log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
+        committed = CommitLog(self._files, self._directory, manifest.generation, self._options)
+        committed.recover(self._firsts(names, commits.SUFFIX), manifest.first_llsn)
+        committed.check_reach(manifest.first_llsn)
+        log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
         firsts = self._firsts(names, segment_log.SUFFIX)
         left_over = bisect_right(firsts, manifest.first_llsn) - 1
         if left_over < 0:
             raise DamagedFile(
                 self._directory, f"the segment of LLSN {manifest.first_llsn} is missing, where the entries begin"
             )
-        last = self._commits.last
-        self._log.recover(firsts[left_over:], last.last_llsn if last else LLSN(0))
+        last = committed.last
+        log.recover(firsts[left_over:], last.last_llsn if last else LLSN(0))
         for first in firsts[:left_over]:
             name = segment_log.file_name(manifest.generation, first, segment_log.SUFFIX)
             self._files.unlink(self._directory / name)
+        return committed, log
 
     def _read_whole(self, name: str) -> bytes:
         path = self._directory / name
@@ -359,11 +362,23 @@ class SegmentStorage:
             return self._commits.repair(context)
 
     def repair_headers(self) -> int:
-        """Write what is damaged in the headers of files anew: they hold everything twice. How many there were."""
+        """Write what is damaged in the headers of files anew: they hold everything twice. The small files too: all that
+        they say is in memory. How many there were."""
         with self._guard():
+            repaired = self._repair_whole_files()
             marked = [self._log.segment_of(first).marked for first in self._log.firsts]
             marked += [file for _, file, _ in self._commits.files()]
-            return sum(file.heal() for file in marked)
+            return repaired + sum(file.heal() for file in marked)
+
+    def _repair_whole_files(self) -> int:
+        damaged = {Path(finding.where).name for finding in self._whole_files()}
+        if "manifest" in damaged:
+            self._save_manifest(self._manifest)
+        if "state" in damaged and self._hard_state is not None:
+            self.save_hard_state(self._hard_state)
+        if "dedup" in damaged and self._dedup is not None:
+            self.save_dedup(self._dedup)
+        return len(damaged)
 
     def close(self) -> None:
         """Sync what is not, and then the marks that say so."""
@@ -423,13 +438,20 @@ class SegmentStorage:
         while from_llsn <= to_llsn:
             places = self._read(partial(self._places, from_llsn, to_llsn), from_llsn)
             for place in places:
-                if place.header is None:
+                if place.header is not None:
+                    yield place.header.entry(b"")
+                elif place.last_llsn >= self._first_live():
                     raise DamagedEntries(str(self._directory), place.first_llsn, place.last_llsn, "wrong header")
-                yield place.header.entry(b"")
             from_llsn = LLSN(places[-1].last_llsn + 1)
 
     def _places(self, from_llsn: LLSN, to_llsn: LLSN) -> list[Place]:
         return list(islice(self._log.places(from_llsn, to_llsn), HEADS_AT_ONCE))
+
+    def _first_live(self) -> LLSN:
+        """The first LLSN that is not trimmed, dropped or not."""
+        trimmed_before = self._hard_state.trimmed_before if self._hard_state else GLSN(1)
+        live = self._read(lambda: first_llsn_at_or_after(self._commits.contexts, trimmed_before))
+        return LLSN(self.committed_end + 1) if live is None else live
 
     def running_before(self, llsn: LLSN) -> Running:
         if llsn == self._log.end_llsn + 1:

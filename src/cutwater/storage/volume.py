@@ -8,7 +8,8 @@
         lsid=<lsid>/                           one replica
         lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
         lsid=<lsid>.removed/                   one whose topic was deleted, until it is gone
-        lsid=<lsid>.damaged-<start>/           one that could not be opened and was replaced by a copy of a peer's
+        lsid=<lsid>.damaged-<start>/           one that could not be opened and was replaced by a copy of a peer's; the
+                                               second one of the same start has -2 after that, and so on
 
 A directory's name proves nothing, because directories are copied and mounted elsewhere. So the keys, random and made
 once, are stored with the data on every volume, and all volumes of a node must agree.
@@ -20,6 +21,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from pathlib import Path
 
 import msgspec
@@ -303,8 +305,12 @@ class NodeVolumes:
         """Take a replica that cannot be opened out of the way, so that a copy of a peer's can be made. It is kept: what
         is left of it may be all that there is. Where it is now."""
         path = self.replicas[stream]
-        aside = path.with_name(f"{path.name}.damaged-{self.identity.incarnation}")
+        name = f"{path.name}.damaged-{self.identity.incarnation}"
         with self._at(path.parent):
+            taken = set(self._files.names(path.parent))
+            # Nothing that was kept before gives way.
+            numbered = chain([name], (f"{name}-{again}" for again in count(2)))
+            aside = path.with_name(next(free for free in numbered if free not in taken))
             self._files.rename(path, aside)
             self._files.sync_dir(path.parent)
         del self.replicas[stream]

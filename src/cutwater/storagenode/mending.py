@@ -78,20 +78,24 @@ class Mender:
             del self._wanted[stream]
 
     async def _mend(self, driver: ReplicaDriver, error: Damaged) -> None:
+        files = 0
         with suppress(Damaged):
-            # They hold everything twice. Where that did not help, copies of the entries will.
-            await driver.in_writer(driver.storage.repair_headers)
+            # What is in them is known here too. Where that did not help, copies of the entries will.
+            files = await driver.in_writer(driver.storage.repair_headers)
         if isinstance(error, DamagedEntries):
-            await self._mend_entries(driver, error.first_llsn, error.last_llsn)
+            copies = await self._mend_entries(driver, error.first_llsn, error.last_llsn)
         else:
-            await self._mend_contexts(driver)
+            copies = await self._mend_contexts(driver)
         if not driver.replica.trusted:
             driver.reopen()
-        _log.info("log stream %s was repaired from a peer", driver.stream, extra={"stream": driver.stream})
+        if files or copies:
+            what = "log stream %s was repaired: %d files by what is known here, %d copies from a peer"
+            _log.info(what, driver.stream, files, copies, extra={"stream": driver.stream})
 
-    async def _mend_entries(self, driver: ReplicaDriver, first_llsn: LLSN, llsn: LLSN) -> None:
-        """From the last one back: the first ones may be trimmed, and then nobody has a copy of them."""
-        storage = driver.storage
+    async def _mend_entries(self, driver: ReplicaDriver, first_llsn: LLSN, llsn: LLSN) -> int:
+        """From the last one back: the first ones may be trimmed, and then nobody has a copy of them. How many copies it
+        took."""
+        storage, copies = driver.storage, 0
         while llsn >= max(first_llsn, storage.first_llsn):
             frame = (await self._fetch(driver, llsn)).frame
             entry, running = frame.entry, frame.header.running
@@ -102,10 +106,13 @@ class Mender:
                 self._node.cannot_open(driver.stream, error)
                 raise
             self._node.counters.entries_repaired += 1
+            copies += 1
             llsn = LLSN(entry.first_llsn - 1)
+        return copies
 
-    async def _mend_contexts(self, driver: ReplicaDriver) -> None:
-        storage = driver.storage
+    async def _mend_contexts(self, driver: ReplicaDriver) -> int:
+        """How many copies it took."""
+        storage, copies = driver.storage, 0
         while (llsn := await asyncio.to_thread(first_damaged_commit, storage)) is not None:
             commits = (await self._fetch(driver, llsn)).commits
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
@@ -114,6 +121,8 @@ class Mender:
                 self._node.cannot_open(driver.stream, error)
                 raise error
             self._node.counters.contexts_repaired += 1
+            copies += 1
+        return copies
 
     async def _fetch(self, driver: ReplicaDriver, llsn: LLSN) -> _Copy:
         """An intact copy of a committed entry, from whoever has one."""

@@ -117,13 +117,15 @@ class MetadataLinks:
             except CutwaterError as error:
                 self._trouble(address, error)
             else:
-                if answer.known and not connection.is_closed:
+                if connection.is_closed:
+                    return
+                if answer.known:
                     _log.info("the metadata repository at %s knows this storage node", address)
                     self._troubles.pop(address, None)
                     self._joined.add(connection)
                     self._node.joined()
                     return
-                if not answer.known and self._troubles.get(address) != "unknown":
+                if self._troubles.get(address) != "unknown":
                     self._troubles[address] = "unknown"
                     _log.warning("the metadata repository at %s does not know this storage node yet: add it", address)
             await asyncio.wait({closed}, timeout=JOIN_AGAIN_SECONDS)

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Protocol
-
-from msgspec import structs
 
 from cutwater.core.messages import (
     CatchUp,
@@ -30,12 +29,14 @@ from cutwater.core.replica_events import Acked, Append, Commit, ReplicateFailed,
 from cutwater.errors import (
     CutwaterError,
     Damaged,
+    InvalidArgument,
     ReadOnly,
     ResourceExhausted,
     Unavailable,
 )
 from cutwater.storage.errors import DiskFull
 from cutwater.storage.interface import ReplicaStorage
+from cutwater.storagenode.checking import check_entry
 from cutwater.storagenode.counters import Counters
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.writer import Job
@@ -57,12 +58,13 @@ _log = logging.getLogger(__name__)
 
 REPORT_EVERY_SECONDS = 0.1
 """A report leaves at once when something changed, and this often when nothing did."""
-REPORT_AGAIN_SECONDS = 0.001
-"""A report that has to wait for a barrier is tried again so soon."""
 APPEND_BYTES_MAX = 64 * 1024 * 1024
 """Appends that wait for their commit, of all log streams together; beyond that, clients are told to wait. So neither
 queues to disks nor those to the next node of a chain grow without bound."""
-REMOVE_SECONDS_MAX = 60.0
+CHORES_AT_ONCE_MAX = 4
+"""How many replicas are created, renewed or removed at the same time."""
+WRITER_SECONDS_MAX = 60.0
+"""How long a replica's last writes are waited for before its directory is touched."""
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Entries of other heads that may wait for the disk of one replica."""
 
@@ -130,6 +132,12 @@ class StorageNode:
         self._sequence = 0
         self._removed_at = 0
         """The last report before a replica was removed: what answers an older one may be about that replica."""
+        self._abandoned: dict[LogStreamId, ReplicaDriver] = {}
+        """Replicas that are no longer here, and whose last writes may still be on their way to their directories."""
+        self._chores = ThreadPoolExecutor(CHORES_AT_ONCE_MAX, thread_name_prefix=f"chores of storage node {node}")
+        self._at_work: dict[LogStreamId, Future[None]] = {}
+        """Log streams whose directories are being created, renewed or removed, off the event loop."""
+        self._is_stopping = False
         self._report_is_due = False
         self._ticking: asyncio.TimerHandle | None = None
 
@@ -148,13 +156,18 @@ class StorageNode:
     def stop(self, timeout: float) -> bool:
         """Make durable what was given; whether all replicas could be closed in time."""
         deadline = time.monotonic() + timeout
+        self._chores.shutdown(wait=False, cancel_futures=True)
         drivers = list(self.replicas.values())
         for driver in drivers:
             driver.end()
-        closed = [driver.close(max(0.0, deadline - time.monotonic())) for driver in drivers]
-        return all(closed)
+        ended = [driver.close(max(0.0, deadline - time.monotonic())) for driver in drivers]
+        ended += [d.writer.join(max(0.0, deadline - time.monotonic())) for d in list(self._abandoned.values())]
+        at_work = [future for future in list(self._at_work.values()) if not future.cancelled()]
+        return not wait(at_work, max(0.0, deadline - time.monotonic())).not_done and all(ended)
 
     def stop_reporting(self) -> None:
+        """Before ``stop``, on the event loop: from here on nothing new is begun."""
+        self._is_stopping = True
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -201,25 +214,25 @@ class StorageNode:
 
     # Appends and the chain.
 
-    def append(self, arguments: AppendArguments, body: bytes, outcome: Outcome) -> None:
-        driver = self.driver(arguments.stream)
-        self._outside.take_room(len(body))
+    def append(self, arguments: AppendArguments, batch: Batch, outcome: Outcome) -> None:
+        """``batch`` is the one of the arguments, with its body."""
+        driver, size = self.driver(arguments.stream), len(batch.body)
+        self._outside.take_room(size)
         if self.state is NodeState.READ_ONLY:
             self.counters.outcomes[ReadOnly.code] += 1
             raise ReadOnly(
                 f"storage node {self.node} has no room left and takes no appends now: append to another log stream, "
                 "make room on its volumes, or trim"
             )
-        if self._waiters and self._waiting_bytes + len(body) > APPEND_BYTES_MAX:
+        if self._waiters and self._waiting_bytes + size > APPEND_BYTES_MAX:
             self.counters.outcomes[ResourceExhausted.code] += 1
             raise ResourceExhausted(f"{self._waiting_bytes} bytes wait on storage node {self.node}", retry_ms=20)
         self._next_waiter += 1
         waiter = self._next_waiter
-        self._waiters[waiter] = outcome, len(body)
-        self._waiting_bytes += len(body)
+        self._waiters[waiter] = outcome, size
+        self._waiting_bytes += size
         self.counters.appends += 1
-        self.counters.append_bytes += len(body)
-        batch: Batch = structs.replace(arguments.batch, body=body)
+        self.counters.append_bytes += size
         event = Append(waiter, arguments.epoch, batch, arguments.if_llsn)
         driver.feed(event, lambda error: self._settle(waiter, error))
 
@@ -230,6 +243,11 @@ class StorageNode:
             self.counters.entries_refused += 1
             refuse(error.message)
 
+        try:
+            check_entry(message.entry)
+        except InvalidArgument as error:
+            refused(error)
+            return
         self._outside.take_room(len(message.entry.batch.body))
         driver = self.replicas.get(message.stream)
         if driver is None:
@@ -268,19 +286,22 @@ class StorageNode:
             case LeaderHello():
                 self._hear_leader(message.leader_epoch)
             case CreateReplica():
-                is_here = message.stream in self.replicas or message.stream in self.unreadable
+                is_here = any(message.stream in some for some in (self.replicas, self.unreadable, self._at_work))
                 is_late = message.incarnation != self.incarnation or message.report <= self._removed_at
                 if not is_here and not is_late:
                     self._create(message.stream, message.high_watermark)
             case LearnFrom() if message.stream in self.unreadable:
                 self._hear_leader(message.leader_epoch)
-                self._renew(message.stream)
+                if message.stream not in self._at_work:
+                    self._renew(message.stream)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self._pass_on(message.stream, message)
             case DropReplica() if message.stream in self.unreadable:
-                del self.unreadable[message.stream]
-                self._erase(message.stream, None)
+                # If it is just being renewed, the leader says so again.
+                if message.stream not in self._at_work:
+                    del self.unreadable[message.stream]
+                    self._erase(message.stream)
             case CatchUp() | TrimReplica() | DropReplica():
                 self._pass_on(message.stream, message)
 
@@ -301,27 +322,62 @@ class StorageNode:
         if stream in self.replicas:
             self.replicas[stream].feed(message)
 
-    def _create(self, stream: LogStreamId, high_watermark: GLSN) -> None:
-        try:
-            self._open(stream, self._stores.create(stream, high_watermark))
-        except CutwaterError as error:
+    def _chore(self, stream: LogStreamId, job: Callable[[], None]) -> None:
+        """Do something with a log stream's directory off the event loop. Directories are made and removed with many
+        syncs, and meanwhile the other replicas go on."""
+        if not self._is_stopping:
+            future = self._at_work[stream] = self._chores.submit(job)
+            future.add_done_callback(lambda future: self.tell(lambda: self._chore_is_done(stream, future)))
+
+    def _chore_is_done(self, stream: LogStreamId, future: Future[None]) -> None:
+        if self._at_work.get(stream) is future:
+            del self._at_work[stream]
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, CutwaterError):
             # The leader asks again after each report.
-            self._say(logging.ERROR, stream, f"cannot be created: {error.message}")
+            self._say(logging.ERROR, stream, f"could not be created, renewed or removed: {error.message}")
             if isinstance(error, DiskFull):
                 self._outside.disk_is_full()
-            return
+        elif error is not None:
+            _log.error("unforeseen failure with log stream %s", stream, exc_info=error, extra={"stream": stream})
         self.report_soon()
+
+    def _create(self, stream: LogStreamId, high_watermark: GLSN) -> None:
+        def job() -> None:
+            storage = self._stores.create(stream, high_watermark)
+            self.tell(lambda: self._begin(stream, storage))
+
+        self._chore(stream, job)
+
+    def _begin(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
+        """A replica was created."""
+        if self._is_stopping:
+            storage.close()
+            return
+        self.unreadable.pop(stream, None)
+        self._abandoned.pop(stream, None)
+        self._open(stream, storage)
 
     def _renew(self, stream: LogStreamId) -> None:
         """A peer can be learned from, so begin anew, as a replica that has nothing."""
-        try:
-            aside = self._stores.set_aside(stream)
-        except CutwaterError as error:
-            self._say(logging.ERROR, stream, f"cannot be set aside: {error.message}")
-            return
-        self._say(logging.WARNING, stream, f"is learned anew; what could not be opened is kept in {aside}")
-        del self.unreadable[stream]
-        self._create(stream, GLSN(0))
+        driver = self._abandoned.get(stream)
+
+        def job() -> None:
+            self._let_finish(stream, driver)
+            # It is no longer there if this was tried before and nothing new could be created.
+            if stream in self._stores.streams():
+                aside = self._stores.set_aside(stream)
+                self._say(logging.WARNING, stream, f"is learned anew; what could not be opened is kept in {aside}")
+            storage = self._stores.create(stream, GLSN(0))
+            self.tell(lambda: self._begin(stream, storage))
+
+        self._chore(stream, job)
+
+    def _let_finish(self, stream: LogStreamId, driver: ReplicaDriver | None) -> None:
+        """Wait for the last writes of a replica that is no longer here: files are found by their names, so they would
+        go into whatever takes the place of its directory."""
+        if driver is not None and not driver.writer.join(WRITER_SECONDS_MAX):
+            raise Unavailable(f"{self._name(stream)} is still being written to: its disk does not answer")
 
     def _hear_leader(self, leader_epoch: LeaderEpoch) -> None:
         if leader_epoch > self.leader_epoch:
@@ -337,8 +393,8 @@ class StorageNode:
         drivers = self.replicas.values()
         reports = [driver.report() for driver in drivers]
         if any(driver.replica.trusted and ur is None for driver, ur in zip(drivers, reports, strict=True)):
-            # A barrier is pending somewhere: a report without that replica would mean that it is gone.
-            self._loop.call_later(REPORT_AGAIN_SECONDS, self.report_soon)
+            # Something is being removed from the files there, and a report without that replica would mean that it is
+            # gone. The replica asks for a report when that is done.
             return
         self._sequence += 1
         running = [d.replica.complete_through for d in drivers if d.replica.state is ReplicaState.RUNNING]
@@ -403,29 +459,33 @@ class StorageNode:
         driver = self.replicas.pop(stream, None)
         if driver is not None:
             driver.abandon("its files cannot be opened any more")
+            self._abandoned[stream] = driver
             self._note_unreadable(stream, error)
             self.report_soon()
 
     def remove(self, stream: LogStreamId) -> None:
         driver = self.replicas.pop(stream)
         driver.abandon("its topic was deleted")
-        self._erase(stream, driver)
+        self._abandoned[stream] = driver
+        self._erase(stream)
         self.report_soon()
 
-    def _erase(self, stream: LogStreamId, driver: ReplicaDriver | None) -> None:
+    def _erase(self, stream: LogStreamId) -> None:
         """Remove the files of a log stream whose topic was deleted, which may take a while."""
         self._removed_at = self._sequence
         self._say(logging.WARNING, stream, "is removed, because its topic was deleted")
 
-        def work() -> None:
-            if driver is not None:
-                driver.close(REMOVE_SECONDS_MAX)
-            try:
-                self._stores.remove(stream)
-            except CutwaterError as error:
-                self._say(logging.ERROR, stream, f"could not be removed: {error.message}")
+        driver = self._abandoned.get(stream)
 
-        self._loop.run_in_executor(None, work)
+        def job() -> None:
+            self._let_finish(stream, driver)
+            self._stores.remove(stream)
+            self.tell(lambda: self._erased(stream))
+
+        self._chore(stream, job)
+
+    def _erased(self, stream: LogStreamId) -> None:
+        self._abandoned.pop(stream, None)
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
         self._say(logging.ERROR, stream, f"is opened anew, because a write failed: {error.message}")

@@ -132,7 +132,7 @@ class ReplicaDriver:
         files; while something is, there is nothing to report."""
         if not self._is_waiting:
             self._last_report = self.replica.report()
-        return self._last_report
+        return self._last_report if self.replica.trusted else None
 
     def feed(self, event: ReplicaEvent, on_refusal: Refusal | None = None) -> None:
         """Let the replica handle an event, now or as soon as it can; ``on_refusal`` hears if it will not."""
@@ -154,7 +154,7 @@ class ReplicaDriver:
     @property
     def is_busy(self) -> bool:
         """Whether events have to wait."""
-        return self._is_waiting or bool(self._events)
+        return self._is_waiting or bool(self._events) or bool(self._gone)
 
     @property
     def events_waiting(self) -> int:

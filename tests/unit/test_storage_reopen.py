@@ -1,0 +1,78 @@
+"""Files that are opened anew under those who read them, and small files that are written anew from memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cutwater.core.dedup import DedupCheckpoint
+from cutwater.core.recovery import HardState
+from cutwater.storage.files import OsFile, OsFiles
+from cutwater.storage.replica_storage import SegmentStorage
+from cutwater.types import LLSN, Epoch
+from tests.unit.storage_kit import IDENTITY, SMALL, commit_of, entries_from
+
+
+class WatchedFiles(OsFiles):
+    """Real files; ``look`` is called whenever one is opened."""
+
+    look: Callable[[], None] | None = None
+
+    def open(self, path: Path) -> OsFile:
+        if self.look is not None:
+            self.look()
+        return super().open(path)
+
+
+def filled(directory: Path, files: OsFiles) -> SegmentStorage:
+    storage = SegmentStorage(directory, IDENTITY, SMALL, files)
+    storage.save_hard_state(HardState(epoch=Epoch(3)))
+    before = None
+    for _ in range(12):
+        group = entries_from(storage.end + 1, 3)
+        storage.write(group)
+        storage.sync()
+        before = commit_of(group, before)
+        storage.write_contexts([before])
+    storage.sync()
+    storage.save_dedup(DedupCheckpoint(storage.committed_end, ()))
+    return storage
+
+
+def test_a_reader_never_meets_files_that_are_half_opened(tmp_path: Path) -> None:
+    files = WatchedFiles()
+    storage = filled(tmp_path / "replica", files)
+    end, contexts = storage.committed_end, list(storage.contexts)
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        files.look = None
+        assert (storage.committed_end, storage.end, storage.hard_state) == (end, end, HardState(epoch=Epoch(3)))
+        assert storage.contexts[-1] == contexts[-1]
+        assert storage.from_glsn(contexts[-1].first_glsn) == contexts[-1].first_llsn
+        files.look = look
+
+    files.look = look
+    storage.cut_back(end, end)
+    assert looks > 3
+    assert list(storage.contexts) == contexts
+
+
+def test_small_files_are_written_anew_from_memory(tmp_path: Path) -> None:
+    storage = filled(tmp_path / "replica", OsFiles())
+    end, dedup = storage.committed_end, storage.dedup
+    assert storage.repair_headers() == 0
+    for name in ("manifest", "state", "dedup"):
+        path = tmp_path / "replica" / name
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    (tmp_path / "replica" / "dedup").unlink()
+    assert len(storage.verify()) == 3
+    assert storage.repair_headers() == 3
+    assert storage.verify() == []
+    storage.close()
+    again = SegmentStorage(tmp_path / "replica", IDENTITY, SMALL)
+    assert (again.hard_state, again.dedup) == (HardState(epoch=Epoch(3)), dedup)
+    assert again.committed_end == end > LLSN(0)
+    again.close()
