@@ -110,3 +110,24 @@ def test_why_a_stream_cannot_be_followed_is_said(tmp_path: Path) -> None:
             await next_runs(stream)
 
     with_log(tmp_path, test)
+
+
+def test_a_trim_that_ends_within_a_batch_leaves_the_rest_of_it(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        ack = await log.append("t", [b"%d" % i for i in range(10)])
+        middle = GLSN(ack.glsn + 5)
+        await log.trim("t", before=middle)
+        replica = cluster.nodes[1].node.replicas[S1].replica
+        await cluster.until(lambda: replica.hard_state.trimmed_before == middle, "the trim arrives")
+        connection = await connected(cluster)
+        stream = connection.open_stream(FOLLOW, FollowArguments(S1, middle, 1 << 20))
+        (run,) = await next_runs(stream)
+        assert (run.first_glsn, run.batch.count) == (ack.glsn, 10), "batches travel whole"
+        stream.cancel()
+        with pytest.raises(Trimmed):
+            await connection.open_stream(FOLLOW, FollowArguments(S1, GLSN(middle - 1), 1)).receive()
+        await connection.close()
+        assert [r.value async for r in log.subscribe("t", follow=False)] == [b"%d" % i for i in range(5, 10)]
+
+    with_log(tmp_path, test)

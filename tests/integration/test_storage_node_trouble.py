@@ -14,13 +14,14 @@ from msgspec import structs
 
 from cutwater.core.messages import CreateReplica, Replicate, SyncRequest
 from cutwater.core.replica_events import StorageFailed, Truncate
+from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.storage.errors import DamagedFile, StorageBroken
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storagenode.links import Link
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
-from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, ReplicaState, Report, StorageNodeId, TopicId
+from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, Report, StorageNodeId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
@@ -180,15 +181,16 @@ def test_other_replicas_go_on_while_one_is_created(
 
     async def test(cluster: Cluster) -> None:
         node = cluster.nodes[1].node
-        message = CreateReplica(OTHER, TopicId(2), GLSN(0), node.incarnation, node._sequence + 1)
-        node.leader_says(message)
+        asked = asyncio.create_task(cluster.order.ask(CreateTopicRequest("other", 1, 1)))
+        await cluster.until(lambda: OTHER in node._at_work, "it is being created")
+        # Each report in between has the leader ask again.
         await append_some(cluster)
-        node.leader_says(message)
         assert OTHER not in node.replicas
         held.set()
         await cluster.until(lambda: OTHER in node.replicas and not node._at_work, "it is created")
+        await asked
         assert created == [STREAM, OTHER]
-        assert node.replicas[OTHER].replica.state is ReplicaState.SEALING
+        await cluster.until(lambda: cluster.order.state.streams[OTHER].is_open, "it opens")
 
     with_cluster(tmp_path, test, nodes=1)
 

@@ -397,6 +397,12 @@ def test_a_trim_is_repeated_until_the_replica_says_that_it_has_it(state: Replica
         assert [send.message.before for send in sends(leader.run(report), TrimReplica)] == expected  # type: ignore[union-attr]
 
 
+def test_an_invalid_replica_is_told_to_trim() -> None:
+    """What it cannot read may be what nobody has any more."""
+    leader = lead([*HELD_CLUSTER, d.Trim(T1, GLSN(3))])
+    assert sends(leader.run(leader.report(N1, invalid=(LS1,))), TrimReplica) == [Send(N1, TrimReplica(LS1, GLSN(3)))]
+
+
 def test_a_replica_that_learns_is_not_told_to_trim() -> None:
     """It gets the trim position with what it learns."""
     leader = lead([*HELD_CLUSTER, d.Trim(T1, GLSN(3)), d.DropSurvivor(LS1, N3, "a test")])

@@ -228,7 +228,7 @@ def test_damaged_neighbours_can_be_repaired_from_the_last_one_back(original: Ori
 
 
 def test_damage_that_is_trimmed_keeps_nobody_from_opening(original: Original) -> None:
-    """Deduplication needs the headers of all entries after its checkpoint, but not of those that nobody has any more."""
+    """Deduplication needs the headers of all entries after its checkpoint, except of those that nobody has any more."""
     files = original.files.copy()
     files.unlink(DIRECTORY / "dedup")
     storage = original.open(files)

@@ -95,7 +95,8 @@ class MarkedFile:
             if not zeros or not is_full(error):
                 raise
             self.extend(buffers, offset, end, end)
-        self._size = max(self._size, end + len(zeros))
+        else:
+            self._size = max(self._size, end + len(zeros))
 
     def shorten(self, size: int) -> None:
         self.file.truncate(size)
