@@ -98,7 +98,8 @@ def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
     cluster = local_cluster.load(directory)
     os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)
     told = cutwater("cluster", "health", *where, code=3)
-    assert f"process {cluster.storage_nodes[1].pid} of node 2 does not run" in told
+    assert f"storage node 2 does not run (it was process {cluster.storage_nodes[1].pid})" in told
+    assert f"`cutwater cluster restart --dir {directory}` starts it again" in told
     assert "started storage node 2" in cutwater("cluster", "restart", *where)
     servers = local_cluster.load(directory).servers
     assert [node["node"] for node in as_json("cluster", "status", "--servers", servers)["nodes"]] == [1, 2]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,6 @@ from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
-from cutwater.types import StorageNodeId
 
 CLUSTER_FILE = "cluster.json"
 STOP_SECONDS = 10.0
@@ -54,6 +53,14 @@ class LocalCluster(Struct):
     def processes(self) -> Iterable[Member | local_etcd.EtcdMember]:
         return [*self.storage_nodes, *self.metadata, *self.etcd]
 
+    def groups(self) -> list[tuple[str, Sequence[Member | local_etcd.EtcdMember]]]:
+        """The processes by what they are."""
+        return [
+            ("storage node", self.storage_nodes),
+            ("metadata node", self.metadata),
+            ("etcd member", self.etcd),
+        ]
+
     def running(self) -> list[int]:
         """The pids of those that run."""
         return [member.pid for member in self.processes() if is_up(member)]
@@ -70,7 +77,7 @@ def load(directory: Path) -> LocalCluster:
     try:
         return msgspec.json.decode(path.read_bytes(), type=LocalCluster)
     except FileNotFoundError:
-        raise NotFound(f"there is no {path}: start a cluster there with `cutwater cluster start --dir`") from None
+        raise NotFound(f"there is no {path}: `cutwater cluster start --dir {directory}` starts one there") from None
     except (msgspec.MsgspecError, OSError) as error:
         raise InvalidArgument(f"{path} is not the description of a local cluster: {error}") from error
 
@@ -92,7 +99,6 @@ def start(
     if cluster is None:
         options = {"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)}
         cluster = _new(3 if storage_nodes is None else storage_nodes, replication, metadata or 1, options)
-        directory.mkdir(parents=True, exist_ok=True)
     elif cluster.running():
         raise AlreadyExists(
             f"the cluster in {directory} runs already: `cutwater cluster stop --dir {directory}` ends it"
@@ -100,12 +106,14 @@ def start(
     else:
         _check_same(directory, cluster, storage_nodes, replication, metadata)
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         _start_all(directory, cluster)
         asyncio.run(_join(cluster))
         cluster.save(directory)
     except OSError as error:
         processes.stop(cluster.running(), 1.0)
-        raise InvalidArgument(f"{directory} cannot be used for a cluster: {error}") from error
+        what = f"{directory} cannot hold a cluster: {error}"
+        raise InvalidArgument(f"{what}; name a directory that may be written") from error
     except BaseException:
         processes.stop(cluster.running(), 1.0)
         raise
@@ -252,9 +260,13 @@ def restart_dead(directory: Path) -> list[str]:
     return started
 
 
-async def health(cluster: LocalCluster) -> list[str]:
-    """What is wrong, in words; nothing if all is well."""
-    found = [f"process {m.pid} of {_name(m)} does not run" for m in cluster.processes() if not is_up(m)]
+async def health(cluster: LocalCluster, directory: Path | None = None) -> list[str]:
+    """What is wrong, in words; nothing if all is well. ``directory``: where it is, if it is a local one."""
+    again = f"`cutwater cluster restart --dir {directory}` starts it again"
+    if directory is not None and not cluster.running():
+        return [f"no process of the cluster runs: {again}"]
+    down = [(kind, m) for kind, group in cluster.groups() for m in group if not is_up(m)]
+    found = [f"{kind} {_number(m)} does not run (it was process {m.pid}): {again}" for kind, m in down]
     try:
         async with Admin(cluster.addresses, timeout_ms=3_000) as admin:
             description = await admin.describe()
@@ -271,5 +283,5 @@ async def health(cluster: LocalCluster) -> list[str]:
     return found
 
 
-def _name(member: Member | local_etcd.EtcdMember) -> str:
-    return member.name if isinstance(member, local_etcd.EtcdMember) else f"node {StorageNodeId(member.id)}"
+def _number(member: Member | local_etcd.EtcdMember) -> str:
+    return member.name if isinstance(member, local_etcd.EtcdMember) else str(member.id)

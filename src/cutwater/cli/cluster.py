@@ -120,7 +120,8 @@ def _state(is_open: bool, final: bool, held: bool) -> str:
 @ends_well
 def health(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
     """Whether all is well with a local cluster: exit code 0 if so, 3 if not."""
-    wrong = asyncio.run(local_cluster.health(local_cluster.load(directory.absolute())))
+    place = directory.absolute()
+    wrong = asyncio.run(local_cluster.health(local_cluster.load(place), place))
     show(output, {"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
     if wrong:
         raise typer.Exit(UNHEALTHY)

@@ -58,10 +58,10 @@ def _check_cluster(servers: str | None, directory: Path | None, path: Path | Non
     try:
         with serving(servers, directory, path, OPEN_SECONDS) as url:
             # One that is not known to be local has no processes to look at, and is asked in the same way.
-            cluster = LocalCluster(url, [], [])
+            cluster, place = LocalCluster(url, [], []), None
             if directory is not None and nearest(servers, directory, path) == "directory":
-                cluster = local_cluster.load(directory)
-            wrong = asyncio.run(local_cluster.health(cluster))
+                cluster, place = local_cluster.load(directory), directory
+            wrong = asyncio.run(local_cluster.health(cluster, place))
     except CutwaterError as error:
         yield Check("cluster", Verdict.WRONG, "cannot be asked", error.message)
         return

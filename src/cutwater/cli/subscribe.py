@@ -64,7 +64,7 @@ def subscribe(
     end = None if stop is None else parse_position(stop, now)
     follows = begin == "latest" if follow is None else follow
     wanted = _pattern(topics) if pattern else topics
-    printing = _Printing(wanted, begin, end, follows, output, count)
+    printing = _Printing(wanted, begin, end, follows, output, count, timeout)
     is_over = False
     while not is_over:
         with open_client(servers, directory, path, timeout) as client:
@@ -91,9 +91,10 @@ class _Printing:
         follow: bool,
         output: RecordOutput,
         left: int | None,
+        timeout: float,
     ) -> None:
         self._topics, self._start, self._stop, self._follow = topics, start, stop, follow
-        self._output, self._left = output, left
+        self._output, self._left, self._timeout = output, left, timeout
 
     def run(self, client: Client, is_lost: Callable[[], bool]) -> bool:
         """Whether that was all; otherwise the log is to be opened anew."""
@@ -102,10 +103,12 @@ class _Printing:
         with client.subscribe(self._topics, start=self._start, stop=self._stop, follow=self._follow) as subscription:
             while self._left != 0:
                 try:
-                    found = subscription.take(LOOK_SECONDS if self._follow else None)
+                    found = subscription.take(LOOK_SECONDS if self._follow else self._timeout)
                 except DeadlineExceeded:
                     if is_lost():
                         return False
+                    if not self._follow:
+                        raise
                     continue
                 if not found:
                     return True

@@ -441,6 +441,7 @@ class AsyncClient:
             columns,
             seconds,
             from_earliest=start == "earliest",
+            patience=None if follow else seconds,
         )
         self._subscriptions.add(subscription)
         return subscription

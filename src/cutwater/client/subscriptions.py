@@ -99,8 +99,11 @@ class AsyncSubscription(Generic[T]):
         timeout: float,
         *,
         from_earliest: bool,
+        patience: float | None,
     ) -> None:
+        """``patience``: how long it may take until something comes; None if the log need not go on."""
         self._catalogs, self._nodes, self._selection = catalogs, nodes, selection
+        self._patience = patience
         self._resolve, self._make, self._columns, self._timeout = resolve, make, columns, timeout
         self._from_earliest = from_earliest
         self._opening = asyncio.Lock()
@@ -145,22 +148,25 @@ class AsyncSubscription(Generic[T]):
 
     async def __anext__(self) -> T:
         if not self._made:
-            await self._fill()
+            await self._filled(self._patience)
             if not self._made:
                 raise StopAsyncIteration
         return self._made.popleft()
 
     async def take(self, timeout: float | None = None) -> list[T]:
         """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
-        seconds, or as long as it takes."""
-        try:
-            async with asyncio.timeout(timeout):
-                if not self._made:
-                    await self._fill()
-        except TimeoutError:
-            raise DeadlineExceeded(f"nothing came within {timeout} s") from None
+        seconds; if that is not said, as long as it takes if it follows the log."""
+        if not self._made:
+            await self._filled(self._patience if timeout is None else timeout)
         made, self._made = list(self._made), deque()
         return made
+
+    async def _filled(self, seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._fill()
+        except TimeoutError:
+            raise DeadlineExceeded(f"nothing came within {seconds:g} s") from None
 
     async def close(self) -> None:
         self._is_closed = True

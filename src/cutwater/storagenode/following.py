@@ -152,10 +152,12 @@ def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) 
         frames, body = pick_columns(part.frames, arguments.projection)
     last_llsn = frames[-1].header.last_llsn
     commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
-    # What is asked for counts, not where its batch begins: a trim may end within a batch.
-    asked = context_of_llsn(commits, llsn)
-    if asked is not None and asked.glsn_of(llsn) < replica.hard_state.trimmed_before:
-        raise Trimmed(asked.glsn_of(llsn), replica.hard_state.trimmed_before)
+    # What is asked for counts, not where its batch begins: a trim may end within a batch. Nor where this one began to
+    # look, if the commit of what is asked for could not be found then: the reader leaves out what lies before.
+    asked, trimmed_before = context_of_llsn(commits, llsn), replica.hard_state.trimmed_before
+    wanted = max(asked.glsn_of(llsn), arguments.from_glsn) if asked is not None else trimmed_before
+    if wanted < trimmed_before:
+        raise Trimmed(wanted, trimmed_before)
     if last_llsn < committed_end:
         context = context_of_llsn(commits, last_llsn)
         through = min(through, context.glsn_of(last_llsn) if context else GLSN(0))

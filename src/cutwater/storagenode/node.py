@@ -479,7 +479,8 @@ class StorageNode:
 
         def job() -> None:
             self._let_finish(stream, driver)
-            self._stores.remove(stream)
+            if stream in self._stores.streams():
+                self._stores.remove(stream)
             self.tell(lambda: self._erased(stream))
 
         self._chore(stream, job)

@@ -177,6 +177,7 @@ def _summarise(people: list[Riders], seen: list[Record], killed_at: float) -> in
     pause = max((b - a for a, b in pairwise(times) if b > killed_at), default=0.0)
     say(f"  appended and acknowledged   {sum(1 for glsn in sent.values() if glsn)} of {len(sent)} records")
     say(f"  read back, in one order     {len(seen)} records, GLSN {seen[0].glsn} to {seen[-1].glsn}" if seen else "")
+    say("                              (the other positions are ticks of time and the openings of producers)")
     say(f"  longest pause of appends    {pause * 1_000:.0f} ms, after the kill")
     for what, count in faults.items():
         say(f"  {what:<45} {count}")
