@@ -151,7 +151,11 @@ async def _stop_and_resume_a_leader(cluster: LocalCluster, load: Load) -> None:
     await load.until_acknowledged(30, RECOVERY_SECONDS)
     resume(paused)
     await load.until_acknowledged(50, RECOVERY_SECONDS)
-    assert await leader_of(cluster) is not paused, "who was replaced follows"
+
+    async def follows() -> bool:
+        return await leader_of(cluster) is not paused
+
+    await until(follows, "who was replaced follows")
 
 
 async def test_sealed_with_a_tail_then_unsealed_then_all_is_killed(tmp_path: Path, seed: int) -> None:

