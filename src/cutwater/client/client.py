@@ -57,7 +57,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
 
     def take(self, timeout: float | None = None) -> list[T]:
         """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
-        seconds, or as long as it takes."""
+        seconds; if that is not said, as long as it takes if it follows the log."""
         if not self._ready:
             self._ready.extend(self._fetched(timeout))
         taken, self._ready = list(self._ready), deque()
