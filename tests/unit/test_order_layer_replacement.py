@@ -11,7 +11,7 @@ from cutwater.core import requests as r
 from cutwater.core.messages import CreateReplica
 from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint
 from cutwater.core.order_state import OrderState
-from cutwater.core.repair import substitute
+from cutwater.core.staffing import substitute
 from cutwater.errors import InvalidArgument, OrderLayerLostMemory, Refused, WrongIdentity
 from cutwater.types import MILLISECOND, SECOND, ReplicaState, Retention, StorageNodeId
 

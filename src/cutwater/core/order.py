@@ -43,9 +43,10 @@ from cutwater.core.order_events import (
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_requests import Surroundings, decide
 from cutwater.core.order_state import LogStream, OrderState, Topic
-from cutwater.core.repair import Plan, View, is_ready, loads, place, plan_open, plan_sealed, substitute
+from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
 from cutwater.core.reports import ReportBook
 from cutwater.core.requests import QUESTIONS, Answer, LearnRequest
+from cutwater.core.staffing import Load, Staff, loads, reassign, replacements, survivors
 from cutwater.errors import (
     CutwaterError,
     ImpossibleReport,
@@ -108,7 +109,7 @@ class OrderLayer:
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
-        self._load: dict[StorageNodeId, int] | None = None
+        self._load: Load | None = None
         self._short_topics: list[Topic] = []
         """Topics that may have fewer open streams than they should."""
         self._admissions = Backoff(options.retry_us_min, options.retry_us_max)
@@ -485,9 +486,13 @@ class OrderLayer:
             self._attention.add(stream.stream)
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
-        self._decide_replicas(stream, now, decided)
-        if stream.final or stream.held:
-            self._admit_survivors(stream, now, decided)
+        staff, wanted = self._staff(now), self.state.topics[stream.topic].replication
+        assign = reassign(stream, wanted, staff, lambda: self._loads(now))
+        if assign is not None:
+            self._apply(assign, decided, now)
+            self._load = None
+        for survivor in survivors(stream, staff):
+            self._apply(survivor, decided, now)
         plan = self._plan(stream, now)
         self.explanations[stream.stream] = plan.why
         for node, source in plan.learners:
@@ -501,65 +506,34 @@ class OrderLayer:
             self._admissions.fail(stream.stream, now)
             self._decide_seal(stream, plan.why, decided, now)
 
-    def _decide_replicas(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
-        """Give the places of nodes that are dead for long to others."""
-        gone = {node for node in stream.replicas if self._is_gone(node, now)}
-        wanted = self.state.topics[stream.topic].replication
-        if not gone and len(stream.replicas) >= wanted:
+    def _decide_replacements(self, topic: Topic, now: Instant, decided: list[d.Decision]) -> None:
+        if topic.topic not in self.state.topics:
             return
-        if stream.is_open:
-            gone -= set(stream.members)
-        elif not any(self._is_ready(stream, node, now) for node in stream.replicas if node not in gone):
-            return
-        replicas = substitute(stream.replicas, gone, wanted, self._loads(now))
-        if replicas != stream.replicas:
-            reason = f"storage nodes {sorted(gone)} are dead" if gone else f"{wanted} copies are wanted"
-            self._apply(d.AssignReplicas(stream.stream, replicas, reason), decided, now)
-            self._load = None
+        time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
+        least = max(1, self.options.min_replication)
+        for create in replacements(self.state, topic, self._staff(now), self._loads(now), time, min_replication=least):
+            self._apply(create, decided, now)
+            self._attention.add(create.stream)
 
-    def _loads(self, now: Instant) -> dict[StorageNodeId, int]:
-        """How many replicas each usable node has; worked out once per turn, as many streams may ask."""
+    def _loads(self, now: Instant) -> Load:
+        """Worked out once per turn, as many streams may ask."""
         if self._load is None:
             self._load = loads(self.state, lambda node: self._usable(node, now))
         return self._load
 
-    def _admit_survivors(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
-        """A stream that stays sealed has no other way to count a replica that has learned everything."""
-        for node in stream.replicas:
-            if node not in stream.members and self._is_ready(stream, node, now):
-                self._apply(d.AddSurvivor(stream.stream, node), decided, now)
+    def _staff(self, now: Instant) -> Staff:
+        return Staff(
+            gone=lambda node: self._is_gone(node, now),
+            ready=lambda stream, node: self._is_ready(stream, node, now),
+            given_up=lambda stream: self._sealed_for(stream, now) >= self.options.replace_stream_after_us,
+        )
 
     def _is_gone(self, node: StorageNodeId, now: Instant) -> bool:
         silence = self._liveness.silence(node, now)
         return silence is None or silence >= self.options.replace_node_after_us
 
-    def _decide_replacements(self, topic: Topic, now: Instant, decided: list[d.Decision]) -> None:
-        """Keep the number of log streams that take appends, or soon will."""
-        if topic.topic not in self.state.topics:
-            return
-        live = [s for s in self.state.streams_of(topic.topic) if not s.final]
-        active = [s for s in live if s.is_open or s.held or not self._is_given_up(s, now)]
-        load = self._loads(now)
-        for _ in range(topic.streams - len(active)):
-            nodes = place(load, topic.replication)
-            if nodes is None and not any(s.is_open for s in live):
-                # Better too few copies for now than a topic that takes nothing; repair adds the others later.
-                nodes = place(load, len(load)) if len(load) >= max(1, self.options.min_replication) else None
-            if nodes is None:
-                return
-            for node in nodes:
-                load[node] += 1
-            lsid = LogStreamId(self.state.last_stream + 1)
-            time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
-            reason = f"only {len(active)} of {topic.streams} log streams of topic {topic.name!r} take appends"
-            create = d.CreateStream(lsid, topic.topic, nodes, self.state.high_watermark, time, reason)
-            self._apply(create, decided, now)
-            self._attention.add(lsid)
-            active.append(self.state.streams[lsid])
-
-    def _is_given_up(self, stream: LogStream, now: Instant) -> bool:
-        sealed_for = now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
-        return sealed_for >= self.options.replace_stream_after_us
+    def _sealed_for(self, stream: LogStream, now: Instant) -> int:
+        return now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
 
     def _plan(self, stream: LogStream, now: Instant) -> Plan:
         lsid = stream.stream

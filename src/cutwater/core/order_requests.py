@@ -9,7 +9,7 @@ from msgspec import Struct, structs
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.order_state import LogStream, Node, OrderState, Topic
-from cutwater.core.repair import loads, place
+from cutwater.core.staffing import loads, place
 from cutwater.errors import (
     AlreadyExists,
     InvalidArgument,

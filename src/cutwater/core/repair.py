@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from cutwater.core.history import CommitHistory
-from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.order_state import LogStream
 from cutwater.types import ReplicaState, StorageNodeId, UncommitReport
 
 ADMIT_LAG_RECORDS = 1_000
@@ -119,33 +119,3 @@ def _learners(
         if wanted:
             pairs.append((node, others[view.turn % len(others)]))
     return tuple(pairs)
-
-
-def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> dict[StorageNodeId, int]:
-    """How many replicas each usable node has."""
-    load = {node: 0 for node in sorted(state.nodes) if usable(node)}
-    for stream in state.streams.values():
-        for node in stream.replicas:
-            if node in load:
-                load[node] += 1
-    return load
-
-
-def place(load: dict[StorageNodeId, int], replication: int) -> tuple[StorageNodeId, ...] | None:
-    """The least loaded nodes for a new log stream, never two replicas on one; None if there are too few."""
-    nodes = sorted((count, node) for node, count in load.items())
-    if len(nodes) < replication:
-        return None
-    return tuple(node for _, node in nodes[:replication])
-
-
-def substitute(
-    replicas: tuple[StorageNodeId, ...], gone: set[StorageNodeId], wanted: int, load: dict[StorageNodeId, int]
-) -> tuple[StorageNodeId, ...]:
-    """The replicas with as many of the gone ones replaced as there are free nodes, and with more if they are too few.
-    Who is gone without a substitute keeps its place: it may come back."""
-    free = [node for _, node in sorted((count, node) for node, count in load.items() if node not in replicas)]
-    result = [free.pop(0) if node in gone and free else node for node in replicas]
-    while len(result) < wanted and free:
-        result.append(free.pop(0))
-    return tuple(result)

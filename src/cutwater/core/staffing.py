@@ -1,0 +1,104 @@
+"""Which storage nodes hold which log streams, and how many streams a topic has: planning only.
+
+``repair.py`` looks after a stream with the replicas that it has. Here it is decided who these shall be: for new
+streams, when nodes are dead for long, and when streams are lost for longer than their topic can wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from cutwater.core import decisions as d
+from cutwater.core.order_state import LogStream, OrderState, Topic
+from cutwater.types import CutTime, LogStreamId, StorageNodeId
+
+Load = dict[StorageNodeId, int]
+"""How many replicas each node has that can take more."""
+
+
+class Staff(Struct, frozen=True):
+    """What the leader sees of nodes and streams. ``gone``: dead for so long that others may take the node's place.
+    ``ready``: alive, and sealed exactly where the stream is. ``given_up``: sealed for so long that the topic needs
+    another stream."""
+
+    gone: Callable[[StorageNodeId], bool]
+    ready: Callable[[LogStream, StorageNodeId], bool]
+    given_up: Callable[[LogStream], bool]
+
+
+def reassign(stream: LogStream, wanted: int, staff: Staff, load: Callable[[], Load]) -> d.AssignReplicas | None:
+    """Give the places of nodes that are dead for long to others, as long as someone is there to learn from."""
+    gone = {node for node in stream.replicas if staff.gone(node)}
+    if not gone and len(stream.replicas) >= wanted:
+        return None
+    if stream.is_open:
+        gone -= set(stream.members)
+    elif not any(staff.ready(stream, node) for node in stream.replicas if node not in gone):
+        return None
+    replicas = substitute(stream.replicas, gone, wanted, load())
+    if replicas == stream.replicas:
+        return None
+    reason = f"storage nodes {sorted(gone)} are dead" if gone else f"{wanted} copies are wanted"
+    return d.AssignReplicas(stream.stream, replicas, reason)
+
+
+def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:
+    """A stream that stays sealed has no other way to count a replica that has learned everything."""
+    if not (stream.final or stream.held):
+        return []
+    learned = [node for node in stream.replicas if node not in stream.members and staff.ready(stream, node)]
+    return [d.AddSurvivor(stream.stream, node) for node in learned]
+
+
+def replacements(
+    state: OrderState, topic: Topic, staff: Staff, load: Load, time: CutTime, *, min_replication: int
+) -> list[d.CreateStream]:
+    """Keep the number of log streams that take appends, or soon will."""
+    live = [s for s in state.streams_of(topic.topic) if not s.final]
+    active = sum(1 for s in live if s.is_open or s.held or not staff.given_up(s))
+    reason = f"only {active} of {topic.streams} log streams of topic {topic.name!r} take appends"
+    created: list[d.CreateStream] = []
+    for _ in range(topic.streams - active):
+        nodes = place(load, topic.replication)
+        if nodes is None and not any(s.is_open for s in live) and len(load) >= min_replication:
+            # Better too few copies for now than a topic that takes nothing; repair adds the others later.
+            nodes = place(load, len(load)) or None
+        if nodes is None:
+            break
+        for node in nodes:
+            load[node] += 1
+        lsid = LogStreamId(state.last_stream + 1 + len(created))
+        created.append(d.CreateStream(lsid, topic.topic, nodes, state.high_watermark, time, reason))
+    return created
+
+
+def loads(state: OrderState, usable: Callable[[StorageNodeId], bool]) -> Load:
+    """How many replicas each usable node has."""
+    load = {node: 0 for node in sorted(state.nodes) if usable(node)}
+    for stream in state.streams.values():
+        for node in stream.replicas:
+            if node in load:
+                load[node] += 1
+    return load
+
+
+def place(load: Load, replication: int) -> tuple[StorageNodeId, ...] | None:
+    """The least loaded nodes for a new log stream, never two replicas on one; None if there are too few."""
+    nodes = sorted((count, node) for node, count in load.items())
+    if len(nodes) < replication:
+        return None
+    return tuple(node for _, node in nodes[:replication])
+
+
+def substitute(
+    replicas: tuple[StorageNodeId, ...], gone: set[StorageNodeId], wanted: int, load: Load
+) -> tuple[StorageNodeId, ...]:
+    """The replicas with as many of the gone ones replaced as there are free nodes, and with more if they are too few.
+    Who is gone without a substitute keeps its place: it may come back."""
+    free = [node for _, node in sorted((count, node) for node, count in load.items() if node not in replicas)]
+    result = [free.pop(0) if node in gone and free else node for node in replicas]
+    while len(result) < wanted and free:
+        result.append(free.pop(0))
+    return tuple(result)
