@@ -29,13 +29,13 @@ _data: Final = attrgetter("data")
 class KeyEntry:
     """All that an operator keeps for one key: the raw values of its states, and its timers."""
 
-    __slots__ = ("data", "event_timers", "group", "key", "processing_timers", "values")
+    __slots__ = ("data", "event_timers", "hash", "key", "processing_timers", "values")
 
-    def __init__(self, key: Any, data: bytes, group: int, slots: int) -> None:
+    def __init__(self, key: Any, data: bytes, hashed: int, values: list[Any]) -> None:
         self.key = key
         self.data = data
-        self.group = group
-        self.values: list[Any] = [None] * slots
+        self.hash = hashed
+        self.values = values
         # Most keys have no timers at a time, so the sets are made when they are needed.
         self.event_timers: set[int] | None = None
         self.processing_timers: set[int] | None = None

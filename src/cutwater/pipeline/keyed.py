@@ -17,7 +17,7 @@ from msgspec import json
 from cutwater.errors import PipelineFailed
 from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue
 from cutwater.pipeline.functions import BatchFunction
-from cutwater.pipeline.keys import MAX_PARALLELISM, key_group, key_of_bytes
+from cutwater.pipeline.keys import MAX_PARALLELISM
 from cutwater.pipeline.position import firing, glsn_of, number
 from cutwater.pipeline.records import Records, arrivals
 from cutwater.pipeline.rows import Row, RowType
@@ -55,11 +55,12 @@ class OperatorSpec:
         """How many groups the operator's keys fall into; a partition is a group of its own."""
         return self.partitions or self.max_parallelism
 
-    def group_of_entry(self, data: bytes) -> int:
-        """The group that an entry of the store belongs to; the key of a partition or a key group is its number."""
-        if self.partitions or isinstance(self.function, BatchFunction):
-            return int(key_of_bytes(data))
-        return key_group(data, self.max_parallelism)
+    @property
+    def hashed_groups(self) -> int | None:
+        """How many key groups the entries of the store are divided into by their hash; None where an entry's key is the
+        number of its group, as for partitions and functions of batches.
+        """
+        return None if self.partitions or isinstance(self.function, BatchFunction) else self.max_parallelism
 
 
 class KeyedOperator:
@@ -132,6 +133,10 @@ class KeyedOperator:
         self.store.load(self._keys(inputs), self._events.steps.last, ticks.times.last, (self._events, self._processing))
         self._events.look_ahead(0)
         self._processing.look_ahead(0)
+
+    def load_all(self) -> None:
+        """Take all of the state into memory, to stay there."""
+        self.store.load_all((self._events, self._processing))
 
     def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
         """The keys of a micro-batch, for the store to load; one that cannot be read fails later, with its record."""

@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.pipeline.batches import BatchOperator
+from cutwater.pipeline.chunks import BROADCAST_GROUP, Chunk
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.graph import Port, SinkNode, SourceNode
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
@@ -23,7 +24,7 @@ from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.steps import Ticks
-from cutwater.pipeline.store import BROADCAST_GROUP, KeyedStore
+from cutwater.pipeline.store import KeyedStore
 from cutwater.pipeline.window_function import WindowFunction
 from cutwater.pipeline.window_operator import WindowOperator
 
@@ -40,10 +41,12 @@ def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOper
 class SliceTask:
     """All operators of one level in one slice, with their state."""
 
-    def __init__(self, plan: Plan, level: int, index: int, chunks: Mapping[str, Iterable[pa.Table]]) -> None:
+    def __init__(
+        self, plan: Plan, level: int, index: int, chunks: Mapping[str, Iterable[pa.Table | pa.RecordBatch | Chunk]]
+    ) -> None:
         self._plan = plan
         self.operators = [
-            operator_of(spec, KeyedStore(spec.states, spec.group_of_entry, chunks.get(spec.uid, ())), first=index == 0)
+            operator_of(spec, KeyedStore(spec.states, spec.hashed_groups, chunks.get(spec.uid, ())), first=index == 0)
             for spec in plan.levels[level]
         ]
 
@@ -58,10 +61,12 @@ class SliceTask:
                 if len(records):
                     self._plan.push(Port(order, tag), records, arrived)
 
-    def checkpoint(self) -> dict[str, pa.Table]:
-        """What the micro-batch has changed, as one chunk per operator."""
-        made = {operator.spec.uid: operator.store.checkpoint() for operator in self.operators}
-        return {uid: chunk for uid, chunk in made.items() if chunk is not None}
+    def checkpoint(self) -> dict[str, list[Chunk]]:
+        """The state after the micro-batch, by operator: chunks of before, what has changed, or both merged."""
+        for operator in self.operators:
+            if operator.store.checkpoint() is not None:
+                operator.store.merge(operator.watermark())
+        return {operator.spec.uid: operator.store.chunks for operator in self.operators}
 
 
 def routed(spec: OperatorSpec, index: int, records: Records, slices: int) -> list[Records]:
@@ -149,6 +154,10 @@ class Machine:
     def restore(self, state: Mapping[str, pa.Table]) -> None:
         """Go on from a snapshot, made with any number of slices."""
         self._tasks = self._made(state)
+        if not self._packed:
+            for task in (task for tasks in self._tasks for task in tasks):
+                for operator in task.operators:
+                    operator.load_all()
 
     def _made(self, state: Mapping[str, pa.Table]) -> list[list[SliceTask]]:
         return [
@@ -178,11 +187,4 @@ class Machine:
                     if not self._packed:
                         operator.store.settle()
                 if self._packed:
-                    task.checkpoint()
-                    tasks[index] = SliceTask(self._plan, level, index, self._chunks_of(task))
-
-    def _chunks_of(self, task: SliceTask) -> dict[str, list[pa.Table]]:
-        for operator in task.operators:
-            if operator.store.should_compact:
-                operator.store.compact(operator.watermark())
-        return {operator.spec.uid: operator.store.chunks for operator in task.operators}
+                    tasks[index] = SliceTask(self._plan, level, index, task.checkpoint())

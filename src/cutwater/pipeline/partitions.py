@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
+from zlib import crc32
 
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
@@ -46,7 +47,7 @@ def divided(items: Sequence[Any], partitions: int) -> list[list[Any]]:
 def redistributed(entries: Iterable[KeyEntry], states: Sequence[State], partitions: int) -> list[KeyEntry]:
     """The state of all partitions, for another number of them."""
     old = sorted(entries, key=lambda entry: int(entry.key))
-    made = [KeyEntry(i, key_bytes(i), i, len(states)) for i in range(partitions)]
+    made = [KeyEntry(i, data := key_bytes(i), crc32(data), [None] * len(states)) for i in range(partitions)]
     for slot, state in enumerate(states):
         items = [item for entry in old for item in entry.values[slot] or ()]
         parts = [list(items) for _ in made] if isinstance(state, UnionListState) else divided(items, partitions)

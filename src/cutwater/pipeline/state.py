@@ -11,7 +11,7 @@ element.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -21,7 +21,7 @@ from cutwater.pipeline.context import Context
 from cutwater.pipeline.ddl import parse_type, shown
 from cutwater.pipeline.durations import Duration, milliseconds
 from cutwater.pipeline.durations import shown as duration_shown
-from cutwater.pipeline.values import converter, copier
+from cutwater.pipeline.values import converter, copier, decoded, encoded
 
 _STAMP = "at"
 _STAMPED = "value"
@@ -76,6 +76,13 @@ class State:
     def unpack(self, value: Any) -> Any:
         return value
 
+    def packed(self, raws: Sequence[Any]) -> pa.Array:
+        """What is kept for many keys, as a column."""
+        return encoded(list(map(self.pack, raws)), self.stored_type)
+
+    def unpacked(self, column: pa.Array) -> list[Any]:
+        return list(map(self.unpack, decoded(column)))
+
     def plain(self, raw: Any, watermark: int) -> Any:
         """What is kept, as a user would see it under a watermark; None if nothing is left."""
         raise NotImplementedError
@@ -117,11 +124,19 @@ class ValueState(State):
     def bind(self, holder: Holder, slot: int) -> Any:
         return _Value(self, holder, slot) if self.ttl_ms is None else _ExpiringValue(self, holder, slot)
 
-    def pack(self, raw: Any) -> Any:
-        return raw if raw is None or self.ttl_ms is None else _stamped(raw)
+    def packed(self, raws: Sequence[Any]) -> pa.Array:
+        if self.ttl_ms is None:
+            return encoded(raws, self.type)
+        stamps = pa.array([None if raw is None else raw[0] for raw in raws], pa.int64())
+        values = encoded([None if raw is None else raw[1] for raw in raws], self.type)
+        return pa.StructArray.from_arrays([stamps, values], fields=list(self.stored_type), mask=stamps.is_null())
 
-    def unpack(self, value: Any) -> Any:
-        return value if value is None or self.ttl_ms is None else _pair(value)
+    def unpacked(self, column: pa.Array) -> list[Any]:
+        if self.ttl_ms is None:
+            return decoded(column)
+        stamps, values = column.flatten()
+        pairs = zip(stamps.to_pylist(), decoded(values), strict=True)
+        return [None if pair[0] is None else pair for pair in pairs]
 
     def plain(self, raw: Any, watermark: int) -> Any:
         if raw is None or self.ttl_ms is None:

@@ -1,82 +1,70 @@
-"""The keyed state of one operator in one slice: what is live in memory, and what lies packed in Arrow tables.
+"""The keyed state of one operator in one slice: what is live in memory, and what lies packed in chunks.
 
-Packed state is a list of *chunks*: a base and, behind it, what each micro-batch changed. A row is all that is kept
-for one key: its states and its timers. A later row replaces an earlier one of the same key, and may say that the key
-is gone. A micro-batch turns only those keys into Python objects that it touches, by a record or by a timer that comes
-due, and adds one small chunk. The others are passed over by vectorised filters. Now and then the chunks are compacted
-into a new base.
+A later chunk replaces the keys that it has of earlier ones, and may say that a key is gone. A micro-batch turns only
+those keys into Python objects that it touches, by a record or by a timer that comes due, and adds one small chunk. Then
+chunks are merged until each is at least twice as large as the next, so there are few of them, and a row is rewritten as
+often as state doubles, not once per micro-batch.
 
-A chunk is the unit that a state store keeps: write each under a number, and the base anew after a compaction. A
-savepoint is the compacted table, one per uid, which any tool opens.
+A chunk is the unit that a state store keeps. A savepoint is one compacted table per uid, which any tool opens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from cutwater.errors import InvalidArgument
+from cutwater.pipeline.chunks import (
+    BROADCAST_GROUP,
+    SORTED,
+    TIMES,
+    Chunk,
+    chunk_schema,
+    column_of,
+    hashes_of,
+    merged,
+    order_of,
+    without_gone,
+)
 from cutwater.pipeline.context import KeyEntry, TimerQueue
 from cutwater.pipeline.keys import key_bytes, key_of_bytes
 from cutwater.pipeline.state import State
-from cutwater.pipeline.values import decoded, encoded
-
-BROADCAST_GROUP: Final = -1
-"""The key group of broadcast state, which has no key: every slice has a copy, a savepoint takes that of the first."""
-
-_CHUNKS_MAX: Final = 32
-_TIMES: Final = pa.list_(pa.int64())
-
-
-def chunk_schema(states: Sequence[State]) -> pa.Schema:
-    """Columns of a chunk. ``key_hash`` is the CRC-32 of the key, by which touched keys are found. ``next_…`` is a key's
-    smallest timer, so that due ones are found without looking inside.
-    """
-    return pa.schema(
-        [
-            pa.field("key_group", pa.int32()),
-            pa.field("key", pa.binary()),
-            pa.field("key_hash", pa.uint32()),
-            pa.field("gone", pa.bool_()),
-            pa.field("next_event_timer", pa.int64()),
-            pa.field("next_processing_timer", pa.int64()),
-            pa.field("event_timers", _TIMES),
-            pa.field("processing_timers", _TIMES),
-            *(pa.field(f"state_{state.name}", state.stored_type) for state in states),
-        ]
-    )
 
 
 class KeyedStore:
     """Live entries by key, the packed chunks behind them, and which entries have changed."""
 
     def __init__(
-        self, states: Sequence[State], group_of: Callable[[bytes], int], chunks: Iterable[pa.Table] = ()
+        self,
+        states: Sequence[State],
+        groups: int | None,
+        chunks: Iterable[pa.Table | pa.RecordBatch | Chunk] = (),
     ) -> None:
         self._states = list(states)
         self._schema = chunk_schema(states)
-        self._group_of = group_of
-        self._chunks: list[pa.Table] = []
+        self._groups = groups
+        self.chunks: list[Chunk] = [
+            chunk if isinstance(chunk, Chunk) else Chunk.of_table(chunk, self._schema) for chunk in chunks
+        ]
         self.live: dict[Any, KeyEntry] = {}
         self.dirty: set[KeyEntry] = set()
-        self.broadcast = KeyEntry(None, b"", BROADCAST_GROUP, len(self._states))
-        for chunk in chunks:
-            self._add_chunk(chunk)
-
-    @property
-    def chunks(self) -> list[pa.Table]:
-        return list(self._chunks)
+        self.broadcast = KeyEntry(None, b"", crc32(b""), [None] * len(self._states))
+        for chunk in self.chunks:
+            for entry in self._entries(chunk.broadcast_row(), [None]):
+                self.broadcast.values[:] = entry.values
 
     def entry(self, key: Any) -> KeyEntry:
         """The entry of a key that is not live: a new one, after ``load`` has had its chance."""
         data = key_bytes(key)
-        entry = KeyEntry(key, data, self._group_of(data), len(self._states))
+        entry = KeyEntry(key, data, crc32(data), [None] * len(self._states))
         self.live[key] = entry
         return entry
+
+    # ---------------------------------------------------------------------------------------------------------- loading
 
     def load(
         self, keys: Iterable[Any], event_time: int, processing_time: int, queues: tuple[TimerQueue, TimerQueue]
@@ -85,59 +73,84 @@ class KeyedStore:
 
         Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
         """
-        if not self._chunks:
+        if not self.chunks:
             return
-        missing = {key_bytes(key) for key in set(keys) if key not in self.live}
-        newer: list[pa.Table] = []
-        for chunk in reversed(self._chunks):
-            touched = pc.is_in(chunk["key_hash"], value_set=pa.array(list(map(crc32, missing)), pa.uint32()))
-            collision = False
-            for entry in self._entries(chunk.filter(touched)):
-                if entry.data in missing:
-                    missing.remove(entry.data)
-                    self._enliven(entry, queues)
-                else:
-                    collision = True
-            due = _due(chunk, event_time, processing_time)
-            if not collision:
-                due = pc.and_not(due, touched)
-            for entry in self._entries(_without_replaced(chunk.filter(due), newer)):
-                if entry.key not in self.live:
-                    self._enliven(entry, queues)
-            newer.append(chunk)
+        limits = (event_time, processing_time)
+        wanted = [key for key in dict.fromkeys(keys) if key not in self.live]
+        data = list(map(key_bytes, wanted))
+        hashes = hashes_of(map(crc32, data), len(data))
+        for chunk in reversed(self.chunks):
+            rows = chunk.find(hashes, data)
+            own, left = (rows >= 0).nonzero()[0], (rows < 0).nonzero()[0]
+            if not len(own):
+                continue
+            self._enliven(self._entries(chunk.rows(rows[own]), [wanted[i] for i in own.tolist()]), limits, queues)
+            wanted, data, hashes = [wanted[i] for i in left.tolist()], [data[i] for i in left.tolist()], hashes[left]
+        for index in reversed(range(len(self.chunks))):
+            self._load_due(self.chunks[index], self.chunks[index + 1 :], limits, queues)
 
-    def _enliven(self, entry: KeyEntry, queues: tuple[TimerQueue, TimerQueue]) -> None:
-        self.live[entry.key] = entry
-        for time in entry.event_timers or ():
-            queues[0].add(time, entry)
-        for time in entry.processing_timers or ():
-            queues[1].add(time, entry)
+    def _load_due(
+        self, chunk: Chunk, newer: Sequence[Chunk], limits: tuple[int, int], queues: tuple[TimerQueue, TimerQueue]
+    ) -> None:
+        due = chunk.due(*limits)
+        if not len(due):
+            return
+        batch = chunk.rows(due)
+        data = column_of(batch, "key")
+        keys = list(map(key_of_bytes, data))
+        hashes = batch.column("key_hash").to_numpy()
+        replaced = [other.find(hashes, data).tolist() for other in newer]
+        chosen = [
+            i for i, key in enumerate(keys) if key not in self.live and all(rows[i] < 0 for rows in replaced)
+        ]  # fmt: skip
+        self._enliven(
+            self._entries(batch.take(pa.array(chosen, pa.int64())), [keys[i] for i in chosen]), limits, queues
+        )
 
-    def checkpoint(self) -> pa.Table | None:
+    def load_all(self, queues: tuple[TimerQueue, TimerQueue]) -> None:
+        """Make everything live, for a store that stays in memory."""
+        for entry in self.entries():
+            self.live[entry.key] = entry
+            for queue, times in zip(queues, (entry.event_timers, entry.processing_timers), strict=True):
+                for time in times or ():
+                    queue.add(time, entry)
+        self.chunks = []
+
+    def _enliven(self, entries: list[KeyEntry], limits: tuple[int, int], queues: tuple[TimerQueue, TimerQueue]) -> None:
+        """Timers that do not come due in this micro-batch stay with their keys: the queue need not know them."""
+        live = self.live
+        (event, processing), (event_limit, processing_limit) = queues, limits
+        for entry in entries:
+            live[entry.key] = entry
+            if entry.event_timers:
+                for time in entry.event_timers:
+                    if time <= event_limit:
+                        event.add(time, entry)
+            if entry.processing_timers:
+                for time in entry.processing_timers:
+                    if time <= processing_limit:
+                        processing.add(time, entry)
+
+    # ---------------------------------------------------------------------------------------------------------- packing
+
+    def checkpoint(self) -> Chunk | None:
         """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""
-        changed = list(self.dirty)
-        if not changed:
+        if not self.dirty:
             return None
-        chunk = self._packed(changed)
-        self._chunks.append(chunk)
-        if pc.any(chunk["gone"]).as_py():
+        chunk = self._packed(list(self.dirty))
+        self.chunks.append(chunk)
+        if pc.any(chunk.batch.column("gone")).as_py():
             self._forget_empty()
         self.dirty.clear()
         return chunk
 
     def settle(self) -> None:
-        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot.
-
-        What is packed already is then out of date, so that an entry has to stay, also an empty one, to hide it.
-        """
-        if self._chunks:
-            self.dirty.clear()
-        else:
-            self._forget_empty()
+        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot."""
+        self._forget_empty()
 
     def pack_live(self) -> None:
         """Pack everything that is live, in place of all chunks."""
-        self._chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
+        self.chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
 
     def _forget_empty(self) -> None:
         for entry in self.dirty:
@@ -145,81 +158,90 @@ class KeyedStore:
                 self.live.pop(entry.key, None)
         self.dirty.clear()
 
-    @property
-    def should_compact(self) -> bool:
-        base = self._chunks[0].num_rows if self._chunks else 0
-        return len(self._chunks) > 1 and (
-            len(self._chunks) > _CHUNKS_MAX or 2 * sum(chunk.num_rows for chunk in self._chunks[1:]) > base
-        )
+    def merge(self, watermark: int) -> None:
+        """Merge chunks until each is at least twice as large as the next."""
+        chunks = self.chunks
+        while len(chunks) > 1 and len(chunks[-2]) < 2 * len(chunks[-1]):
+            self._merge_last(watermark)
 
     def compact(self, watermark: int) -> pa.Table:
         """One base in place of all chunks, without what is gone or has expired under a watermark."""
-        kept: list[pa.Table] = []
-        for index in reversed(range(len(self._chunks))):
-            kept.append(_without_replaced(self._chunks[index], self._chunks[index + 1 :]))
-        base = pa.concat_tables([self._schema.empty_table(), *kept])
-        base = base.filter(pc.invert(base["gone"]))
-        if any(state.ttl_ms is not None for state in self._states):
-            base = self._packed([entry for entry in self._entries(base) if not self._expired(entry, watermark)])
-        self._chunks = [base]
-        return base
+        if not self.chunks:
+            self.chunks = [Chunk.of_table(self._schema.empty_table(), self._schema)]
+        while len(self.chunks) > 1:
+            self._merge_last(watermark)
+        self.chunks[0] = self._without_expired(without_gone(self.chunks[0]), watermark)
+        return pa.Table.from_batches([self.chunks[0].batch.replace_schema_metadata(None)])
+
+    def _merge_last(self, watermark: int) -> None:
+        newer = self.chunks.pop()
+        self.chunks[-1] = merged(self.chunks[-1], newer)
+        if len(self.chunks) == 1:
+            self.chunks[0] = self._without_expired(without_gone(self.chunks[0]), watermark)
+
+    def _without_expired(self, base: Chunk, watermark: int) -> Chunk:
+        if all(state.ttl_ms is None for state in self._states):
+            return base
+        keys = repeat(None, len(base))
+        kept = [not self._expired(entry, watermark) for entry in self._entries(base.batch, keys)]
+        return base if all(kept) else Chunk(base.batch.filter(pa.array(kept)))
 
     def entries(self) -> list[KeyEntry]:
         """Everything that is kept for keys, live or packed, by key group and key."""
-        live = {entry.data: entry for entry in self.live.values()}
-        packed = {entry.data: entry for chunk in self._chunks for entry in self._entries(chunk)}
-        merged = {**packed, **live}
+        found: dict[bytes, KeyEntry] = {}
+        for chunk in self.chunks:
+            for entry in self._entries(chunk.batch, map(_key_or_none, column_of(chunk.batch, "key"))):
+                found[entry.data] = entry
+        found.update({entry.data: entry for entry in self.live.values()})
         return sorted(
-            (entry for entry in merged.values() if not entry.empty and entry.group != BROADCAST_GROUP),
-            key=lambda entry: (entry.group, entry.data),
+            (entry for entry in found.values() if entry.data and not entry.empty),
+            key=lambda entry: (self._group(entry), entry.data),
         )
 
-    def _add_chunk(self, chunk: pa.Table) -> None:
-        if not chunk.schema.equals(self._schema):
-            raise InvalidArgument(
-                f"stored state has the columns {chunk.schema.to_string()}, the operator declares "
-                f"{self._schema.to_string()}: a changed state needs a new name"
-            )
-        self._chunks.append(chunk)
-        for entry in self._entries(chunk.filter(pc.equal(chunk["key_group"], BROADCAST_GROUP))):
-            self.broadcast.values[:] = entry.values
+    def _group(self, entry: KeyEntry) -> int:
+        if not entry.data:
+            return BROADCAST_GROUP
+        return int(entry.key) if self._groups is None else entry.hash % self._groups
 
-    def _packed(self, entries: Sequence[KeyEntry]) -> pa.Table:
-        event = [sorted(entry.event_timers) if entry.event_timers else None for entry in entries]
-        processing = [sorted(entry.processing_timers) if entry.processing_timers else None for entry in entries]
-        return pa.Table.from_arrays(
+    def _packed(self, entries: Sequence[KeyEntry]) -> Chunk:
+        entries = [entries[i] for i in order_of(hashes_of((entry.hash for entry in entries), len(entries)))]
+        event = _Times([entry.event_timers for entry in entries])
+        processing = _Times([entry.processing_timers for entry in entries])
+        states = [state.packed([entry.values[slot] for entry in entries]) for slot, state in enumerate(self._states)]
+        gone = pc.and_(event.first.is_null(), processing.first.is_null())
+        for column in states:
+            gone = pc.and_(gone, column.is_null())
+        batch = pa.RecordBatch.from_arrays(
             [
-                pa.array([entry.group for entry in entries], pa.int32()),
+                pa.array(list(map(self._group, entries)), pa.int32()),
                 pa.array([entry.data for entry in entries], pa.binary()),
-                pa.array([crc32(entry.data) for entry in entries], pa.uint32()),
-                pa.array([entry.empty for entry in entries], pa.bool_()),
-                pa.array([times and times[0] for times in event], pa.int64()),
-                pa.array([times and times[0] for times in processing], pa.int64()),
-                pa.array(event, _TIMES),
-                pa.array(processing, _TIMES),
-                *(
-                    encoded(list(map(state.pack, [entry.values[slot] for entry in entries])), state.stored_type)
-                    for slot, state in enumerate(self._states)
-                ),
+                pa.array([entry.hash for entry in entries], pa.uint32()),
+                gone,
+                event.first,
+                processing.first,
+                event.every,
+                processing.every,
+                *states,
             ],
             schema=self._schema,
         )
+        return Chunk(batch.replace_schema_metadata(SORTED))
 
-    def _entries(self, chunk: pa.Table) -> list[KeyEntry]:
-        columns = [
-            list(map(state.unpack, decoded(chunk[f"state_{state.name}"]))) for state in self._states
-        ]  # fmt: skip
-        names = ("key_group", "key", "event_timers", "processing_timers")
-        slots = len(columns)
-        entries = []
-        for group, data, event, processing, *values in zip(
-            *(chunk[name].to_pylist() for name in names), *columns, strict=True
-        ):
-            entry = KeyEntry(None if group == BROADCAST_GROUP else key_of_bytes(data), data, group, slots)
-            entry.values = values
-            entry.event_timers = set(event) if event else None
-            entry.processing_timers = set(processing) if processing else None
-            entries.append(entry)
+    def _entries(self, batch: pa.RecordBatch, keys: Iterable[Any]) -> list[KeyEntry]:
+        """Entries of rows, whose keys the caller knows."""
+        columns = [state.unpacked(batch.column(f"state_{state.name}")) for state in self._states]
+        values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in repeat(None))
+        stored = (column_of(batch, "key"), column_of(batch, "key_hash"))
+        entries = list(map(KeyEntry, keys, *stored, values))
+        for name in ("event", "processing"):
+            firsts = batch.column(f"next_{name}_timer")
+            if firsts.null_count < len(firsts):
+                every = batch.column(f"{name}_timers")
+                many = every.to_pylist() if every.null_count < len(every) else repeat(None)
+                attribute = f"{name}_timers"
+                for entry, first, times in zip(entries, firsts.to_pylist(), many, strict=False):
+                    if first is not None:
+                        setattr(entry, attribute, set(times) if times else {first})
         return entries
 
     def _expired(self, entry: KeyEntry, watermark: int) -> bool:
@@ -230,18 +252,16 @@ class KeyedStore:
         )  # fmt: skip
 
 
-def _due(chunk: pa.Table, event_time: int, processing_time: int) -> pa.ChunkedArray:
-    """Which rows have a timer up to these times."""
-    return pc.or_(
-        pc.fill_null(pc.less_equal(chunk["next_event_timer"], event_time), False),
-        pc.fill_null(pc.less_equal(chunk["next_processing_timer"], processing_time), False),
-    )
+def _key_or_none(data: bytes) -> Any:
+    return key_of_bytes(data) if data else None
 
 
-def _without_replaced(chunk: pa.Table, newer: Iterable[pa.Table]) -> pa.Table:
-    """The rows of a chunk whose keys do not occur in newer ones."""
-    for other in newer:
-        if chunk.num_rows == 0:
-            break
-        chunk = chunk.filter(pc.invert(pc.is_in(chunk["key"], value_set=other["key"].combine_chunks())))
-    return chunk
+class _Times:
+    """The timers of many keys as columns: the first of each key, and all where there are several."""
+
+    def __init__(self, times: Sequence[set[int] | None]) -> None:
+        if any(times):
+            self.first = pa.array([min(own) if own else None for own in times], pa.int64())
+            self.every = pa.array([sorted(own) if own and len(own) > 1 else None for own in times], TIMES)
+        else:
+            self.first, self.every = pa.nulls(len(times), pa.int64()), pa.nulls(len(times), TIMES)

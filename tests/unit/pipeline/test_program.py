@@ -344,7 +344,7 @@ def test_list_state_is_divided_and_union_state_goes_whole_to_each() -> None:
     assert [len(part) for part in divided(range(8), 3)] == [3, 3, 2]
     assert divided([1], 3) == [[1], [], []]
     states = [Partition.everyone, Partition.seen]
-    entries = [KeyEntry(i, b"", i, 2) for i in range(2)]
+    entries = [KeyEntry(i, b"", 0, [None, None]) for i in range(2)]
     for i, entry in enumerate(entries):
         entry.values[:] = [[i], list(range(i * 4, i * 4 + 4))]
     made = redistributed(reversed(entries), states, 3)

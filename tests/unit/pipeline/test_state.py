@@ -11,7 +11,7 @@ from events import run, source
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import ListState, MapState, ProcessFunction, ValueState
 from cutwater.pipeline.context import KeyEntry, TimerQueue
-from cutwater.pipeline.keys import key_group, key_of_bytes
+from cutwater.pipeline.keys import key_of_bytes
 from cutwater.pipeline.state import State
 from cutwater.pipeline.store import KeyedStore
 
@@ -149,21 +149,21 @@ def contents(entries: list[KeyEntry]) -> list[Any]:
 
 
 def test_a_micro_batch_makes_only_those_keys_live_that_it_touches() -> None:
-    first = KeyedStore(states(), key_group)
+    first = KeyedStore(states(), 128)
     filled(first, range(100))
     base = first.checkpoint()
-    second = KeyedStore(states(), key_group, [base])
+    second = KeyedStore(states(), 128, [base])
     own = queues()
     second.load([7, 200], 1003, -1, own)
     assert sorted(second.live) == [0, 1, 2, 3, 7]
     assert [(time, entry.key) for time, entry in own[0].take(1500, end=False)] == [
-        (1000, 0), (1001, 1), (1002, 2), (1003, 3), (1007, 7),
+        (1000, 0), (1001, 1), (1002, 2), (1003, 3),
     ]  # fmt: skip
     assert second.live[7].values == [7, [(7, "x")], {"a": 0.5}]
 
 
 def test_later_chunks_replace_earlier_ones_and_may_say_that_a_key_is_gone() -> None:
-    store = KeyedStore(states(), key_group)
+    store = KeyedStore(states(), 128)
     filled(store, range(10))
     store.checkpoint()
     entry = store.live[3]
@@ -173,21 +173,21 @@ def test_later_chunks_replace_earlier_ones_and_may_say_that_a_key_is_gone() -> N
     store.dirty |= {entry, gone}
     delta = store.checkpoint()
     assert delta is not None
-    assert (delta.num_rows, 4 in store.live) == (2, False)
-    again = KeyedStore(states(), key_group, store.chunks)
+    assert (len(delta), 4 in store.live) == (2, False)
+    again = KeyedStore(states(), 128, store.chunks)
     again.load(range(10), 2000, -1, queues())
     assert again.live[3].values[0] == 33
     assert again.live[4].empty
     before = contents(store.entries())
     base = again.compact(-(2**63))
     assert base.num_rows == 9
-    assert contents(KeyedStore(states(), key_group, [base]).entries()) == before
+    assert contents(KeyedStore(states(), 128, [base]).entries()) == before
 
 
 def test_compaction_drops_what_has_expired() -> None:
     declared: list[State] = [ListState("string", ttl=5)]
     declared[0].name = "recent"
-    store = KeyedStore(declared, key_group)
+    store = KeyedStore(declared, 128)
     for key in range(10):
         store.entry(key).values[0] = [(key, "x")]
     store.dirty |= set(store.live.values())
@@ -196,17 +196,18 @@ def test_compaction_drops_what_has_expired() -> None:
 
 
 def test_state_of_another_shape_is_refused() -> None:
-    store = KeyedStore(states(), key_group)
+    store = KeyedStore(states(), 128)
     filled(store, range(2))
     with pytest.raises(InvalidArgument, match="a changed state needs a new name"):
-        KeyedStore(states()[:1], key_group, [store.checkpoint()])
+        KeyedStore(states()[:1], 128, [store.compact(0)])
 
 
 def test_chunks_are_plain_tables() -> None:
-    store = KeyedStore(states(), key_group)
+    store = KeyedStore(states(), 128)
     filled(store, range(3))
-    chunk = store.checkpoint()
-    assert chunk is not None
+    made = store.checkpoint()
+    assert made is not None
+    chunk = made.batch
     assert chunk.schema.names[:2] == ["key_group", "key"]
     assert chunk.schema.field("state_by").type == pa.map_(pa.string(), pa.float64())
     assert sorted(key_of_bytes(data) for data in chunk["key"].to_pylist()) == [0, 1, 2]
