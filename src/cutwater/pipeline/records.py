@@ -14,7 +14,7 @@ from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
 Arrival: TypeAlias = tuple[int, int, bytes, int, Row]
 """Number of the input, moment, path, event time, row."""
 
-_POSITION: Final = pa.struct(
+POSITION: Final = pa.struct(
     [pa.field("moment", pa.int64()), pa.field("path", pa.binary()), pa.field("time", pa.int64())]
 )
 
@@ -89,7 +89,7 @@ class Records:
         """Payload columns, and the reserved column with positions and times."""
         position = pa.StructArray.from_arrays(
             [pa.array(self.moments, pa.int64()), pa.array(self.paths, pa.binary()), pa.array(self.times, pa.int64())],
-            fields=list(_POSITION),
+            fields=list(POSITION),
         )
         names = [*rows.names, RESERVED_COLUMN]
         return pa.RecordBatch.from_arrays([*rows.to_arrays(self.rows), position], names=names)

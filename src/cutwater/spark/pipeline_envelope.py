@@ -1,0 +1,127 @@
+"""What travels between the stages of a pipeline: a handful of large rows, each some records for one slice, as Arrow.
+
+A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an operator or
+a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
+``node`` = ``TICK`` carry steps of the clocks instead. A stage hands on unopened what is not for its level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
+from cutwater.pipeline.steps import Steps, Ticks
+
+TICK: Final = -1
+COLUMNS: Final = "slice int, node int, input int, data binary"
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("slice", pa.int32()),
+        pa.field("node", pa.int32()),
+        pa.field("input", pa.int32()),
+        pa.field("data", pa.binary()),
+    ]
+)
+
+
+def packed(batch: pa.RecordBatch) -> bytes:
+    """A batch as an Arrow stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def unpacked(data: bytes | pa.Buffer) -> pa.Table:
+    with pa.ipc.open_stream(data) as stream:
+        return stream.read_all()
+
+
+def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
+    """The records of several parts in the order of their positions. A part is in order already."""
+    filled = [part for part in parts if part.num_rows]
+    if len(filled) <= 1:
+        return (filled or list(parts))[0]
+    table = pa.concat_tables(filled)
+    moments, paths = table.column(RESERVED_COLUMN).combine_chunks().flatten()[:2]
+    order = np.argsort(moments.to_numpy(), kind="stable")
+    if paths.nbytes and any(paths.buffers()[2] or b""):
+        # Only what comes from operators has paths, and only records of one moment are told apart by them.
+        positions = pa.table({"moment": moments, "path": paths})
+        order = positions.sort_indices if False else _by_position(positions)
+    return table.take(pa.array(order))
+
+
+def _by_position(positions: pa.Table) -> pa.Array:
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    return pc.sort_indices(positions, sort_keys=[("moment", "ascending"), ("path", "ascending")])
+
+
+def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:
+    return Records.from_arrow(merged_table([unpacked(part) for part in parts]), rows)
+
+
+class _Clock(Struct, frozen=True, array_like=True):
+    """Steps of one clock: the topics whose minimum it is, or none for cut time. Arrays of 64-bit integers as bytes."""
+
+    topics: tuple[str, ...] | None
+    before: int | None
+    moments: bytes
+    values: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[_Clock]).decode
+
+
+def packed_steps(
+    watermarks: Mapping[frozenset[str], tuple[int | None, Sequence[int], Sequence[int]]],
+    times: tuple[int | None, Sequence[int], Sequence[int]] | None = None,
+) -> bytes:
+    """Some steps of clocks: value before the range where it is known, moments, values. ``Ticks`` are many of these."""
+    clocks = [_packed_clock(tuple(sorted(topics)), *steps) for topics, steps in watermarks.items()]
+    if times is not None:
+        clocks.append(_packed_clock(None, *times))
+    return _encode(clocks)
+
+
+def _packed_clock(
+    topics: tuple[str, ...] | None, before: int | None, moments: Sequence[int], values: Sequence[int]
+) -> _Clock:
+    return _Clock(topics, before, np.array(moments, np.int64).tobytes(), np.array(values, np.int64).tobytes())
+
+
+def packed_ticks(ticks: Ticks) -> bytes:
+    watermarks = {topics: (steps.before, steps.moments, steps.values) for topics, steps in ticks.watermarks.items()}
+    return packed_steps(watermarks, (ticks.times.before, ticks.times.moments, ticks.times.values))
+
+
+def merged_ticks(parts: Iterable[bytes]) -> Ticks:
+    """All steps of a range: each clock only rises, so of those that several parts tell, the rising ones are right."""
+    found: dict[tuple[str, ...] | None, list[_Clock]] = {}
+    for part in parts:
+        for clock in _decode(part):
+            found.setdefault(clock.topics, []).append(clock)
+    merged = {topics: _merged_steps(clocks) for topics, clocks in found.items()}
+    times = merged.pop(None, Steps())
+    return Ticks({frozenset(topics): steps for topics, steps in merged.items() if topics is not None}, times)
+
+
+def _merged_steps(clocks: Sequence[_Clock]) -> Steps:
+    before = next(clock.before for clock in clocks if clock.before is not None)
+    moments = np.concatenate([np.frombuffer(clock.moments, np.int64) for clock in clocks])
+    values = np.concatenate([np.frombuffer(clock.values, np.int64) for clock in clocks])
+    order = np.argsort(moments, kind="stable")
+    moments, values = moments[order], values[order]
+    highest = np.maximum.accumulate(np.concatenate(([np.int64(before)], values)))
+    rises = highest[1:] > highest[:-1]
+    return Steps(before, moments[rises].tolist(), values[rises].tolist())

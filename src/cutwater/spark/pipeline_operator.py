@@ -1,0 +1,97 @@
+"""The one stateful operator of a level: all operators of the level, in one slice at a time, as Spark calls it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import Row as SparkRow
+from pyspark.sql.streaming import StatefulProcessor
+
+from cutwater.pipeline.graph import SinkNode
+from cutwater.pipeline.machine import SliceTask, routed
+from cutwater.pipeline.plan import Destination, Plan
+from cutwater.pipeline.records import Records
+from cutwater.spark.pipeline_envelope import TICK, merged_records, merged_ticks, packed
+from cutwater.spark.pipeline_program import Program
+from cutwater.spark.pipeline_state import ChunkFiles, SliceState
+
+_Envelope = SparkRow("slice", "node", "input", "data")
+
+
+class LevelProcessor(StatefulProcessor):
+    """Runs level ``level`` of a program. Spark pickles it with the query's plan and calls it in its workers."""
+
+    def __init__(self, program: Program, level: int) -> None:
+        self._program, self._level = program, level
+
+    def init(self, handle: Any) -> None:
+        self._manifest = handle.getValueState("manifest", "chunks binary")
+        self._pieces = handle.getMapState("pieces", "name string, piece int", "data binary")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
+        plan = self._program.plan
+        own = {spec.order for spec in plan.levels[self._level]}
+        waiting: dict[Destination, list[bytes]] = {}
+        ticks: list[bytes] = []
+        for row in rows:
+            if row.node == TICK:
+                ticks.append(bytes(row.data))
+            elif row.node in own:
+                waiting.setdefault((row.node, row.input), []).append(bytes(row.data))
+            else:
+                yield _Envelope(row.slice, row.node, row.input, row.data)
+        index = self._program.slice_of_key(key[0])
+        # The core makes no reference cycles, and to look for some among many live keys costs more than the work.
+        gc.disable()
+        try:
+            arrived = self._run(plan, index, waiting, ticks)
+        finally:
+            gc.enable()
+        if self._level + 1 < len(plan.levels):
+            for tick in ticks:
+                yield _Envelope(key[0], TICK, 0, tick)
+        for row in self._program.envelopes(arrived, index):
+            yield _Envelope(*row)
+
+    def _run(
+        self, plan: Plan, index: int, waiting: dict[Destination, list[bytes]], ticks: Iterable[bytes]
+    ) -> dict[Destination, list[Records]]:
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        state = SliceState(self._manifest, self._pieces, ChunkFiles(query or "none"))
+        task = SliceTask(plan, self._level, index, state.chunks())
+        inputs = {}
+        for destination, parts in waiting.items():
+            rows = plan.rows_for(destination)
+            assert rows is not None, "a run has schemas everywhere"
+            inputs[destination] = merged_records(parts, rows)
+        arrived: dict[Destination, list[Records]] = {}
+        task.run(inputs, merged_ticks(ticks), arrived)
+        late = {operator.spec.uid: operator.dropped_late for operator in task.operators if operator.dropped_late}
+        state.write(task.checkpoint(), late)
+        return arrived
+
+    def close(self) -> None:
+        pass
+
+
+def envelopes(
+    plan: Plan, slices: int, keys: list[int], arrived: dict[Destination, list[Records]], index: int
+) -> Iterator[tuple[int, int, int, bytes]]:
+    """Records that wait for later levels, by slice; those for sinks stay in the slice where they are."""
+    for destination, parts in arrived.items():
+        records = Records.merged(parts)
+        if not len(records):
+            continue
+        node, number = destination
+        rows = plan.rows_for(destination)
+        assert rows is not None, "a run has schemas everywhere"
+        if isinstance(plan.graph.nodes[node], SinkNode):
+            yield keys[index], node, number, packed(records.to_arrow(rows))
+            continue
+        for target, part in enumerate(routed(plan.specs[node], number, records, slices)):
+            if len(part):
+                yield keys[target], node, number, packed(part.to_arrow(rows))

@@ -1,0 +1,141 @@
+"""Where a slice keeps its chunks: in Spark's state store, which is the truth, and as files on the worker's own disk.
+
+A chunk never changes and has a name of its own, never used again. The state store has, per slice, a small *manifest* that
+names the chunks of each operator, and the chunks' bytes in pieces. A micro-batch reads the manifest, takes the chunks
+that lie on the local disk as memory-mapped files, and only the others from the state store. So a copy can be missing,
+because the slice has moved to another machine, but it cannot be wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.pipeline.chunks import Chunk
+from cutwater.spark.pipeline_envelope import packed
+
+PIECE_BYTES: Final = 8 << 20
+"""What goes to the state store at a time."""
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class StoredChunk(Struct, frozen=True, array_like=True):
+    """A chunk by its name, and how many bytes it has."""
+
+    name: str
+    size: int
+
+    @property
+    def pieces(self) -> int:
+        return -(-self.size // PIECE_BYTES)
+
+
+class Manifest(Struct, frozen=True, array_like=True):
+    """The chunks of each operator by uid, oldest first, and how many rows each has dropped because they were late."""
+
+    chunks: dict[str, list[StoredChunk]]
+    dropped_late: dict[str, int]
+
+
+EMPTY: Final = Manifest({}, {})
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Manifest).decode
+
+
+class ChunkFiles:
+    """Copies of chunks on this machine, for one query. Nothing here need survive anything."""
+
+    def __init__(self, query: str) -> None:
+        # Files of before the machine last started may be torn, so they are not looked at.
+        boot = _BOOT.read_text().strip() if _BOOT.exists() else "unknown"
+        self.path = directory() / f"{query}-{boot}"
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def read(self, chunk: StoredChunk) -> pa.RecordBatch | None:
+        try:
+            mapped = pa.memory_map(str(self.path / chunk.name))
+        except FileNotFoundError:
+            return None
+        if mapped.size() != chunk.size:
+            return None
+        with pa.ipc.open_stream(mapped) as stream:
+            return stream.read_next_batch()
+
+    def write(self, name: str, data: bytes) -> None:
+        unfinished = self.path / f".{name}.{os.getpid()}"
+        unfinished.write_bytes(data)
+        unfinished.rename(self.path / name)
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+
+def directory() -> Path:
+    """Of this user only: whoever could write there could change what pipelines remember."""
+    path = Path(tempfile.gettempdir()) / f"cutwater-state-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or path.is_symlink():
+        path = Path(tempfile.mkdtemp(prefix="cutwater-state-"))
+    return path
+
+
+class SliceState:
+    """The chunks of one level in one slice during one micro-batch. ``values`` and ``pieces`` are Spark's state."""
+
+    def __init__(self, manifest: Any, pieces: Any, files: ChunkFiles) -> None:
+        self._manifest_state, self._pieces, self._files = manifest, pieces, files
+        stored = manifest.get()
+        self.manifest = EMPTY if stored is None else _decode(stored[0])
+        self._names: dict[int, StoredChunk] = {}
+
+    def chunks(self) -> dict[str, list[Chunk]]:
+        """What the operators of the level have kept."""
+        return {uid: [self._read(chunk) for chunk in stored] for uid, stored in self.manifest.chunks.items()}
+
+    def _read(self, stored: StoredChunk) -> Chunk:
+        batch = self._files.read(stored)
+        if batch is None:
+            pieces = [self._pieces.getValue((stored.name, i))[0] for i in range(stored.pieces)]
+            data = b"".join(pieces)
+            self._files.write(stored.name, data)
+            with pa.ipc.open_stream(data) as stream:
+                batch = stream.read_next_batch()
+        chunk = Chunk(batch)
+        self._names[id(chunk)] = stored
+        return chunk
+
+    def write(self, chunks: Mapping[str, Iterable[Chunk]], dropped_late: Mapping[str, int]) -> None:
+        """Keep these chunks, of which many are those of before, in place of all others."""
+        kept = {uid: [self._names.get(id(chunk)) or self._add(chunk) for chunk in own] for uid, own in chunks.items()}
+        late = {
+            uid: dropped_late.get(uid, 0) + self.manifest.dropped_late.get(uid, 0)
+            for uid in {*dropped_late, *self.manifest.dropped_late}
+        }
+        made = Manifest({uid: own for uid, own in kept.items() if own}, late)
+        if made == self.manifest:
+            return
+        self._manifest_state.update((_encode(made),))
+        names = {chunk.name for own in made.chunks.values() for chunk in own}
+        for old in (chunk for own in self.manifest.chunks.values() for chunk in own):
+            if old.name not in names:
+                for i in range(old.pieces):
+                    self._pieces.removeKey((old.name, i))
+                self._files.remove(old.name)
+
+    def _add(self, chunk: Chunk) -> StoredChunk:
+        data = packed(chunk.batch)
+        stored = StoredChunk(uuid4().hex, len(data))
+        for i in range(stored.pieces):
+            self._pieces.updateValue((stored.name, i), (data[i * PIECE_BYTES : (i + 1) * PIECE_BYTES],))
+        self._files.write(stored.name, data)
+        return stored
