@@ -24,7 +24,6 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
