@@ -99,6 +99,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return (), r.CursorAt(state.cursors.get(request.cursor))
         case r.DropCursorRequest():
             return ((d.DropCursor(request.cursor),) if request.cursor in state.cursors else (), r.Done())
+        case r.OpenRunRequest() | r.PublishRequest() | r.StagedRequest():
+            raise Refused("runs are not opened yet")
         case r.CatalogRequest():
             return (), catalog(state)
         case r.ClockRequest():

@@ -27,6 +27,7 @@ from cutwater.core.messages import (
     DropReplica,
     ExcludeReplica,
     LearnFrom,
+    PublishGroup,
     Replicate,
     SealReplica,
     SyncBegin,
@@ -50,6 +51,8 @@ from cutwater.core.replica_events import (
     EntriesDurable,
     Failed,
     Forward,
+    GroupEntry,
+    GroupFailed,
     RefuseEntry,
     Remove,
     Reopen,
@@ -192,6 +195,8 @@ class Replica:
         match event:
             case Append():
                 return self._append(event)
+            case PublishGroup() | GroupEntry() | GroupFailed():
+                raise Refused("groups are not published yet")
             case Replicate():
                 return self._replicate(event.entry)
             case EntriesDurable():
