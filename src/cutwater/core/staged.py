@@ -1,7 +1,7 @@
 """Parts of a batch as they are staged: rows that are on disk and in no log stream yet. Plain data.
 
-A part is what one attempt of one task has of a batch for one topic. Nobody sees it before the batch is decided, and then
-all of it becomes part of one group; the metadata repository decides. It consists of entries like those of the log, and
+A part is what one attempt of one task has of a batch for one topic. Nobody sees it before the metadata repository has
+decided on the batch, and then all of it becomes part of one group. It consists of entries like those of the log, and
 its bytes are the same on every node that holds it.
 """
 
@@ -13,9 +13,9 @@ from cutwater.types import BatchNumber, RunId, TopicId
 
 
 class PartOrder(Struct, frozen=True):
-    """How the rows of a part are put in order when it is published. ``schema`` is that of its batches, an Arrow schema in
-    its IPC form: the columns of the topic's schema ``number``, and behind them the positions, which are compared byte by
-    byte and are not stored in the log. ``event_time`` names the column with event time, if there is one."""
+    """How the rows of a part are put in order when it is published. ``schema`` is that of its batches, an Arrow schema
+    in its IPC form: the columns of the topic's schema ``number``, and behind them the positions, which are compared
+    byte by byte and are not stored in the log. ``event_time`` names the column with event time, if there is one."""
 
     schema: bytes
     number: int

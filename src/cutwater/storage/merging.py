@@ -160,8 +160,8 @@ def _in_order(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
 def merge_in_bounds(
     parts: Sequence[Callable[[], Blocks]], block_bytes: int, keep: Callable[[Blocks], Callable[[], Blocks]]
 ) -> Blocks:
-    """As ``merge``, of parts whose blocks have up to ``block_bytes``. If too many of them would be in memory, ``keep`` is
-    given merged rows to put them elsewhere, and returns how to read them again."""
+    """As ``merge``, of parts whose blocks have up to ``block_bytes``. If too many of them would be in memory, ``keep``
+    is given merged rows to put them elsewhere, and returns how to read them again."""
     fan_in = max(2, WINDOW_BYTES // max(block_bytes, 1))
     while len(parts) > fan_in:
         # Neighbours are merged, so the order of the parts stays what it was.

@@ -91,11 +91,13 @@ class StagingFiles:
             return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY))
 
     def read(self, held: Held, offset: int, bytes_max: int) -> bytes:
-        """Whole frames from this offset on, at least one and otherwise at most ``bytes_max``; nothing at the end. Each is
-        verified."""
+        """Whole frames from this offset on, at least one and otherwise at most ``bytes_max``; nothing at the end. Each
+        is verified."""
         left = held.size.bytes - offset
         if not 0 <= offset <= held.size.bytes:
-            raise InvalidArgument(f"staged part {held.part.part} has {held.size.bytes} bytes, there is no byte {offset}")
+            raise InvalidArgument(
+                f"staged part {held.part.part} has {held.size.bytes} bytes, there is no byte {offset}"
+            )
         if not left:
             return b""
         try:

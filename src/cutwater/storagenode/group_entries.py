@@ -7,7 +7,7 @@ looked into. Ordered parts are merged by the positions of their rows, and what c
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,9 @@ from cutwater.core.messages import PublishGroup
 from cutwater.core.staged import StagedPart
 from cutwater.errors import Damaged
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.format import NO_TIME
-from cutwater.storage.frames import Frame, encode_frame, frames_in
+from cutwater.storage.frames import Frame, frames_in, staged_frame
 from cutwater.storage.staging import StagingFiles
-from cutwater.types import LLSN, Batch, Entry, Epoch, EventTime, Part
+from cutwater.types import Batch, EventTime, Part
 
 if TYPE_CHECKING:
     from cutwater.storage.merging import Blocks, Form
@@ -44,7 +43,7 @@ class Source(Struct, frozen=True):
     read: Read
 
 
-def entries_of(group: PublishGroup, sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
+def entries_of(group: PublishGroup, sources: Sequence[Source], files: StagingFiles) -> Generator[Batch, None, None]:
     """All entries of the group. ``files`` is where rows are kept that have to be merged twice."""
     count = 0
     together = [sources] if all(source.staged.order for source in sources) else [[source] for source in sources]
@@ -110,8 +109,7 @@ def _keep(kept: ExitStack, files: StagingFiles, like: StagedPart, form: Form, bl
     for block in merging.in_entries(blocks, BLOCK_BYTES):
         body = block.serialize().to_pybytes()
         batch = Batch(block.num_rows, body, crc32c(body), EventTime(0), EventTime(0))
-        header, trailer = encode_frame(Entry(LLSN(rows + 1), Epoch(0), batch), NO_TIME)
-        writer.append(b"".join((header, body, trailer)))
+        writer.append(b"".join(staged_frame(batch, rows + 1)))
         rows += block.num_rows
     held = writer.so_far()
     return partial(_blocks, partial(files.read, held), held.size.bytes, form, form)

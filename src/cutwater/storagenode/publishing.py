@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cutwater.core.messages import PublishGroup
 from cutwater.core.replica_events import GroupEntry, GroupFailed
 from cutwater.core.staged import PartSize, StagedPart
-from cutwater.errors import CutwaterError, Damaged, NotFound, Unavailable
+from cutwater.errors import CutwaterError, Damaged, Unavailable
 from cutwater.storage.staging import StagingFiles
 from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, entries_of
 from cutwater.storagenode.links import Peers

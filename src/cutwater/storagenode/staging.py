@@ -1,8 +1,8 @@
 """The staging area of a storage node: takes parts, keeps them, gives them to whoever publishes them.
 
-Whatever is held counts towards a limit, so those who stage and never publish cannot fill the volumes. A complete part is
-removed only when the metadata repository says so, which this node asks for now and then. All file work is done in a few
-threads; what concerns one part is done in the order in which it came.
+Whatever is held counts towards a limit, so those who stage and never publish cannot fill the volumes. A complete part
+is removed only when the metadata repository says so, which this node asks for now and then. All file work is done in a
+few threads; what concerns one part is done in the order in which it came.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ IDLE_SECONDS_MAX = 600.0
 here."""
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 RETRY_MS = 1_000
+RETRY_SOON_MS = 20
 THREADS = 4
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ class _Writing:
         self.lock = asyncio.Lock()
         self.writer: PartWriter | None = None
         self.check = _check_of(part)
+        self.reserved = 0
+        """Its bytes that count as being here."""
         self.touched = time.monotonic()
 
 
@@ -139,18 +142,24 @@ class Staging:
             end = writing.writer.size.bytes if writing.writer is not None else 0
             if offset + len(data) <= end:
                 return end
-            if offset != end or self._writing.get(part.part) is not writing:
-                raise NotFound(
-                    f"part {part.part} has {end} bytes on storage node {self._node.node} and cannot go on at "
-                    f"{offset}: stage it again"
+            if self._writing.get(part.part) is not writing or offset < end:
+                raise NotFound(f"part {part.part} was given up on storage node {self._node.node}: stage it again")
+            if offset > end:
+                # Several messages are on their way at a time, and one before this one was refused.
+                raise ResourceExhausted(
+                    f"part {part.part} has {end} bytes so far, not {offset}", retry_ms=RETRY_SOON_MS
                 )
-            self._reserve(len(data))
+            self._reserve(writing, len(data))
             try:
                 await self.in_thread(lambda: self._write(writing, data))
-            except BaseException as error:
-                self.bytes -= len(data)
-                if not isinstance(error, InvalidArgument):
+            except InvalidArgument:
+                # Nothing was written: whoever sends nonsense may still send sense.
+                self._reserve(writing, -len(data))
+                if writing.writer is None:
                     await self._give_up(writing)
+                raise
+            except BaseException:
+                await self._give_up(writing)
                 raise
             writing.touched = time.monotonic()
             return end + len(data)
@@ -208,11 +217,19 @@ class Staging:
                 "it again"
             )
         if self.parts >= PARTS_MAX:
-            raise ResourceExhausted(f"storage node {self._node.node} holds {self.parts} staged parts", retry_ms=RETRY_MS)
+            raise ResourceExhausted(
+                f"storage node {self._node.node} holds {self.parts} staged parts", retry_ms=RETRY_MS
+            )
         writing = self._writing[part.part] = _Writing(part)
         return writing
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, writing: _Writing, size: int) -> None:
+        if size > 0:
+            self._require_room(size)
+        writing.reserved += size
+        self.bytes += size
+
+    def _require_room(self, size: int) -> None:
         if self.bytes + size > self.bytes_max:
             raise ResourceExhausted(
                 f"storage node {self._node.node} holds {self.bytes} staged bytes of at most {self.bytes_max}; they go "
@@ -220,7 +237,6 @@ class Staging:
                 retry_ms=RETRY_MS,
             )
         self._node.require_room(size)
-        self.bytes += size
 
     def _write(self, writing: _Writing, data: Buffer) -> None:
         """In a thread."""
@@ -246,11 +262,11 @@ class Staging:
         if self._writing.get(writing.part.part) is not writing:
             return
         del self._writing[writing.part.part]
-        writer = writing.writer
-        if writer is not None:
-            self.bytes -= writer.size.bytes
+        self.bytes -= writing.reserved
+        writing.reserved = 0
+        if writing.writer is not None:
             try:
-                await self.in_thread(writer.discard)
+                await self.in_thread(writing.writer.discard)
             except CutwaterError as error:
                 _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
 

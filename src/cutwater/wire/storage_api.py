@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.messages import GroupOutcome, LeaderMessage, Replicate, SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
+from cutwater.core.messages import (
+    GroupOutcome,
+    LeaderMessage,
+    Replicate,
+    SyncBegin,
+    SyncEnd,
+    SyncEntries,
+    SyncFailed,
+    SyncRequest,
+)
 from cutwater.core.producer_session import Fate
 from cutwater.core.staged import PartSize, StagedPart
 from cutwater.types import (
