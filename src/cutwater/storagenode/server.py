@@ -277,6 +277,7 @@ class StorageNodeServer:
         methods.answers(api.FINISH_PART)(self.staging.finish_part)
         methods.answers(api.DISCARD_PART)(self.staging.discard_part)
         methods.answers(api.FETCH)(self.staging.fetch)
+        methods.answers(api.STAGED)(lambda call: self.staging.summary())
         methods.answers(api.VERIFY_STAGED)(self.staging.verify)
         methods.streams_to(api.SYNC)(self._syncing.serve)
         methods.hears(api.REPLICATE)(self._replicate)

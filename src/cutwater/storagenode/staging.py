@@ -155,7 +155,7 @@ class Staging:
             except InvalidArgument:
                 # Nothing was written: whoever sends nonsense may still send sense.
                 self._reserve(writing, -len(data))
-                if writing.writer is None:
+                if writing.writer is None or not writing.writer.size.bytes:
                     await self._give_up(writing)
                 raise
             except BaseException:
@@ -290,20 +290,27 @@ class Staging:
         for writing in [one for one in self._writing.values() if now - one.touched > IDLE_SECONDS_MAX]:
             async with writing.lock:
                 await self._give_up(writing)
-        batches = self.batches()
+        batches = [StagedBatch(info.run, info.batch, info.generation, info.age_us) for info in self.summary()]
         for start in range(0, len(batches), ASKED_AT_ONCE):
             asked = tuple(batches[start : start + ASKED_AT_ONCE])
             answer = await ask(StagedRequest(self._node.node, asked))
             await self._drop(answer.drop)
 
-    def batches(self) -> list[StagedBatch]:
+    def summary(self) -> tuple[api.StagedInfo, ...]:
         """What is held, by batch. A batch is as old as its newest part: tasks may still be at work on it."""
         now_us = time.time_ns() // 1_000
-        newest: dict[tuple[RunId, BatchNumber, int], int] = {}
+        found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
         for held in self.held.values():
-            key = held.part.run, held.part.batch, held.part.generation
-            newest[key] = max(newest.get(key, 0), held.staged_us)
-        return [StagedBatch(*key, age_us=max(0, now_us - at)) for key, at in sorted(newest.items())]
+            found.setdefault((held.part.run, held.part.batch, held.part.generation), []).append(held)
+        return tuple(
+            api.StagedInfo(
+                *key,
+                parts=len(some),
+                bytes=sum(held.size.bytes for held in some),
+                age_us=max(0, now_us - max(held.staged_us for held in some)),
+            )
+            for key, some in sorted(found.items(), key=lambda item: item[0])
+        )
 
     async def _drop(self, batches: Iterable[StagedBatch]) -> None:
         named = {(batch.run, batch.batch, batch.generation) for batch in batches}

@@ -25,6 +25,7 @@ from cutwater.types import (
     LLSN,
     Ack,
     Batch,
+    BatchNumber,
     ClusterId,
     CommitContext,
     CutTime,
@@ -36,6 +37,7 @@ from cutwater.types import (
     ReplicaState,
     Report,
     Revision,
+    RunId,
     Sequence,
     StorageNodeId,
 )
@@ -205,6 +207,17 @@ class FetchAnswer(Struct, frozen=True):
     size: PartSize
 
 
+class StagedInfo(Struct, frozen=True):
+    """What a storage node has staged of a batch. ``age_us``: how long its newest part has been there."""
+
+    run: RunId
+    batch: BatchNumber
+    generation: int
+    parts: int
+    bytes: int
+    age_us: int
+
+
 APPEND: Method[AppendArguments, AppendAnswer] = Method("append", AppendArguments, AppendAnswer)
 READ: Method[ReadArguments, ReadAnswerHeader] = Method("read", ReadArguments, ReadAnswerHeader)
 FOLLOW: StreamMethod[FollowArguments, ReadAnswerHeader] = StreamMethod("follow", FollowArguments, ReadAnswerHeader)
@@ -221,6 +234,7 @@ FINISH_PART: Method[FinishArguments, None] = Method("finish_part", FinishArgumen
 """The part is durable when this is answered."""
 DISCARD_PART: Method[str, None] = Method("discard_part", str, None)
 """A part that is not complete is not wanted any more."""
+STAGED: Method[None, tuple[StagedInfo, ...]] = Method("staged", None, tuple[StagedInfo, ...])
 VERIFY_STAGED: Method[None, tuple[VerifyFinding, ...]] = Method("verify_staged", None, tuple[VerifyFinding, ...])
 
 # Storage nodes among each other.
