@@ -14,6 +14,8 @@ from cutwater.types import BatchNumber, RunId, StorageNodeId
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.storage_api import STAGED, StagedInfo
 
+NODE_MS_MAX = 2_000
+
 
 class NodeShare(Struct, frozen=True):
     """What one storage node holds of what is staged; ``trouble`` if it did not answer."""
@@ -42,8 +44,10 @@ class RunStatus(Struct, frozen=True):
 
 
 async def describe_runs(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> tuple[RunStatus, ...]:
-    """All runs that are known, the newest last. Storage nodes are asked at the same time."""
-    found = await asyncio.gather(*(_staged_on(node, timeout_ms, access) for node in description.nodes))
+    """All runs that are known, the newest last. Storage nodes are asked at the same time, and those that do not answer
+    are not waited for as long as the metadata repository."""
+    node_ms = min(timeout_ms, NODE_MS_MAX)
+    found = await asyncio.gather(*(_staged_on(node, node_ms, access) for node in description.nodes))
     shares = list(zip(description.nodes, found, strict=True))
     return tuple(_status(run, shares) for run in sorted(description.runs, key=lambda run: run.run))
 

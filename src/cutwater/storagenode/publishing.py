@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cutwater.core.messages import PublishGroup
 from cutwater.core.replica_events import GroupEntry, GroupFailed
 from cutwater.core.staged import PartSize, StagedPart
-from cutwater.errors import CutwaterError, Damaged, Unavailable
+from cutwater.errors import CutwaterError, Damaged, ReadOnly, Unavailable
 from cutwater.storage.staging import StagingFiles
 from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, entries_of
 from cutwater.storagenode.links import Peers
@@ -36,6 +36,7 @@ KEEP_UP_BYTES = 8 * 1024 * 1024
 STEP_BYTES = 1024 * 1024
 """About what is read at a time."""
 LOOK_SECONDS = 0.002
+RETRY_SECONDS = 0.02
 PEER_MS_MAX = 10_000
 FETCH_SECONDS_MAX = 60.0
 THREADS = 4
@@ -55,9 +56,11 @@ class Publishing:
         staging: Staging,
         files: StagingFiles,
         peers: Peers,
+        has_room: Callable[[int], bool],
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
         self._node, self._staging, self._files, self._peers, self._spawn = node, staging, files, peers, spawn
+        self._has_room = has_room
         self._collecting: set[Name] = set()
         """Groups whose parts are on their way here."""
         self._loop = asyncio.get_running_loop()
@@ -145,8 +148,11 @@ class Publishing:
 
     async def _feed_all(self, driver: ReplicaDriver, group: PublishGroup) -> None:
         sources = [await self._source(part) for part in group.parts]
-        entries = entries_of(group, sources, self._files)
         taking = _Taking(driver, group)
+        size = sum(part.bytes for part in group.parts)
+        self._require_room(size)
+        await self._let_the_chain_keep_up(driver, taking, size)
+        entries = entries_of(group, sources, self._files)
         held: Batch | None = None
         since_asked = 0
         try:
@@ -196,31 +202,38 @@ class Publishing:
             taking.check(self._node)
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _let_the_chain_keep_up(self, driver: ReplicaDriver, taking: _Taking) -> None:
+    async def _let_the_chain_keep_up(self, driver: ReplicaDriver, taking: _Taking, bytes_to_come: int = 0) -> None:
         """Whoever does not answer holds the group up until its log stream is sealed for that."""
+        arguments = api.KeepUpArguments(driver.stream, taking.epoch, bytes_to_come)
         while True:
             taking.check(self._node)
             try:
-                await self._ask_next(driver, taking.epoch, PEER_MS_MAX)
+                await self._ask_next(driver, arguments, PEER_MS_MAX)
                 return
+            except ReadOnly:
+                raise
             except CutwaterError:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _require_room(self, size: int) -> None:
+        if not self._has_room(size):
+            raise ReadOnly(f"storage node {self._node.node} has no room for {size} bytes: make room on its volumes")
 
     async def keep_up(self, call: Call[api.KeepUpArguments]) -> None:
         """Answer when little waits for a disk here and behind."""
         driver, epoch = self._node.driver(call.argument.stream), call.argument.epoch
+        self._require_room(call.argument.bytes_to_come)
         while driver.is_busy or driver.writer.backlog_bytes > KEEP_UP_BYTES:
             if driver.replica.hard_state.epoch != epoch:
                 raise Unavailable(f"log stream {driver.stream} is in another epoch on storage node {self._node.node}")
             await asyncio.sleep(LOOK_SECONDS)
-        await self._ask_next(driver, epoch, max(1, round((call.deadline - self._loop.time()) * 1_000)))
+        await self._ask_next(driver, call.argument, max(1, round((call.deadline - self._loop.time()) * 1_000)))
 
-    async def _ask_next(self, driver: ReplicaDriver, epoch: Epoch, timeout_ms: int) -> None:
+    async def _ask_next(self, driver: ReplicaDriver, arguments: api.KeepUpArguments, timeout_ms: int) -> None:
         chain = driver.replica.hard_state.chain
         if self._node.node not in chain:
             raise Unavailable(f"storage node {self._node.node} is no member of log stream {driver.stream} now")
         for peer in chain[chain.index(self._node.node) + 1 :][:1]:
-            arguments = api.KeepUpArguments(driver.stream, epoch)
             await self._peers.require(peer).call(api.KEEP_UP, arguments, timeout_ms=timeout_ms)
 
 

@@ -97,7 +97,7 @@ class StorageNodeServer:
         peer_endpoint = self._endpoint(PEER_OPTIONS)
         self.peers = Peers(peer_endpoint, self._client_tls, self.node.peer_lost, self._spawn)
         self._mender = Mender(self.node, self.peers, self._spawn)
-        self._publishing = Publishing(self.node, self.staging, staged_files, self.peers, self._spawn)
+        self._publishing = Publishing(self.node, self.staging, staged_files, self.peers, self.room.has, self._spawn)
         self._methods.answers(api.KEEP_UP)(self._publishing.keep_up)
 
     @property

@@ -271,10 +271,12 @@ class CopyAnswer(Struct, frozen=True):
 
 
 class KeepUpArguments(Struct, frozen=True):
-    """Whoever sends a group, of which nothing is committed before the end, waits for those that follow in the chain."""
+    """Whoever sends a group, of which nothing is committed before the end, waits for those that follow in the chain.
+    ``bytes_to_come``: what they should have room for."""
 
     stream: LogStreamId
     epoch: Epoch
+    bytes_to_come: int = 0
 
 
 REPLICATE: Notice[Replicate] = Notice("replicate", Replicate)
@@ -288,7 +290,8 @@ COPY: Method[CopyArguments, CopyAnswer] = Method("copy", CopyArguments, CopyAnsw
 FETCH: Method[FetchArguments, FetchAnswer] = Method("fetch", FetchArguments, FetchAnswer)
 """Staged entries, of one who holds them."""
 KEEP_UP: Method[KeepUpArguments, None] = Method("keep_up", KeepUpArguments, None)
-"""Answered when little of the log stream waits for a disk, here and further down the chain."""
+"""Answered when little of the log stream waits for a disk, here and further down the chain. ``ReadOnly``: someone there
+has no room."""
 
 # The metadata repository.
 
