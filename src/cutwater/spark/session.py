@@ -29,10 +29,8 @@ SETTINGS: Mapping[str, str] = {
 }
 """See ADR 0017."""
 
-ON_THIS_MACHINE: Mapping[str, str] = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
+LOOPBACK = "127.0.0.1"
+ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 """Nobody else can connect."""
 
 
@@ -52,6 +50,7 @@ def session(
     settings = dict(SETTINGS)
     if master.startswith("local"):
         settings |= ON_THIS_MACHINE
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         # The default, 200, is for clusters; a streaming query pays for each of them in every micro-batch.
         settings["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, 8))
     settings |= config or {}
