@@ -235,13 +235,28 @@ class WatermarkClock:
 
         A fence is a commit that says nothing of event time: its ``time_max`` is None.
         """
-        stream = self._stream(lsid)
-        self._require_position(first_glsn, count, time)
+        self.seen(lsid, first_glsn, count, time, time_max, declared)
+        return self._watermark
 
+    def seen(
+        self,
+        lsid: LogStreamId,
+        first_glsn: GLSN,
+        count: int,
+        time: CutTime,
+        time_max: EventTime | None,
+        declared: EventTime | None = None,
+    ) -> tuple[int, int, int]:
+        """As ``header``; tells what, together with the event times of its records, gives the watermark after each of
+        them: the watermark before the batch, the least of the other streams during it, the stream's own before it.
+        """
+        stream = self._stream(lsid)
+        before, own = self._watermark, stream.watermark
+        self._require_position(first_glsn, count, time)
         own_after = _own_after_batch(stream, time_max, declared)
         others = self._commit(stream, time, own_after)
-        self._advance(first_glsn, count, time, max(self._watermark, min(own_after, others)))
-        return self._watermark
+        self._advance(first_glsn, count, time, max(before, min(own_after, others)))
+        return before, others, own
 
     def tick(self, glsn: GLSN, time: CutTime) -> int:
         """The watermark after a position without a record of these streams: only cut time moves."""

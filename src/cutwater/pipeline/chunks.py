@@ -56,13 +56,15 @@ def chunk_schema(states: Sequence[State]) -> pa.Schema:
 class Chunk:
     """One batch of packed state. ``batch`` may lie in a memory-mapped file: only what is asked for is read."""
 
-    __slots__ = ("_hashes", "batch")
+    __slots__ = ("_hashes", "batch", "stored_as")
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         if batch.schema.metadata != SORTED:
             hashes = batch.column("key_hash").to_numpy()
             batch = batch.take(pa.array(np.argsort(hashes, kind="stable"))).replace_schema_metadata(SORTED)
         self.batch = batch
+        self.stored_as: object = None
+        """Where a state store keeps it, if it does."""
         self._hashes: Hashes = batch.column("key_hash").to_numpy()
 
     @classmethod

@@ -8,15 +8,28 @@ milliseconds, rounded down, so a watermark never promises more than the log does
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeAlias
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, WatermarkClock
+from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, Punctuated, WatermarkClock, WatermarkSnapshot
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
 from cutwater.pipeline.watermarks import Watermark
 from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
+
+Seen: TypeAlias = tuple[int, int, int]
+"""Of a batch: the watermark before it, the least of the other streams during it, its own stream's before it; µs."""
+
+
+class ClockSnapshot(Struct, frozen=True):
+    """All clocks after a position. ``streams`` are (topic, stream) in the order of their numbers in the clocks."""
+
+    time_ms: int
+    streams: tuple[tuple[str, int], ...]
+    clocks: tuple[tuple[tuple[str, ...], WatermarkSnapshot], ...]
+
 
 _LONG_AGO: Final = CutTime(-(2**63))
 
@@ -30,6 +43,26 @@ class LogClock:
         self._streams: dict[tuple[str, int], LogStreamId] = {}
         self._time = NO_TIME
         self._ticks = self._fresh()
+
+    @classmethod
+    def restore(
+        cls, sources: Mapping[str, Watermark], sets: Iterable[frozenset[str]], snapshot: ClockSnapshot
+    ) -> LogClock:
+        """Clocks that go on as those that made the snapshot."""
+        clock = cls(sources, sets)
+        for topics, own in snapshot.clocks:
+            clock._clocks[frozenset(topics)] = WatermarkClock.restore(own)
+        clock._streams = {place: LogStreamId(number) for number, place in enumerate(snapshot.streams)}
+        clock._time = snapshot.time_ms
+        clock._ticks = clock._fresh()
+        return clock
+
+    def snapshot(self) -> ClockSnapshot:
+        clocks = tuple((tuple(sorted(topics)), clock.snapshot()) for topics, clock in self._clocks.items())
+        return ClockSnapshot(self._time, tuple(self._streams), clocks)
+
+    def knows(self, topic: str, stream: int) -> bool:
+        return (topic, stream) in self._streams
 
     def add_stream(self, topic: str, stream: int, created_ms: int) -> None:
         """A stream of a topic counts from the next position on."""
@@ -49,6 +82,39 @@ class LogClock:
     def heartbeat(self, topic: str, stream: int, glsn: int, cut_ms: int, declared_ms: int | None = None) -> None:
         """A stream speaks without a record, and may declare a watermark."""
         self._report(topic, stream, glsn, cut_ms, None, declared_ms)
+
+    def batch(
+        self, topic: str, stream: int, glsn: int, count: int, cut_ms: int, most_ms: int | None, declared_ms: int | None
+    ) -> dict[frozenset[str], Seen]:
+        """Records of one batch, of which only the largest event time is known here.
+
+        Gives what whoever knows the event time of each record needs to tell where inside the batch the watermarks rise,
+        for those that the batch counts for. All other steps are noted: those of other clocks and of cut time, and all
+        of a stream whose watermarks are declared, because these rise at the first and the last record only.
+        """
+        lsid, time = self._streams[topic, stream], CutTime(cut_ms * MILLISECOND)
+        most = None if most_ms is None else EventTime(most_ms * MILLISECOND)
+        declared = None if declared_ms is None else EventTime(declared_ms * MILLISECOND)
+        is_declared = isinstance(self._sources[topic].strategy, Punctuated)
+        found: dict[frozenset[str], Seen] = {}
+        for topics, clock in self._clocks.items():
+            if topic not in topics:
+                clock.tick(GLSN(glsn), time)
+                self._step(topics, glsn)
+            elif is_declared and count > 1:
+                # The declaration takes effect at the last record, the passing of time at the first.
+                clock.header(lsid, GLSN(glsn), count - 1, time, None)
+                self._step(topics, glsn)
+                clock.header(lsid, GLSN(glsn + count - 1), 1, time, None, declared)
+                self._step(topics, glsn + count - 1)
+            else:
+                seen = clock.seen(lsid, GLSN(glsn), count, time, most, declared)
+                if most is None or is_declared:
+                    self._step(topics, glsn + count - 1)
+                else:
+                    found[topics] = seen
+        self._pass_time(glsn, cut_ms)
+        return found
 
     def idle(self, topic: str, stream: int, glsn: int, cut_ms: int) -> None:
         """A stream is idle from this position on, until it speaks again."""
@@ -74,6 +140,11 @@ class LogClock:
         """The steps since the last call; the next range begins where this one ends."""
         taken, self._ticks = self._ticks, self._fresh()
         return taken
+
+    @property
+    def glsn(self) -> int:
+        """The last position that was reported."""
+        return self._clocks[frozenset(self._sources)].glsn
 
     @property
     def watermark(self) -> int:

@@ -11,7 +11,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.errors import InvalidArgument, PipelineFailed, Refused
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
-from cutwater.pipeline.graph import Graph, OperatorNode, Port, RowNode, SinkNode, SourceNode, TransformNode, WindowNode
+from cutwater.pipeline.graph import (
+    Graph,
+    Node,
+    OperatorNode,
+    Port,
+    RowNode,
+    SinkNode,
+    SourceNode,
+    TransformNode,
+    WindowNode,
+)
 from cutwater.pipeline.keyed import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
 from cutwater.pipeline.position import glsn_of, number
 from cutwater.pipeline.records import Records
@@ -146,14 +156,20 @@ class Plan:
         readers = self.consumers.get(port, [])
         for index, (node, number_of_input) in enumerate(readers):
             part = records if len(readers) == 1 else records.branch(index)
-            if isinstance(node, OperatorNode | SinkNode):
-                arrived.setdefault((node.order, number_of_input), []).append(part)
-            elif isinstance(node, RowNode):
-                self._apply(node, part, arrived)
-            elif isinstance(node, TransformNode):
-                self.push(Port(node.order), self._transformed(node, part), arrived)
-            else:
-                self.push(Port(node.order), part, arrived)
+            self.deliver(node, number_of_input, part, arrived)
+
+    def deliver(
+        self, node: Node, number_of_input: int, records: Records, arrived: dict[Destination, list[Records]]
+    ) -> None:
+        """Send records to one of the readers of an output."""
+        if isinstance(node, OperatorNode | SinkNode):
+            arrived.setdefault((node.order, number_of_input), []).append(records)
+        elif isinstance(node, RowNode):
+            self._apply(node, records, arrived)
+        elif isinstance(node, TransformNode):
+            self.push(Port(node.order), self._transformed(node, records), arrived)
+        else:
+            self.push(Port(node.order), records, arrived)
 
     def _apply(self, node: RowNode, records: Records, arrived: dict[Destination, list[Records]]) -> None:
         call = (

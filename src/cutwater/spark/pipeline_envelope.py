@@ -1,7 +1,7 @@
 """What travels between the stages of a pipeline: a handful of large rows, each some records for one slice, as Arrow.
 
-A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an operator or
-a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
+A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an
+operator or a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
 ``node`` = ``TICK`` carry steps of the clocks instead. A stage hands on unopened what is not for its level.
 """
 
@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.pipeline.records import Records
@@ -52,18 +53,10 @@ def merged_table(parts: Sequence[pa.Table]) -> pa.Table:
         return (filled or list(parts))[0]
     table = pa.concat_tables(filled)
     moments, paths = table.column(RESERVED_COLUMN).combine_chunks().flatten()[:2]
-    order = np.argsort(moments.to_numpy(), kind="stable")
-    if paths.nbytes and any(paths.buffers()[2] or b""):
-        # Only what comes from operators has paths, and only records of one moment are told apart by them.
-        positions = pa.table({"moment": moments, "path": paths})
-        order = positions.sort_indices if False else _by_position(positions)
-    return table.take(pa.array(order))
-
-
-def _by_position(positions: pa.Table) -> pa.Array:
-    import pyarrow.compute as pc  # type: ignore[import-untyped]
-
-    return pc.sort_indices(positions, sort_keys=[("moment", "ascending"), ("path", "ascending")])
+    if not paths.buffers()[2]:
+        return table.take(pa.array(np.argsort(moments.to_numpy(), kind="stable")))
+    by = pa.table({"moment": moments, "path": paths})
+    return table.take(pc.sort_indices(by, sort_keys=[("moment", "ascending"), ("path", "ascending")]))
 
 
 def merged_records(parts: Iterable[bytes], rows: RowType) -> Records:

@@ -8,14 +8,15 @@ from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql import Row as SparkRow
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from cutwater.pipeline.graph import SinkNode
-from cutwater.pipeline.machine import SliceTask, routed
+from cutwater.pipeline.machine import SliceTask
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
-from cutwater.spark.pipeline_envelope import TICK, merged_records, merged_ticks, packed
+from cutwater.spark.pipeline_envelope import TICK, merged_records, merged_ticks
+from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program
+from cutwater.spark.pipeline_routing import envelopes
 from cutwater.spark.pipeline_state import ChunkFiles, SliceState
 
 _Envelope = SparkRow("slice", "node", "input", "data")
@@ -47,13 +48,14 @@ class LevelProcessor(StatefulProcessor):
         # The core makes no reference cycles, and to look for some among many live keys costs more than the work.
         gc.disable()
         try:
-            arrived = self._run(plan, index, waiting, ticks)
+            with told():
+                arrived = self._run(plan, index, waiting, ticks)
         finally:
             gc.enable()
         if self._level + 1 < len(plan.levels):
             for tick in ticks:
                 yield _Envelope(key[0], TICK, 0, tick)
-        for row in self._program.envelopes(arrived, index):
+        for row in envelopes(self._program, arrived, index):
             yield _Envelope(*row)
 
     def _run(
@@ -76,22 +78,3 @@ class LevelProcessor(StatefulProcessor):
 
     def close(self) -> None:
         pass
-
-
-def envelopes(
-    plan: Plan, slices: int, keys: list[int], arrived: dict[Destination, list[Records]], index: int
-) -> Iterator[tuple[int, int, int, bytes]]:
-    """Records that wait for later levels, by slice; those for sinks stay in the slice where they are."""
-    for destination, parts in arrived.items():
-        records = Records.merged(parts)
-        if not len(records):
-            continue
-        node, number = destination
-        rows = plan.rows_for(destination)
-        assert rows is not None, "a run has schemas everywhere"
-        if isinstance(plan.graph.nodes[node], SinkNode):
-            yield keys[index], node, number, packed(records.to_arrow(rows))
-            continue
-        for target, part in enumerate(routed(plan.specs[node], number, records, slices)):
-            if len(part):
-                yield keys[target], node, number, packed(part.to_arrow(rows))

@@ -2,49 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import inspect
+import os
+import sysconfig
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Final
 
 from pyspark import cloudpickle
 
-from cutwater.pipeline.graph import Graph
-from cutwater.pipeline.plan import Destination, Plan
-from cutwater.pipeline.records import Records
+from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline.graph import Graph, SourceNode
+from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
+
+# PySpark's copy has no types.
+_dumps: Callable[[Any], bytes] = cloudpickle.dumps
+_register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
+_unregister: Callable[[ModuleType], None] = cloudpickle.unregister_pickle_by_value
 
 _plans: dict[bytes, Plan] = {}
 """Plans that this process has made already; a worker serves few pipelines in its life."""
 
-_PLANS_MAX = 8
+_PLANS_MAX: Final = 8
 
 
 class Program:
     """Pickled once, on the driver; whoever unpickles it makes the plan when it is first needed."""
 
     def __init__(
-        self, name: str, graph: Graph, rows: Mapping[str, RowType | None], slices: int, keys: list[int]
+        self,
+        name: str,
+        graph: Graph,
+        rows: Mapping[str, RowType | None],
+        *,
+        parallelism: int = 1,
+        slices: int = SLICES_DEFAULT,
+        event_times: Mapping[str, str] | None = None,
     ) -> None:
-        self.slices, self.keys = slices, keys
-        self._pickled = cloudpickle.dumps((name, graph, {topic: own and own.schema for topic, own in rows.items()}))
+        """``event_times``: the column that a topic's own event time comes from."""
+        self.name, self.parallelism, self.slices = name, parallelism, slices
+        self.keys = balanced_keys(slices, parallelism)
+        """What Spark groups each slice by."""
+        self._schemas = {topic: own and own.schema for topic, own in rows.items()}
+        self._event_times = dict(event_times or {})
+        with pickled_by_value(graph):
+            self._graph = _dumps(graph)
 
     @property
     def plan(self) -> Plan:
-        plan = _plans.get(self._pickled)
+        plan = _plans.get(self._graph)
         if plan is None:
-            name, graph, schemas = cloudpickle.loads(self._pickled)
-            rows = {topic: None if schema is None else RowType(schema) for topic, schema in schemas.items()}
+            graph: Graph = cloudpickle.loads(self._graph)
+            for node in graph.of_type(SourceNode):
+                if node.event_time is None:
+                    node.event_time = self._event_times.get(node.topic) or None
+            rows = {topic: None if schema is None else RowType(schema) for topic, schema in self._schemas.items()}
             if len(_plans) >= _PLANS_MAX:
                 _plans.clear()
-            plan = _plans[self._pickled] = Plan(name, graph, rows)
+            plan = _plans[self._graph] = Plan(self.name, graph, rows)
         return plan
+
+    def rows_of(self, topic: str) -> RowType:
+        return RowType(self._schemas[topic])
+
+    def event_time_of(self, topic: str) -> str:
+        return self._event_times.get(topic, "")
 
     def slice_of_key(self, key: int) -> int:
         return self.keys.index(key)
 
-    def envelopes(self, arrived: dict[Destination, list[Records]], index: int) -> Iterator[tuple[int, int, int, bytes]]:
-        from cutwater.spark.pipeline_operator import envelopes
 
-        return envelopes(self.plan, self.slices, self.keys, arrived, index)
+@contextmanager
+def pickled_by_value(graph: Graph) -> Iterator[None]:
+    """Functions of the user's own modules travel whole: workers may run where these modules are not."""
+    modules = {inspect.getmodule(function) for function in _functions(graph)}
+    own = [module for module in modules if module is not None and _is_users(module)]
+    for module in own:
+        _register(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            _unregister(module)
+
+
+def _functions(graph: Graph) -> Iterator[Any]:
+    for node in graph.nodes:
+        for name in ("function", "arrow", "event_time"):
+            given = getattr(node, name, None)
+            if given is not None and not isinstance(given, str):
+                yield given if inspect.isroutine(given) else type(given)
+        if isinstance(node, SourceNode) and node.watermark.function is not None:
+            yield node.watermark.function
+        for key in getattr(node, "keys", ()):
+            if key is not None and key.function is not None:
+                yield key.function
+        for aggregate in getattr(node, "aggregates", {}).values():
+            if isinstance(aggregate, Aggregator):
+                yield type(aggregate)
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Neither of the main program, which always travels, nor installed, nor of the language."""
+    path = getattr(module, "__file__", None)
+    if path is None or module.__name__ == "__main__" or module.__name__.split(".")[0] in ("cutwater", "pyspark"):
+        return False
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(path.startswith(f"{place}{os.sep}") for place in installed)
 
 
 def balanced_keys(slices: int, partitions: int) -> list[int]:
@@ -77,9 +145,10 @@ def spark_hash(value: int) -> int:
     return mixed - (1 << 32) if mixed >= 1 << 31 else mixed
 
 
-def pickles(value: Any) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:
-        return False
-    return True
+def pickled(*values: Any) -> str:
+    """Anything as a text, for Spark's options, which are texts only."""
+    return b64encode(_dumps(values)).decode()
+
+
+def unpickled(text: str) -> Any:
+    return cloudpickle.loads(b64decode(text))

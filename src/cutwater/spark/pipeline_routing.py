@@ -1,8 +1,8 @@
-"""Sends the records of a source to slices as whole columns, without making a row of any of them."""
+"""Sends records on to the slices of later levels, and to sinks: as rows, or as whole columns where rows are not needed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
@@ -11,11 +11,16 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.keyed import OperatorSpec
 from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.machine import routed
+from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import RECORD, moment
-from cutwater.pipeline.records import POSITION
+from cutwater.pipeline.records import POSITION, Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
+from cutwater.spark.pipeline_envelope import packed
+from cutwater.spark.pipeline_program import Program
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,17 +29,38 @@ _TEXT = crc32(b"\x03")
 _BYTES = crc32(b"\x04")
 
 
-def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64]) -> pa.StructArray:
-    """The reserved column of records that come from a source: their paths are empty."""
+def envelopes(
+    program: Program, arrived: Mapping[Destination, list[Records]], index: int
+) -> Iterator[tuple[int, int, int, bytes]]:
+    """Records that wait for later levels, by slice; those for sinks stay in the slice where they are."""
+    plan = program.plan
+    for destination, parts in arrived.items():
+        records = Records.merged(parts)
+        if not len(records):
+            continue
+        node, number_of_input = destination
+        rows = plan.rows_for(destination)
+        assert rows is not None, "a run has schemas everywhere"
+        if isinstance(plan.graph.nodes[node], SinkNode):
+            yield program.keys[index], node, number_of_input, packed(records.to_arrow(rows))
+            continue
+        for target, part in enumerate(routed(plan.specs[node], number_of_input, records, program.slices)):
+            if len(part):
+                yield program.keys[target], node, number_of_input, packed(part.to_arrow(rows))
+
+
+def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes = b"") -> pa.StructArray:
+    """The reserved column of records that come from a source, all with the same path."""
     size = len(glsns)
-    paths = pa.Array.from_buffers(
-        pa.binary(), size, [None, pa.py_buffer(np.zeros(size + 1, np.int32)), pa.py_buffer(b"")]
-    )
+    ends = np.arange(size + 1, dtype=np.int32) * np.int32(len(path))
+    paths = pa.Array.from_buffers(pa.binary(), size, [None, pa.py_buffer(ends), pa.py_buffer(path * size)])
     moments = pa.array(glsns * moment(1, RECORD))
     return pa.StructArray.from_arrays([moments, paths, pa.array(times_ms)], fields=list(POSITION))
 
 
-def by_slice(batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def by_slice(
+    batch: pa.RecordBatch, spec: OperatorSpec, index: int, slices: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The records of one input of an operator, by slice, in order."""
     if not batch.num_rows:
         return

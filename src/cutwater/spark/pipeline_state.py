@@ -96,7 +96,6 @@ class SliceState:
         self._manifest_state, self._pieces, self._files = manifest, pieces, files
         stored = manifest.get()
         self.manifest = EMPTY if stored is None else _decode(stored[0])
-        self._names: dict[int, StoredChunk] = {}
 
     def chunks(self) -> dict[str, list[Chunk]]:
         """What the operators of the level have kept."""
@@ -111,12 +110,12 @@ class SliceState:
             with pa.ipc.open_stream(data) as stream:
                 batch = stream.read_next_batch()
         chunk = Chunk(batch)
-        self._names[id(chunk)] = stored
+        chunk.stored_as = stored
         return chunk
 
     def write(self, chunks: Mapping[str, Iterable[Chunk]], dropped_late: Mapping[str, int]) -> None:
         """Keep these chunks, of which many are those of before, in place of all others."""
-        kept = {uid: [self._names.get(id(chunk)) or self._add(chunk) for chunk in own] for uid, own in chunks.items()}
+        kept = {uid: [self._stored(chunk) for chunk in own] for uid, own in chunks.items()}
         late = {
             uid: dropped_late.get(uid, 0) + self.manifest.dropped_late.get(uid, 0)
             for uid in {*dropped_late, *self.manifest.dropped_late}
@@ -132,7 +131,9 @@ class SliceState:
                     self._pieces.removeKey((old.name, i))
                 self._files.remove(old.name)
 
-    def _add(self, chunk: Chunk) -> StoredChunk:
+    def _stored(self, chunk: Chunk) -> StoredChunk:
+        if isinstance(chunk.stored_as, StoredChunk):
+            return chunk.stored_as
         data = packed(chunk.batch)
         stored = StoredChunk(uuid4().hex, len(data))
         for i in range(stored.pieces):

@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
@@ -28,7 +28,7 @@ from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.pipeline.steps import Steps, Ticks, watermark_step
 from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, packed, packed_ticks
 from cutwater.spark.pipeline_operator import LevelProcessor
-from cutwater.spark.pipeline_program import Program, balanced_keys
+from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_routing import by_slice, positions
 
 ROWS = RowType.of("user string, at bigint, amount double")
@@ -190,7 +190,7 @@ def window(s: Any) -> Any:
 def program_of(build: Build) -> Program:
     p = Pipeline("bench")
     build(p.source("in", schema=ROWS, event_time="at", watermark=Watermark.ascending())).sink("out", uid="out")
-    return Program("bench", p.graph, {"in": ROWS}, SLICES, balanced_keys(SLICES, PARTITIONS))
+    return Program("bench", p.graph, {"in": ROWS}, parallelism=PARTITIONS)
 
 
 class Bench:
@@ -236,7 +236,9 @@ class Bench:
         query.awaitTermination()
         progress = query.recentProgress
         shutil.rmtree(checkpoint)
-        timed = [own for own in progress if own["batchId"] >= self._warm and own["batchId"] < self._warm + self._batches]
+        timed = [
+            own for own in progress if own["batchId"] >= self._warm and own["batchId"] < self._warm + self._batches
+        ]
         seconds = [own["durationMs"]["triggerExecution"] / 1000 for own in timed]
         return self._rows / statistics.median(seconds)
 

@@ -1,0 +1,113 @@
+"""The records of a source as a pipeline sees them: which columns are read, and what the event time of each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.client.schemas import TIMESTAMP
+from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.core.watermark import ascending
+from cutwater.errors import CutwaterError, InvalidArgument, PipelineFailed
+from cutwater.pipeline.graph import SourceNode
+from cutwater.pipeline.rows import Row
+from cutwater.pipeline.values import to_milliseconds
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_program import Program
+from cutwater.spark.tasks import Part, Scan
+from cutwater.types import GLSN, MILLISECOND
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LOG_TIME = "timestamp"
+"""The column in which the log gives event time."""
+
+
+class SourceRows:
+    """One source of a pipeline."""
+
+    def __init__(self, program: Program, topic: str) -> None:
+        plan = program.plan
+        (node,) = (node for node in plan.graph.of_type(SourceNode) if node.topic == topic)
+        rows = program.rows_of(topic)
+        self.rows = rows
+        self.event_times = EventTimes(plan.name, node, program.event_time_of(topic))
+
+    def part(
+        self, where: Where, topic: TopicInfo, info: StreamInfo, first: int, last: int, *, times_only: bool = False
+    ) -> Part:
+        """What a task reads of a log stream: the columns of the rows, and what is known of each record."""
+        fields = [pa.field("glsn", pa.int64()), pa.field(LOG_TIME, TIMESTAMP)]
+        wanted = [self.event_times.column] if times_only else self.rows.names
+        own = [self.rows.schema.field(name) for name in wanted if name not in ("glsn", LOG_TIME)]
+        scan = Scan(where, pa.schema([*own, *fields]), True, ascending(), True)
+        return Part(scan, topic, info.stream, GLSN(first), GLSN(last), None)
+
+
+class EventTimes:
+    """How the event time of a record is found: the log's own, another column, or a function."""
+
+    def __init__(self, pipeline: str, node: SourceNode, topic_column: str) -> None:
+        self._pipeline, self._node = pipeline, node
+        given = node.event_time
+        self.column = given if isinstance(given, str) and given not in (topic_column, LOG_TIME) else LOG_TIME
+        self.is_column = self.column != LOG_TIME
+
+    def of_batch(self, batch: pa.RecordBatch, glsns: pa.Array, rows: Sequence[Row] | None = None) -> NDArray[np.int64]:
+        """In milliseconds, rounded down."""
+        if callable(self._node.event_time):
+            assert rows is not None, "a function needs rows"
+            return np.array(
+                [self._called(glsn, row) for glsn, row in zip(glsns.to_pylist(), rows, strict=True)], np.int64
+            )
+        column = batch.column(self.column)
+        if column.null_count:
+            glsn = glsns.to_pylist()[column.is_null().to_pylist().index(True)]
+            raise self._failed(glsn, f"the column {self.column!r}, which is event time, is null")
+        if pa.types.is_timestamp(column.type):
+            times: NDArray[np.int64] = column.cast(TIMESTAMP, safe=False).view(pa.int64()).to_numpy()
+            return times // MILLISECOND
+        if pa.types.is_integer(column.type):
+            return np.asarray(column.cast(pa.int64()).to_numpy())
+        raise InvalidArgument(
+            f"pipeline {self._pipeline!r}: the column {self.column!r} of {self._node.label} is event time, but its type "
+            f"is {column.type}: it must be a timestamp, or an integer in milliseconds"
+        )
+
+    def _called(self, glsn: int, row: Row) -> int:
+        function = self._node.event_time
+        assert callable(function)
+        return int(run_function(self._pipeline, self._node, glsn, row, partial(_time_of, function, row)))
+
+    def _failed(self, glsn: int, what: str) -> PipelineFailed:
+        return PipelineFailed(
+            f"{what}. Without a time a record has no place: filter such records before they are appended",
+            pipeline=self._pipeline,
+            uid=self._node.label,
+            glsn=GLSN(glsn),
+        )
+
+
+def run_function(pipeline: str, node: SourceNode, glsn: int, row: Row, call: Callable[[], Any]) -> Any:
+    """Call a user's function of event time or watermark, and say on which record it failed."""
+    try:
+        return call()
+    except CutwaterError:
+        raise
+    except Exception as error:
+        raise PipelineFailed(
+            f"{type(error).__name__}: {error}, in the function of event_time or watermark, on the record "
+            f"{row._asdict()!r}. Without a time a record has no place: repair the function",
+            pipeline=pipeline,
+            uid=node.label,
+            glsn=GLSN(glsn),
+        ) from error
+
+
+def _time_of(function: Callable[[Row], Any], row: Row) -> int:
+    return to_milliseconds(function(row))

@@ -1,0 +1,142 @@
+"""The sink of a pipeline as Spark sees it: tasks stage the rows of all topics, with their positions; the driver publishes
+them, exactly once and as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+
+import cutwater
+from cutwater.client.client import Client
+from cutwater.client.runs import Run
+from cutwater.errors import ProtocolViolation
+from cutwater.pipeline.graph import SinkNode
+from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_envelope import TICK, merged_table, unpacked
+from cutwater.spark.pipeline_errors import told
+from cutwater.spark.pipeline_program import Program, unpickled
+from cutwater.types import Part
+
+FORMAT = "cutwater-pipeline-sink"
+STAGED_BYTES = 64 << 20
+"""About how much of a task is staged as one part: it is sorted in memory."""
+
+_clients: dict[tuple[int, Where], Client] = {}
+_runs: dict[tuple[int, str], Run] = {}
+
+
+def client_of(where: Where) -> Client:
+    """A connection of this process, kept for the next task."""
+    key = (os.getpid(), where)
+    if key not in _clients:
+        access = where.access()
+        _clients[key] = cutwater.connect(
+            where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout
+        )
+    return _clients[key]
+
+
+class PipelineSink(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        return PipelineWriter(*unpickled(self.options["given"]))
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one task has staged."""
+
+    run: Run
+    parts: tuple[Part, ...]
+
+
+class PipelineWriter(DataSourceStreamArrowWriter):
+    """Its methods are called in different processes, each on a copy."""
+
+    def __init__(self, program: Program, where: Where) -> None:
+        self._program, self._where = program, where
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        with told():
+            context = TaskContext.get()
+            assert context is not None, "a writer writes in a task"
+            query = context.getLocalProperty("sql.streaming.queryId")
+            batch = context.getLocalProperty("streaming.sql.batchId")
+            if not query or batch is None:
+                raise ProtocolViolation("Spark does not say which micro-batch this is: use PySpark 4.3")
+            run = _runs.get((os.getpid(), query))
+            if run is None:
+                run = _runs[os.getpid(), query] = client_of(self._where).open_run(self._program.name, query)
+            return self.staged(iterator, run, int(batch))
+
+    def staged(self, iterator: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
+        """Stage what one task has of a micro-batch."""
+        client = client_of(self._where)
+        waiting: dict[str, list[pa.Table]] = {}
+        sizes: dict[str, int] = {}
+        parts: list[Part | None] = []
+        topics = {node.order: node.topic for node in self._program.plan.graph.of_type(SinkNode)}
+        for rows in iterator:
+            for node, data in zip(rows.column("node").to_pylist(), rows.column("data"), strict=True):
+                if node == TICK:
+                    continue
+                table = unpacked(data.as_buffer())
+                topic = topics[node]
+                waiting.setdefault(topic, []).append(table)
+                sizes[topic] = sizes.get(topic, 0) + table.nbytes
+                if sizes[topic] >= STAGED_BYTES:
+                    parts.append(_stage(client, run, batch, topic, waiting.pop(topic)))
+                    del sizes[topic]
+        parts += [_stage(client, run, batch, topic, tables) for topic, tables in waiting.items()]
+        return Staged(run, tuple(part for part in parts if part is not None))
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        with told():
+            staged = [message for message in messages if isinstance(message, Staged)]
+            if staged:
+                parts = [part for message in staged for part in message.parts]
+                client_of(self._where).publish(staged[0].run, batchId, parts)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What is staged is not seen by anyone, and expires."""
+
+
+def _stage(client: Client, run: Run, batch: int, topic: str, tables: Sequence[pa.Table]) -> Part | None:
+    table = merged_table(tables)
+    position = table.column(RESERVED_COLUMN).combine_chunks()
+    return client.stage(run, batch, topic, table.drop_columns([RESERVED_COLUMN]), positions=_ordered_bytes(position))
+
+
+def _ordered_bytes(position: pa.StructArray) -> pa.Array:
+    """Positions as bytes that sort as they do: the moment, big-endian, then the path."""
+    moments, paths = position.flatten()[:2]
+    numbers = moments.to_numpy().astype(">u8")
+    ends = np.arange(len(numbers) + 1, dtype=np.int32) * np.int32(8)
+    whole = pa.Array.from_buffers(
+        pa.binary(), len(numbers), [None, pa.py_buffer(ends), pa.py_buffer(numbers.tobytes())]
+    )
+    return pc.binary_join_element_wise(whole, paths, b"")
+
+
+def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
+    """What is wrong with writing such rows to a topic with this schema; an empty text if nothing is."""
+    missing = [field.name for field in declared if field.name not in rows.names and not field.nullable]
+    unknown = [name for name in rows.names if name not in declared.names]
+    if unknown:
+        return f"the topic {topic!r} has no column {unknown[0]!r}: it has {', '.join(declared.names)}"
+    if missing:
+        return f"the topic {topic!r} needs the column {missing[0]!r}, which the rows do not have: {rows}"
+    return ""

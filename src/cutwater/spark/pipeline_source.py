@@ -1,0 +1,231 @@
+"""The source of a pipeline as Spark sees it: its tasks read ranges of log streams, run the row functions that come before
+the first operators, and send what is left to slices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness
+from cutwater.pipeline.graph import OperatorNode, Port, SinkNode, SourceNode
+from cutwater.pipeline.plan import Destination
+from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
+from cutwater.pipeline.records import Records
+from cutwater.pipeline.rows import RESERVED_COLUMN
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, packed, packed_steps, packed_ticks
+from cutwater.spark.pipeline_errors import told
+from cutwater.spark.pipeline_planning import Offset, PipelinePlanner, Range
+from cutwater.spark.pipeline_program import Program, unpickled
+from cutwater.spark.pipeline_records import SourceRows
+from cutwater.spark.pipeline_routing import by_slice, envelopes, key_columns, positions
+from cutwater.spark.tasks import Part, read_part
+from cutwater.types import GLSN, MILLISECOND
+
+FORMAT = "cutwater-pipeline"
+Envelope = tuple[int, int, int, bytes]
+
+
+class RunOptions(Struct, frozen=True):
+    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one."""
+
+    where: Where
+    start: str = "earliest"
+    rows_max: int | None = None
+    until: int | None = None
+    drain: bool = False
+
+
+class TickPart(InputPartition):
+    """The steps of the clocks that the planner knows, for all slices."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class RangePart(InputPartition):
+    """Some records of one log stream."""
+
+    def __init__(self, part: Part, found: Range) -> None:
+        self.part, self.found = part, found
+
+
+class PipelineSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return COLUMNS
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
+        return PipelineReader(*unpickled(self.options["given"]))
+
+
+class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In the planner's process it lives as long as the query; it travels to tasks, so it holds no connection."""
+
+    def __init__(self, program: Program, options: RunOptions) -> None:
+        self._program, self._options = program, options
+        self._planner: PipelinePlanner | None = None
+        self._through: GLSN | None = None
+
+    def _planning(self) -> PipelinePlanner:
+        if self._planner is None:
+            options = self._options
+            self._planner = PipelinePlanner(options.where, self._program, options.start, options.rows_max)
+        return self._planner
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        with told():
+            return self._planning().first().plain()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows_max = self._options.rows_max
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        with told():
+            until = self._options.until
+            self._through = self._planning().newest() if until is None else GLSN(until)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        with told():
+            limited = not isinstance(limit, ReadAllAvailable)
+            planner, offset = self._planning(), Offset.of(start)
+            return planner.next(offset, self._through, drain=self._options.drain, limited=limited).plain()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        with told():
+            return self._parts(Offset.of(start), Offset.of(end))
+
+    def _parts(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        planner = self._planning()
+        walk = planner.walk(start, end)
+        ticks = walk.ticks
+        if end.ended:
+            ticks.end(end.glsn)
+        parts: list[InputPartition] = [TickPart(packed_ticks(ticks))]
+        for found in walk.ranges:
+            parts.append(RangePart(planner.part(found), found))
+        return parts
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The checkpoint says how far the pipeline has come."""
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with told():
+            if isinstance(partition, TickPart):
+                yield envelope_batch([(key, TICK, 0, partition.data) for key in self._program.keys])
+            elif isinstance(partition, RangePart):
+                yield from SourceTask(self._program, partition).batches()
+
+
+def envelope_batch(rows: Sequence[Envelope]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(SCHEMA)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+class SourceTask:
+    """Takes the records of one range from the log to the slices."""
+
+    def __init__(self, program: Program, given: RangePart) -> None:
+        self._program, self._plan, self._given = program, program.plan, given
+        topic = given.found.topic
+        (self._node,) = (node for node in self._plan.graph.of_type(SourceNode) if node.topic == topic)
+        self._source = SourceRows(program, topic)
+        self._steps = _StepsInside(given.found, self._node)
+        # Sinks of sources take their rows in the slice that has the number of the log stream, so that they spread.
+        self._home = given.found.stream % program.slices
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for batch in read_part(self._given.part):
+            yield envelope_batch(list(self._envelopes(batch)))
+        steps = self._steps.packed()
+        yield envelope_batch([(key, TICK, 0, steps) for key in self._program.keys])
+
+    def _envelopes(self, batch: pa.RecordBatch) -> Iterator[Envelope]:
+        glsns = batch.column("glsn")
+        columns = [batch.column(name) for name in self._source.rows.names]
+        rows = self._source.rows.from_columns(columns) if callable(self._node.event_time) else None
+        times = self._source.event_times.of_batch(batch, glsns, rows)
+        numbers = glsns.to_numpy()
+        self._steps.add(numbers, times)
+        readers = self._plan.consumers.get(Port(self._node.order), [])
+        arrived: dict[Destination, list[Records]] = {}
+        whole: Records | None = None
+        for index, (node, number_of_input) in enumerate(readers):
+            path = b"" if len(readers) == 1 else number(index)
+            if self._is_direct(node, number_of_input):
+                made = pa.RecordBatch.from_arrays(
+                    [*columns, positions(numbers, times, path)], names=[*self._source.rows.names, RESERVED_COLUMN]
+                )
+                yield from self._direct(node, number_of_input, made)
+                continue
+            if whole is None:
+                rows = rows if rows is not None else self._source.rows.from_columns(columns)
+                moments = [moment(glsn, RECORD) for glsn in glsns.to_pylist()]
+                whole = Records(moments, [b""] * len(moments), times.tolist(), rows)
+            self._plan.deliver(node, number_of_input, whole.branch(index) if path else whole, arrived)
+        yield from envelopes(self._program, arrived, self._home)
+
+    def _is_direct(self, node: Any, number_of_input: int) -> bool:
+        """Whether records go on without a function that has to see them."""
+        if isinstance(node, OperatorNode):
+            key = self._plan.specs[node.order].keys[number_of_input]
+            return key is None or key_columns(self._plan.specs[node.order], number_of_input) is not None
+        return isinstance(node, SinkNode)
+
+    def _direct(self, node: Any, number_of_input: int, batch: pa.RecordBatch) -> Iterator[Envelope]:
+        keys = self._program.keys
+        if isinstance(node, SinkNode):
+            yield keys[self._home], node.order, number_of_input, packed(batch)
+            return
+        for index, own in by_slice(batch, self._plan.specs[node.order], number_of_input, self._program.slices):
+            yield keys[index], node.order, number_of_input, packed(own)
+
+
+class _StepsInside:
+    """Where the watermarks rise inside the batches of one range: from the event times of the records, and from what the
+    planner has seen of all others.
+    """
+
+    def __init__(self, found: Range, node: SourceNode) -> None:
+        strategy = node.watermark.strategy
+        self._lag_us = strategy.bound_us + MILLISECOND if isinstance(strategy, BoundedOutOfOrderness) else 0
+        self._seen = {topics: np.array(rows, np.int64).T for topics, rows in found.seen.items()}
+        self._most: dict[tuple[str, ...], int] = {topics: int(rows[3][0]) for topics, rows in self._seen.items()}
+        self._found: dict[frozenset[str], tuple[None, list[int], list[int]]] = {
+            frozenset(topics): (None, [], []) for topics in self._seen
+        }
+
+    def add(self, glsns: Any, times_ms: Any) -> None:
+        for topics, (firsts, before, others, _) in self._seen.items():
+            at = np.searchsorted(firsts, glsns, side="right") - 1
+            own = np.maximum(np.maximum.accumulate(times_ms * MILLISECOND - self._lag_us), self._most[topics])
+            self._most[topics] = int(own[-1])
+            after = np.maximum(before[at], np.minimum(own, others[at]))
+            rises = np.concatenate(([True], after[1:] > after[:-1])) & (after > NO_WATERMARK)
+            _, moments, values = self._found[frozenset(topics)]
+            moments += (glsns[rises] * moment(1, RECORD) + EVENT_TIME).tolist()
+            values += (after[rises] // MILLISECOND).tolist()
+
+    def packed(self) -> bytes:
+        return packed_steps(self._found)

@@ -1,0 +1,255 @@
+"""Runs a pipeline on Spark: one query with one source, one stateful operator per level, and one sink."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cutwater.client.client import Client
+from cutwater.client.schemas import KEY_VALUE
+from cutwater.client.topics import Topic
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
+from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.plan import Plan
+from cutwater.pipeline.rows import RowType
+from cutwater.pipeline.stream import Pipeline
+from cutwater.spark.holder import servers_of
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_envelope import COLUMNS
+from cutwater.spark.pipeline_errors import heard, of_spark
+from cutwater.spark.pipeline_operator import LevelProcessor
+from cutwater.spark.pipeline_program import Program, pickled
+from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
+from cutwater.spark.pipeline_sink import PipelineSink, check_sink, client_of
+from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
+from cutwater.spark.pipeline_source import PipelineSource, RunOptions
+from cutwater.spark.session import session
+
+STARTS_MAX = 3
+POLL_SECONDS = 0.1
+OPEN_SECONDS = 60.0
+
+Until = Literal["now"] | int | datetime
+
+
+class PipelineRun:
+    """A pipeline that runs, or has run."""
+
+    def __init__(self, name: str, query: StreamingQuery) -> None:
+        self.name, self._query = name, query
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._query.isActive)
+
+    @property
+    def progress(self) -> Mapping[str, Any] | None:
+        """What Spark tells of the last micro-batch."""
+        found: Mapping[str, Any] | None = self._query.lastProgress
+        return found
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it has ended; False if the time (in seconds) is up before. Raises what ended it, if that is an error."""
+        with _translated(self.name):
+            if timeout is None:
+                self._query.awaitTermination()
+                return True
+            return bool(self._query.awaitTermination(max(1, round(timeout))))
+
+    def stop(self) -> None:
+        """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output."""
+        with _translated(self.name):
+            self._query.stop()
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    *,
+    until: Until | None = None,
+    drain: bool = False,
+    available_now: bool = False,
+    parallelism: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    trigger: str | None = None,
+    start: str | int = "earliest",
+    max_records_per_trigger: int | None = None,
+    slices: int = SLICES_DEFAULT,
+    spark: SparkSession | None = None,
+    token: str = "",
+    wait: bool = True,
+) -> PipelineRun:
+    """Run a pipeline, and return when it ends; with ``wait=False`` at once.
+
+    ``until`` is the last position, "now" for the present end of the log, or a time of the log's clock. With ``drain``
+    that is the end of the input: the watermark becomes the maximum, and the run is finished for good. Without it, and
+    with ``available_now``, which is ``until="now"``, the run pauses there and another one goes on from its checkpoint.
+    ``parallelism`` is how many tasks work at once; it stays what it was when the checkpoint was made.
+    """
+    if available_now and (until is not None or drain):
+        raise InvalidArgument("available_now is until='now' without drain: give one or the other")
+    if drain and until is None:
+        raise InvalidArgument("drain ends the input at a position: say which, with until=…")
+    if not any(pipeline.graph.of_type(SinkNode)):
+        raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    until = "now" if available_now else until
+    parallelism = parallelism or min(os.cpu_count() or 1, slices)
+    if not 1 <= parallelism <= slices:
+        raise InvalidArgument(f"parallelism is {parallelism}: it must be from 1 to the number of slices, {slices}")
+    where = _where(pipeline, token)
+    client = client_of(where)
+    program = program_of(pipeline, client, parallelism, slices)
+    options = RunOptions(where, str(start), max_records_per_trigger, _position(client, program, until), drain)
+    spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+    query = _started(spark, program, options, _checkpoint(pipeline, checkpoint), trigger)
+    run = PipelineRun(pipeline.name, query)
+    if wait:
+        run.wait()
+    return run
+
+
+def _where(pipeline: Pipeline, token: str) -> Where:
+    if not pipeline.log:
+        raise InvalidArgument(
+            f"pipeline {pipeline.name!r} does not say which log it reads: Pipeline({pipeline.name!r}, log='./data') or "
+            "log='cutwater://host:port'"
+        )
+    servers = pipeline.log
+    if "://" not in servers:
+        servers = servers_of(servers, os.getpid(), OPEN_SECONDS)
+    return Where(servers=servers, token=token)
+
+
+def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str:
+    if given is not None:
+        return os.fspath(given)
+    return str(Path("checkpoints", pipeline.name).resolve())
+
+
+# ------------------------------------------------------------------------------------------------------------- binding
+
+
+def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
+    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created."""
+    topics = {topic.name: topic for topic in client.topics()}
+    rows: dict[str, RowType] = {}
+    event_times: dict[str, str] = {}
+    for node in pipeline.graph.of_type(SourceNode):
+        topic = topics.get(node.topic)
+        if topic is None:
+            raise NotFound(
+                f"pipeline {pipeline.name!r} reads the topic {node.topic!r}, which does not exist: there are "
+                f"{', '.join(sorted(topics)) or 'none'}"
+            )
+        rows[node.topic] = _source_rows(pipeline.name, node, topic)
+        event_times[node.topic] = topic.event_time or ("timestamp" if topic.schema is None else "")
+    program = Program(
+        pipeline.name, pipeline.graph, rows, parallelism=parallelism, slices=slices, event_times=event_times
+    )
+    plan = program.plan
+    plan.require_schemas()
+    _check_transforms(plan)
+    _provide_sinks(plan, client, topics)
+    return program
+
+
+def _source_rows(pipeline: str, node: SourceNode, topic: Topic) -> RowType:
+    own = topic.schema if topic.schema is not None else KEY_VALUE
+    if node.rows is None:
+        return RowType(own)
+    for field in node.rows.schema:
+        if field.name not in own.names:
+            raise InvalidArgument(
+                f"pipeline {pipeline!r}, {node.label}: the declared schema has the column {field.name!r}, which the topic "
+                f"does not have: it has {', '.join(own.names)}"
+                + ("" if topic.schema is not None else "; give the topic a schema when you create it")
+            )
+    return node.rows
+
+
+def _check_transforms(plan: Plan) -> None:
+    for node in plan.graph.of_type(TransformNode):
+        if node.arrow is None:
+            raise Refused(
+                f"pipeline {plan.name!r}, {node.label}: a transform of data frames inside a pipeline is not supported "
+                "yet: give arrow=, the same as a function of a pyarrow.Table, which runs in the workers"
+            )
+
+
+def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> None:
+    made: dict[str, Topic] = dict(topics)
+    for node in plan.graph.of_type(SinkNode):
+        rows = plan.rows_at(node.inputs[0])
+        assert rows is not None, "a run has schemas everywhere"
+        topic = made.get(node.topic)
+        if topic is None:
+            is_plain = set(rows.names) <= set(KEY_VALUE.names)
+            schema = None if is_plain else rows.schema
+            event_time = "timestamp" if not is_plain and "timestamp" in rows.names else ""
+            topic = made[node.topic] = client.create_topic(node.topic, schema=schema, event_time=event_time)
+        wrong = check_sink(node.topic, topic.schema if topic.schema is not None else KEY_VALUE, rows)
+        if wrong:
+            raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
+
+
+def _position(client: Client, program: Program, until: Until | None) -> int | None:
+    if until is None:
+        return None
+    if until == "now":
+        return int(client.tail())
+    if isinstance(until, datetime):
+        return int(client.find(until)) - 1
+    if until < 0:
+        raise InvalidArgument(f"until is {until!r}: give 'now', a GLSN, or a datetime with a time zone")
+    return until
+
+
+# ------------------------------------------------------------------------------------------------------------- running
+
+
+def _started(
+    spark: SparkSession, program: Program, options: RunOptions, checkpoint: str, trigger: str | None
+) -> StreamingQuery:
+    spark.dataSource.register(PipelineSource)
+    spark.dataSource.register(PipelineSink)
+    spark.conf.set("spark.sql.shuffle.partitions", str(program.parallelism))
+    rows: DataFrame = spark.readStream.format(SOURCE_FORMAT).option("given", pickled(program, options)).load()
+    for level in range(len(program.plan.levels)):
+        processor = LevelProcessor(program, level)
+        rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None")
+    writer = (
+        rows.writeStream.format(SINK_FORMAT)
+        .queryName(program.name)
+        .option("given", pickled(program, options.where))
+        .option("checkpointLocation", checkpoint)
+        .outputMode("append")
+    )
+    if options.until is not None:
+        writer = writer.trigger(availableNow=True)
+    elif trigger is not None:
+        writer = writer.trigger(processingTime=trigger)
+    with _translated(program.name):
+        return writer.start()
+
+
+class _translated(contextlib.AbstractContextManager[None]):  # noqa: N801
+    """Spark's exceptions as ours: what went wrong, not eighty lines of two languages."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline = pipeline
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, CutwaterError) or not isinstance(error, Exception):
+            return
+        if not isinstance(error, StreamingQueryException) and not type(error).__module__.startswith("pyspark"):
+            return
+        text = str(error)
+        raise (heard(text, self._pipeline) or of_spark(text, self._pipeline)) from None

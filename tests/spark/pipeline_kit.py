@@ -1,0 +1,167 @@
+"""Pipelines without Spark: source, operators and sink are called as Spark calls them, in one process, with crashes where
+Spark could crash. And what ``Pipeline.test`` has to be told of a real log, so that it can be compared.
+"""
+
+from __future__ import annotations
+
+import random
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import cutwater
+from cutwater.client.runs import Run
+from cutwater.pipeline import Pipeline
+from cutwater.pipeline.graph import SourceNode
+from cutwater.spark.links import link_to
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_operator import LevelProcessor
+from cutwater.spark.pipeline_sink import PipelineWriter, Staged, client_of
+from cutwater.spark.pipeline_source import PipelineReader, RunOptions
+from cutwater.spark.run import program_of
+from cutwater.types import MILLISECOND
+from cutwater.wire.scan_api import NOTHING
+
+
+class _Value:
+    def __init__(self, store: dict[Any, Any]) -> None:
+        self._store = store
+
+    def get(self) -> Any:
+        return self._store.get("manifest")
+
+    def update(self, value: Any) -> None:
+        self._store["manifest"] = value
+
+
+class _Map:
+    def __init__(self, store: dict[Any, Any]) -> None:
+        self._store = store
+
+    def getValue(self, key: Any) -> Any:  # noqa: N802
+        return self._store[key]
+
+    def updateValue(self, key: Any, value: Any) -> None:  # noqa: N802
+        self._store[key] = value
+
+    def removeKey(self, key: Any) -> None:  # noqa: N802
+        del self._store[key]
+
+
+class InOneProcess:
+    """One query: offsets, state and published batches are what a checkpoint and the log keep; the rest may be lost."""
+
+    def __init__(
+        self, pipeline: Pipeline, servers: str, *, rows_max: int | None = None, parallelism: int = 2, slices: int = 16
+    ) -> None:
+        self._where = Where(servers=servers)
+        client = client_of(self._where)
+        self._program = program_of(pipeline, client, parallelism, slices)
+        self._options = RunOptions(self._where, rows_max=rows_max, until=int(client.tail()), drain=True)
+        self._run: Run = client.open_run(pipeline.name, f"one process {random.random()}")
+        self._offset: dict[str, Any] | None = None
+        self.state: dict[tuple[int, int], dict[Any, Any]] = {}
+        self.batch = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._reader = PipelineReader(self._program, self._options)
+        self._writer = PipelineWriter(self._program, self._where)
+        self._reader.prepareForTriggerAvailableNow()
+        if self._offset is None:
+            self._offset = self._reader.initialOffset()
+
+    def close(self) -> None:
+        self._reader.stop()
+
+    def run(self, choice: random.Random | None = None) -> None:
+        """To the end of the input; with ``choice``, with crashes."""
+        limit = self._reader.getDefaultReadLimit() or ReadAllAvailable()
+        while True:
+            end = _json(self._reader.latestOffset(self._offset, limit))
+            if end == self._offset:
+                return
+            crashes = choice.choice([0, 0, 0, 1, 2]) if choice is not None else 0
+            for _ in range(crashes):
+                self._micro_batch(end, deepcopy(self.state), publishes=choice.random() < 0.5)  # type: ignore[union-attr]
+                self.close()
+                self._start()
+            self.state = self._micro_batch(end, deepcopy(self.state), publishes=True)
+            self._offset, self.batch = end, self.batch + 1
+
+    def _micro_batch(
+        self, end: dict[str, Any], state: dict[tuple[int, int], dict[Any, Any]], *, publishes: bool
+    ) -> dict[tuple[int, int], dict[Any, Any]]:
+        assert self._offset is not None
+        parts = self._reader.partitions(self._offset, end)
+        rows = [row for part in parts for batch in self._reader.read(part) for row in batch.to_pylist()]
+        for level in range(len(self._program.plan.levels)):
+            by_slice: dict[int, list[Any]] = {}
+            for row in rows:
+                by_slice.setdefault(row["slice"], []).append(SimpleNamespace(**row))
+            rows = []
+            for key, own in by_slice.items():
+                kept = state.setdefault((level, key), {})
+                rows += self._level(level, key, own, kept)
+        staged = self._stage(rows)
+        if publishes:
+            self._writer.commit([staged], self.batch)
+        return state
+
+    def _level(self, level: int, key: int, rows: list[Any], kept: dict[Any, Any]) -> list[dict[str, Any]]:
+        processor = LevelProcessor(self._program, level)
+        handle = SimpleNamespace(getValueState=lambda *_: _Value(kept), getMapState=lambda *_: _Map(kept))
+        processor.init(handle)
+        return [row.asDict() for row in processor.handleInputRows((key,), iter(rows), None)]
+
+    def _stage(self, rows: list[dict[str, Any]]) -> Staged:
+        from cutwater.spark.pipeline_source import envelope_batch
+
+        batch = envelope_batch([(row["slice"], row["node"], row["input"], bytes(row["data"])) for row in rows])
+        return self._writer.staged(iter([batch]), self._run, self.batch)
+
+
+def _json(offset: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from a checkpoint."""
+    made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(offset))
+    return made
+
+
+def placed(log: cutwater.Client, pipeline: Pipeline) -> dict[str, list[dict[str, Any]]]:
+    """The topics of a pipeline as ``test`` takes them: records, fences and marks of the log's clock at their places."""
+    link = link_to(Where(servers=log.servers))
+    view = link.loop.run(link.ranges.view(10))
+    end = view.catalog.high_watermark
+    found: dict[str, list[dict[str, Any]]] = {}
+    taken: set[int] = set()
+    for node in pipeline.graph.of_type(SourceNode):
+        rows = found[node.topic] = []
+        declared, fences = {}, []
+        for info in view.streams_of(view.topics[node.topic].topic):
+            heads = link.loop.run(link.ranges.heads(info, 1, end, 10))  # type: ignore[arg-type]
+            for _, first, count, cut, most, watermark in zip(*heads.columns, strict=True):
+                if most == NOTHING:
+                    fences.append({"_stream": int(info.stream), "_glsn": first, "_time": cut // MILLISECOND})
+                elif watermark != NOTHING:
+                    declared[first + count - 1] = watermark // MILLISECOND
+        for record in log.subscribe(node.topic, follow=False):
+            place = {"_stream": int(record.stream), "_glsn": int(record.glsn), "_time": record.ingested_us // 1000}
+            if record.glsn in declared:
+                place["_watermark"] = declared[record.glsn]
+            rows.append({**record.row, **place})
+        rows += fences
+        taken |= {row["_glsn"] for row in rows}
+    marks = link.loop.run(link.ranges.marks(0, end, 10))  # type: ignore[arg-type]
+    first = next(iter(found.values()))
+    ticks = {int(mark.glsn): {"_time": mark.time // MILLISECOND} for mark in marks}
+    # A run ends at the end of the log, whoever's record is there.
+    ticks.setdefault(int(end), {})
+    first += [{"_glsn": glsn, **tick} for glsn, tick in ticks.items() if glsn not in taken]
+    return {topic: sorted(rows, key=lambda row: row["_glsn"]) for topic, rows in found.items()}
+
+
+def written(log: cutwater.Client, topic: str) -> list[dict[str, Any]]:
+    return [dict(record.row) for record in log.subscribe(topic, follow=False)]
