@@ -1,5 +1,5 @@
-"""Pipelines without Spark: source, operators and sink are called as Spark calls them, in one process, with crashes where
-Spark could crash. And what ``Pipeline.test`` has to be told of a real log, so that it can be compared.
+"""Pipelines without Spark: source, operators and sink are called as Spark calls them, in one process, with crashes
+where Spark could crash. And what ``Pipeline.test`` has to be told of a real log, so that it can be compared.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_sink import PipelineWriter, Staged, client_of
-from cutwater.spark.pipeline_source import PipelineReader, RunOptions
-from cutwater.spark.run import program_of
+from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_batch
+from cutwater.spark.run import plain_topics, program_of
 from cutwater.types import MILLISECOND
 from cutwater.wire.scan_api import NOTHING
 
@@ -55,12 +55,19 @@ class InOneProcess:
     """One query: offsets, state and published batches are what a checkpoint and the log keep; the rest may be lost."""
 
     def __init__(
-        self, pipeline: Pipeline, servers: str, *, rows_max: int | None = None, parallelism: int = 2, slices: int = 16
+        self,
+        pipeline: Pipeline,
+        servers: str,
+        *,
+        rows_max: int | None = None,
+        parallelism: int = 2,
+        slices: int = 16,
+        drain: bool = True,
     ) -> None:
         self._where = Where(servers=servers)
         client = client_of(self._where)
         self._program = program_of(pipeline, client, parallelism, slices)
-        self._options = RunOptions(self._where, rows_max=rows_max, until=int(client.tail()), drain=True)
+        self._options = RunOptions(self._where, rows_max=rows_max, until=int(client.tail()), drain=drain)
         self._run: Run = client.open_run(pipeline.name, f"one process {random.random()}")
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}
@@ -69,13 +76,22 @@ class InOneProcess:
 
     def _start(self) -> None:
         self._reader = PipelineReader(self._program, self._options)
-        self._writer = PipelineWriter(self._program, self._where)
+        plain = plain_topics(self._program, client_of(self._where))
+        self._writer = PipelineWriter(self._program, self._where, plain)
         self._reader.prepareForTriggerAvailableNow()
         if self._offset is None:
             self._offset = self._reader.initialOffset()
 
     def close(self) -> None:
         self._reader.stop()
+
+    def go_on(self, *, drain: bool) -> None:
+        """Another run from the same checkpoint, to the end that the log has now."""
+        self.close()
+        until = int(client_of(self._where).tail())
+        self._options = msgspec.structs.replace(self._options, until=until, drain=drain)
+        self._start()
+        self.run()
 
     def run(self, choice: random.Random | None = None) -> None:
         """To the end of the input; with ``choice``, with crashes."""
@@ -118,8 +134,6 @@ class InOneProcess:
         return [row.asDict() for row in processor.handleInputRows((key,), iter(rows), None)]
 
     def _stage(self, rows: list[dict[str, Any]]) -> Staged:
-        from cutwater.spark.pipeline_source import envelope_batch
-
         batch = envelope_batch([(row["slice"], row["node"], row["input"], bytes(row["data"])) for row in rows])
         return self._writer.staged(iter([batch]), self._run, self.batch)
 

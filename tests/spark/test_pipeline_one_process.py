@@ -4,76 +4,42 @@
 
 from __future__ import annotations
 
-import random
-import sys
+import os
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import cutwater
-from cutwater.pipeline import Pipeline
-from cutwater.pipeline.graph import SinkNode, SourceNode
+from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
+from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
+from cutwater.spark.pipeline_program import balanced_keys, spark_hash
+from cutwater.spark.pipeline_sink import client_of
+from cutwater.spark.run import program_of, run_pipeline
+from tests.spark.pipeline_kit import InOneProcess, placed, written
+from tests.spark.random_pipelines import expected, filled, random_pipeline
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "property")]
-
-from pipeline_kit import InOneProcess, placed, written
-from pipeline_programs import log_of, program
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def fill(log: cutwater.Client, pipeline: Pipeline, choice: random.Random, length: int) -> None:
-    """Some records in disorder, in batches of one to four, on all streams of the sources."""
-    topics = [node.topic for node in pipeline.graph.of_type(SourceNode)]
-    streams = {topic: log.topic(topic).streams for topic in topics}
-    places = [place for place in log_of(choice, topics, length) if place.row is not None]
-    for topic in topics:
-        for stream in streams[topic]:
-            log.append(topic, [{"k": "a", "t": 0, "v": 1}], stream=stream, watermark=EPOCH)
-    while places:
-        size = choice.randint(1, 4)
-        topic = places[0].topic
-        own = [place for place in places[:size] if place.topic == topic]
-        places = places[len(own) :]
-        rows = [dict(zip(("k", "t", "v"), place.row or (), strict=True)) for place in own]
-        declared = max((place.declared for place in own if place.declared is not None), default=None)
-        watermark = None if declared is None else EPOCH + timedelta(milliseconds=declared)
-        stream = streams[topic][own[0].stream % len(streams[topic])]
-        log.append(topic, rows, stream=stream, watermark=watermark)
+SEED_NAME = "CUTWATER_SPARK_SEED"
+SEEDS = [int(os.environ[SEED_NAME])] if SEED_NAME in os.environ else range(12)
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+ROWS = "user string, amount double, at timestamp"
 
 
-def prepared(log: cutwater.Client, seed: int, length: int) -> tuple[Pipeline, random.Random]:
-    """A random program over topics of its own, which are filled."""
-    choice = random.Random(seed)
-    pipeline = program(choice)
-    pipeline.name = f"seed {seed} {random.random()}"
-    schema = next(iter(pipeline.graph.of_type(SourceNode))).rows
-    assert schema is not None
-    for node in pipeline.graph.nodes:
-        if isinstance(node, SourceNode | SinkNode):
-            node.topic = f"{node.topic} {pipeline.name}"
-    for node in pipeline.graph.of_type(SourceNode):
-        node.watermark = node.watermark.idle_after(None)
-        log.create_topic(node.topic, streams=choice.randint(1, 3), schema=schema.schema)
-    fill(log, pipeline, choice, length)
-    return pipeline, choice
-
-
-def expected(log: cutwater.Client, pipeline: Pipeline) -> dict[str, Any]:
-    result = pipeline.test(placed(log, pipeline))
-    return {topic: result[topic] for topic in {node.topic for node in pipeline.graph.of_type(SinkNode)}}
-
-
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_any_pipeline_gives_what_one_thread_gives(log: cutwater.Client, seed: int) -> None:
-    pipeline, choice = prepared(log, seed, choice_of_length(seed))
-    rows_max = choice.choice([None, 1, 7, 25])
+    """Replay: CUTWATER_SPARK_SEED=… python -m pytest tests/spark/test_pipeline_one_process.py"""
+    pipeline, choice = random_pipeline(seed, f"one process {seed}")
+    filled(log, pipeline, choice, choice.randint(10, 80))
     wanted = expected(log, pipeline)
     query = InOneProcess(
-        pipeline, log.servers, rows_max=rows_max, parallelism=choice.choice([1, 2, 5]), slices=choice.choice([5, 16])
+        pipeline,
+        log.servers,
+        rows_max=choice.choice([None, 1, 7, 25]),
+        parallelism=choice.choice([1, 2, 5]),
+        slices=choice.choice([5, 16]),
     )
     try:
         query.run(choice)
@@ -83,5 +49,172 @@ def test_any_pipeline_gives_what_one_thread_gives(log: cutwater.Client, seed: in
         assert written(log, topic) == rows, f"seed {seed}, topic {topic}"
 
 
-def choice_of_length(seed: int) -> int:
-    return 20 + seed * 3
+class Last(ProcessFunction):
+    """Gives each user's amount before this one, until a minute after it."""
+
+    last = ValueState("double")
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        before = self.last.get()
+        self.last.set(record.amount)
+        ctx.timers.at(ctx.timestamp + 60_000)
+        if record.amount < 0:
+            raise ArithmeticError("below nothing")
+        return {"user": ctx.key, "amount": before}
+
+    def on_timer(self, time: int, ctx: Any) -> None:
+        self.last.clear()
+
+
+def payments(log: cutwater.Client, topic: str, amounts: list[float], **options: Any) -> None:
+    schema = pa.schema({"user": pa.string(), "amount": pa.float64(), "at": pa.timestamp("us", "UTC")})
+    log.create_topic(topic, streams=2, schema=schema, event_time="at")
+    for i, amount in enumerate(amounts):
+        row = {"user": "abc"[i % 3], "amount": amount, "at": T0 + timedelta(seconds=7 * i, microseconds=i)}
+        log.append(topic, [row], stream=log.topic(topic).streams[i % 2], **options)
+
+
+def run_here(log: cutwater.Client, pipeline: Pipeline, **options: Any) -> InOneProcess:
+    query = InOneProcess(pipeline, log.servers, **options)
+    try:
+        query.run()
+    finally:
+        query.close()
+    return query
+
+
+@pytest.mark.parametrize("kind", ["column of the topic", "function", "watermark of rows"])
+def test_event_time_comes_from_the_topic_or_a_function(log: cutwater.Client, kind: str) -> None:
+    topic = f"payments by {kind}"
+    payments(log, topic, [float(i % 5) for i in range(40)])
+    p = Pipeline(kind)
+    of_rows = Watermark.of_rows(lambda row: int(row.at.timestamp() * 1000) - 5_000)
+    source = {
+        "column of the topic": {"event_time": "at", "watermark": Watermark.bounded("5s")},
+        "function": {"event_time": lambda row: row.at, "watermark": Watermark.bounded("5s")},
+        "watermark of rows": {"event_time": "at", "watermark": of_rows},
+    }[kind]
+    pay = p.source(topic, schema=ROWS, **source)  # type: ignore[arg-type]
+    window = pay.filter(lambda row: row.amount > 0).window(
+        key="user", window=Tumbling("20s"), aggregate={"n": "count(*)"}, uid="w"
+    )
+    window.sink(f"{kind} windows", uid="windows")
+    window.late.sink(f"{kind} late", uid="late")
+    wanted = expected(log, p)
+    run_here(log, p, rows_max=9)
+    assert {topic: written(log, topic) for topic in wanted} == wanted
+    assert wanted[f"{kind} windows"]
+
+
+def test_plain_records_go_in_and_out(log: cutwater.Client) -> None:
+    log.create_topic("plain in")
+    log.append("plain in", [b"a", b"b", b"c"], key=[b"x", None, b"y"], timestamp=T0, headers={"h": b"1"})
+    p = Pipeline("plain")
+    keyed = p.source("plain in").filter(lambda row: row.key is not None)
+    keyed.map(lambda row: {"key": row.key, "value": row.value * 2}, "key binary, value binary").sink(
+        "plain out", uid="o"
+    )
+    run_here(log, p)
+    found = [(record.key, record.value, record.timestamp) for record in log.subscribe("plain out", follow=False)]
+    assert found == [(b"x", b"aa", T0), (b"y", b"cc", T0)]
+
+
+def test_a_failing_record_names_pipeline_operator_and_position(log: cutwater.Client) -> None:
+    payments(log, "failing", [1.0, 2.0, -1.0])
+    p = Pipeline("fails")
+    p.source("failing").process(key="user", function=Last(), uid="last", schema="user string, amount double").sink(
+        "failed", uid="out"
+    )
+    with pytest.raises(WorkerFailed) as caught:
+        run_here(log, p)
+    error = heard(f"org.apache.spark.SparkException: Job aborted\n\tat x.y(Z.java)\n{caught.value}\n\tat a.b", "fails")
+    assert isinstance(error, PipelineFailed)
+    assert (error.pipeline, error.uid, error.glsn) == ("fails", "last", int(log.tail()))
+    assert str(error).startswith("pipeline 'fails', operator 'last', at GLSN ")
+    assert "ArithmeticError: below nothing, on the record Row(user='c', amount=-1.0" in str(error)
+    assert "[cutwater:" not in str(error)
+
+
+def test_an_error_of_spark_itself_is_short() -> None:
+    text = "[STREAM_FAILED] Query [id = 1] terminated\nTraceback\n\tat a.b(C.java:1)\njava.io.IOException: disk full\n"
+    assert heard(text, "p") is None
+    error = of_spark(text, "p")
+    assert "java.io.IOException: disk full" in error.message
+    assert len(error.message) < 400
+
+
+def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwater.Client) -> None:
+    payments(log, "given", [1.0])
+    client = client_of(Where(servers=log.servers))
+
+    def refused(build: Any, error: type[Exception], match: str) -> None:
+        p = Pipeline("refused", log=log.servers)
+        build(p)
+        with pytest.raises(error, match=match):
+            program_of(p, client, 1, 16)
+
+    refused(lambda p: p.source("nothing").sink("x", uid="x"), NotFound, "'nothing', which does not exist")
+    refused(lambda p: p.source("given", schema="who string").sink("x", uid="x"), InvalidArgument, "the column 'who'")
+    refused(lambda p: p.source("given").map(lambda r: r).sink("x", uid="x"), InvalidArgument, "has no schema")
+    refused(lambda p: p.source("given").map(dict, "b bigint").sink("given", uid="x"), InvalidArgument, "no column 'b'")
+    refused(
+        lambda p: p.source("given").transform(lambda df: df, schema=ROWS).sink("x", uid="x"), Refused, "give arrow="
+    )
+    for options, match in (
+        ({"drain": True}, "say which, with until"),
+        ({"available_now": True, "until": 3}, "one or the other"),
+        ({"parallelism": 17}, "from 1 to the number of slices"),
+    ):
+        p = Pipeline("refused", log=log.servers)
+        p.source("given").sink("x", uid="x")
+        with pytest.raises(InvalidArgument, match=match):
+            run_pipeline(p, **options)
+    p = Pipeline("no log")
+    p.source("given").sink("x", uid="x")
+    with pytest.raises(InvalidArgument, match="which log it reads"):
+        run_pipeline(p)
+
+
+def test_a_pause_gives_no_final_watermark_and_goes_on(log: cutwater.Client) -> None:
+    payments(log, "paused", [float(i) for i in range(10)])
+    p = Pipeline("pauses")
+    p.source("paused", schema=ROWS, event_time="at", watermark=Watermark.ascending()).window(
+        key="user", window=Tumbling("20s"), aggregate={"n": "count(*)"}, uid="w"
+    ).sink("paused windows", uid="s")
+    rows = placed(log, p)
+    query = InOneProcess(p, log.servers, drain=False)
+    query.run()
+    assert written(log, "paused windows") == p.test(rows, drain=False)["paused windows"]
+    payments_after = {"user": "z", "amount": 1.0, "at": T0 + timedelta(hours=1)}
+    for stream in log.topic("paused").streams:
+        log.append("paused", [payments_after], stream=stream)
+    wanted = expected(log, p)
+    query.go_on(drain=True)
+    query.close()
+    assert written(log, "paused windows") == wanted["paused windows"]
+
+
+def test_chunks_are_found_in_the_state_store_when_the_local_copy_is_gone(
+    log: cutwater.Client, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payments(log, "moving", [float(i) for i in range(30)])
+    p = Pipeline("moves")
+    p.source("moving", schema=ROWS, event_time="at").process(
+        key="user", function=Last(), uid="last", schema="user string, amount double"
+    ).sink("moved", uid="out")
+    wanted = expected(log, p)
+    moves = iter(range(1_000))
+    monkeypatch.setattr("cutwater.spark.pipeline_state.directory", lambda: tmp_path / str(next(moves)))
+    query = run_here(log, p, rows_max=4)
+    assert query.batch > 5
+    assert written(log, "moved") == wanted["moved"]
+
+
+def test_slices_are_spread_evenly_over_partitions() -> None:
+    # Known values of Spark's hash function.
+    assert [spark_hash(value) for value in (0, 1, 42)] == [933211791, -559580957, 29417773]
+    for partitions in (1, 2, 3, 5, 16):
+        keys = balanced_keys(16, partitions)
+        counts = [sum(spark_hash(key) % partitions == number for key in keys) for number in range(partitions)]
+        assert len(set(keys)) == 16
+        assert max(counts) - min(counts) <= 1

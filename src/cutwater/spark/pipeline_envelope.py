@@ -1,7 +1,7 @@
 """What travels between the stages of a pipeline: a handful of large rows, each some records for one slice, as Arrow.
 
-A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an
-operator or a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
+A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an operator
+or a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
 ``node`` = ``TICK`` carry steps of the clocks instead. A stage hands on unopened what is not for its level.
 """
 

@@ -1,10 +1,10 @@
 """What the planner of a pipeline knows: which range of the log comes next, and where the clocks rise in it.
 
 An offset is a position, and the state of the pipeline's clocks there. Spark keeps it in the checkpoint, so a restart
-goes on with exactly the clocks that it had. The planner walks the headers of all batches of a range in the order of their
-positions. Where the watermark rises *inside* a batch is left to the tasks, which see the records anyway: for each batch
-they get the three numbers that it takes (``Seen``). Only where a function of the user says what a record means for
-event time does the planner read the records themselves.
+goes on with exactly the clocks that it had. The planner walks the headers of all batches of a range in the order of
+their positions. Where the watermark rises *inside* a batch is left to the tasks, which see the records anyway: for each
+batch they get the three numbers that it takes (``Seen``). Only where a function of the user says what a record means
+for event time does the planner read the records themselves.
 
 A range never ends inside a batch, so a micro-batch may have a few records more or less than its limit.
 """
@@ -135,7 +135,7 @@ class PipelinePlanner:
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
         if end == start.glsn:
             end = self._moved_by_time(start) if through is None else max(end, through)
-        if limited and through is not None and end == self._last_record(through):
+        if through is not None and end == self._last_record(through):
             # Nothing but the passing of time lies between the last record and the end.
             end = through
         walk = self._walk(start, GLSN(end)) if end > start.glsn else None

@@ -75,8 +75,8 @@ class EventTimes:
         if pa.types.is_integer(column.type):
             return np.asarray(column.cast(pa.int64()).to_numpy())
         raise InvalidArgument(
-            f"pipeline {self._pipeline!r}: the column {self.column!r} of {self._node.label} is event time, but its type "
-            f"is {column.type}: it must be a timestamp, or an integer in milliseconds"
+            f"pipeline {self._pipeline!r}: the column {self.column!r} of {self._node.label} is event time, but its "
+            f"type is {column.type}: it must be a timestamp, or an integer in milliseconds"
         )
 
     def _called(self, glsn: int, row: Row) -> int:

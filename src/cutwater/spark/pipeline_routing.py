@@ -1,4 +1,4 @@
-"""Sends records on to the slices of later levels, and to sinks: as rows, or as whole columns where rows are not needed."""
+"""Sends records on to the slices of later levels, and to sinks: as rows, or as whole columns where that will do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The sink of a pipeline as Spark sees it: tasks stage the rows of all topics, with their positions; the driver publishes
-them, exactly once and as a whole.
+"""The sink of a pipeline as Spark sees it: tasks stage the rows of all topics, with their positions; the driver
+publishes them, exactly once and as a whole.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 import cutwater
 from cutwater.client.client import Client
 from cutwater.client.runs import Run
+from cutwater.client.schemas import TIMESTAMP
 from cutwater.errors import ProtocolViolation
 from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
@@ -25,7 +26,8 @@ from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import TICK, merged_table, unpacked
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program, unpickled
-from cutwater.types import Part
+from cutwater.spark.pipeline_records import LOG_TIME
+from cutwater.types import MILLISECOND, Part
 
 FORMAT = "cutwater-pipeline-sink"
 STAGED_BYTES = 64 << 20
@@ -66,8 +68,9 @@ class Staged(WriterCommitMessage):
 class PipelineWriter(DataSourceStreamArrowWriter):
     """Its methods are called in different processes, each on a copy."""
 
-    def __init__(self, program: Program, where: Where) -> None:
-        self._program, self._where = program, where
+    def __init__(self, program: Program, where: Where, plain: frozenset[str]) -> None:
+        """``plain``: the topics without a schema."""
+        self._program, self._where, self._plain = program, where, plain
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         with told():
@@ -98,10 +101,20 @@ class PipelineWriter(DataSourceStreamArrowWriter):
                 waiting.setdefault(topic, []).append(table)
                 sizes[topic] = sizes.get(topic, 0) + table.nbytes
                 if sizes[topic] >= STAGED_BYTES:
-                    parts.append(_stage(client, run, batch, topic, waiting.pop(topic)))
+                    parts.append(self._stage(client, run, batch, topic, waiting.pop(topic)))
                     del sizes[topic]
-        parts += [_stage(client, run, batch, topic, tables) for topic, tables in waiting.items()]
+        parts += [self._stage(client, run, batch, topic, tables) for topic, tables in waiting.items()]
         return Staged(run, tuple(part for part in parts if part is not None))
+
+    def _stage(self, client: Client, run: Run, batch: int, topic: str, tables: Sequence[pa.Table]) -> Part | None:
+        table = merged_table(tables)
+        position = table.column(RESERVED_COLUMN).combine_chunks()
+        rows = table.drop_columns([RESERVED_COLUMN])
+        if topic in self._plain and LOG_TIME not in rows.column_names:
+            # What has no column of event time gets that of the record, the timer or the window it comes from.
+            times = pc.multiply(position.field("time"), MILLISECOND).cast(TIMESTAMP)
+            rows = rows.append_column(LOG_TIME, times)
+        return client.stage(run, batch, topic, rows, positions=_ordered_bytes(position))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with told():
@@ -112,12 +125,6 @@ class PipelineWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is staged is not seen by anyone, and expires."""
-
-
-def _stage(client: Client, run: Run, batch: int, topic: str, tables: Sequence[pa.Table]) -> Part | None:
-    table = merged_table(tables)
-    position = table.column(RESERVED_COLUMN).combine_chunks()
-    return client.stage(run, batch, topic, table.drop_columns([RESERVED_COLUMN]), positions=_ordered_bytes(position))
 
 
 def _ordered_bytes(position: pa.StructArray) -> pa.Array:
@@ -133,7 +140,7 @@ def _ordered_bytes(position: pa.StructArray) -> pa.Array:
 
 def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
     """What is wrong with writing such rows to a topic with this schema; an empty text if nothing is."""
-    missing = [field.name for field in declared if field.name not in rows.names and not field.nullable]
+    missing = [field.name for field in declared if field.name not in (*rows.names, LOG_TIME) and not field.nullable]
     unknown = [name for name in rows.names if name not in declared.names]
     if unknown:
         return f"the topic {topic!r} has no column {unknown[0]!r}: it has {', '.join(declared.names)}"

@@ -1,5 +1,5 @@
-"""The source of a pipeline as Spark sees it: its tasks read ranges of log streams, run the row functions that come before
-the first operators, and send what is left to slices.
+"""The source of a pipeline as Spark sees it: its tasks read ranges of log streams, run the row functions that come
+before the first operators, and send what is left to slices.
 """
 
 from __future__ import annotations

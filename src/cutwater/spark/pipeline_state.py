@@ -1,9 +1,9 @@
 """Where a slice keeps its chunks: in Spark's state store, which is the truth, and as files on the worker's own disk.
 
-A chunk never changes and has a name of its own, never used again. The state store has, per slice, a small *manifest* that
-names the chunks of each operator, and the chunks' bytes in pieces. A micro-batch reads the manifest, takes the chunks
-that lie on the local disk as memory-mapped files, and only the others from the state store. So a copy can be missing,
-because the slice has moved to another machine, but it cannot be wrong.
+A chunk never changes and has a name of its own, never used again. The state store has, per slice, a small *manifest*
+that names the chunks of each operator, and the chunks' bytes in pieces. A micro-batch reads the manifest, takes the
+chunks that lie on the local disk as memory-mapped files, and only the others from the state store. So a copy can be
+missing, because the slice has moved to another machine, but it cannot be wrong.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class PipelineRun:
         return found
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it has ended; False if the time (in seconds) is up before. Raises what ended it, if that is an error."""
+        """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
         with _translated(self.name):
             if timeout is None:
                 self._query.awaitTermination()
@@ -109,7 +109,8 @@ def run_pipeline(
     program = program_of(pipeline, client, parallelism, slices)
     options = RunOptions(where, str(start), max_records_per_trigger, _position(client, program, until), drain)
     spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    query = _started(spark, program, options, _checkpoint(pipeline, checkpoint), trigger)
+    sink = pickled(program, where, plain_topics(program, client))
+    query = _started(spark, program, options, sink, _checkpoint(pipeline, checkpoint), trigger)
     run = PipelineRun(pipeline.name, query)
     if wait:
         run.wait()
@@ -161,6 +162,12 @@ def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int
     return program
 
 
+def plain_topics(program: Program, client: Client) -> frozenset[str]:
+    """The topics of sinks that have no schema."""
+    names = {node.topic for node in program.plan.graph.of_type(SinkNode)}
+    return frozenset(topic.name for topic in client.topics() if topic.name in names and topic.schema is None)
+
+
 def _source_rows(pipeline: str, node: SourceNode, topic: Topic) -> RowType:
     own = topic.schema if topic.schema is not None else KEY_VALUE
     if node.rows is None:
@@ -168,8 +175,8 @@ def _source_rows(pipeline: str, node: SourceNode, topic: Topic) -> RowType:
     for field in node.rows.schema:
         if field.name not in own.names:
             raise InvalidArgument(
-                f"pipeline {pipeline!r}, {node.label}: the declared schema has the column {field.name!r}, which the topic "
-                f"does not have: it has {', '.join(own.names)}"
+                f"pipeline {pipeline!r}, {node.label}: the declared schema has the column {field.name!r}, which the "
+                f"topic does not have: it has {', '.join(own.names)}"
                 + ("" if topic.schema is not None else "; give the topic a schema when you create it")
             )
     return node.rows
@@ -216,7 +223,7 @@ def _position(client: Client, program: Program, until: Until | None) -> int | No
 
 
 def _started(
-    spark: SparkSession, program: Program, options: RunOptions, checkpoint: str, trigger: str | None
+    spark: SparkSession, program: Program, options: RunOptions, sink: str, checkpoint: str, trigger: str | None
 ) -> StreamingQuery:
     spark.dataSource.register(PipelineSource)
     spark.dataSource.register(PipelineSink)
@@ -228,7 +235,7 @@ def _started(
     writer = (
         rows.writeStream.format(SINK_FORMAT)
         .queryName(program.name)
-        .option("given", pickled(program, options.where))
+        .option("given", sink)
         .option("checkpointLocation", checkpoint)
         .outputMode("append")
     )
