@@ -1,0 +1,50 @@
+"""Clicks: what belongs together, if a visit ends after a minute without a click, and what to do with clicks that come
+when their visit has long been counted.
+
+Run it: ``python examples/sessions.py``. It needs ``pip install cutwater[spark]`` and nothing else.
+
+What it shows: sessions that grow together when a late click closes the gap between them, a result that is given again
+within the allowed lateness, and the rows that came later still, which are not lost either.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+import shared
+from cutwater.pipeline import Pipeline, Session, Watermark
+
+SCHEMA = "visitor string, page string, at timestamp"
+
+
+def pipeline(log: str = "") -> Pipeline:
+    p = Pipeline("sessions", log=log)
+    clicks = p.source("clicks", schema=SCHEMA, event_time="at", watermark=Watermark.bounded("5s"))
+    visits = clicks.window(
+        key="visitor",
+        window=Session("60s"),
+        aggregate={"clicks": "count(*)", "entry": "first(page)", "exit": "last(page)"},
+        allowed_lateness="30s",
+        uid="visits",
+    )
+    visits.sink("visits", uid="visits-out")
+    visits.late.sink("late-clicks", uid="late-clicks")
+    visits.filter(lambda row: row.exit == "/pay").sink("purchases", uid="purchases")
+    return p
+
+
+def main() -> None:
+    with shared.opened(__doc__) as (log, checkpoint):
+        columns = {"visitor": pa.string(), "page": pa.string(), "at": pa.timestamp("us", "UTC")}
+        log.create_topic("clicks", schema=pa.schema(columns), event_time="at")
+        with log.producer("clicks") as producer:
+            for row in shared.rows("clicks"):
+                producer.send(row)
+        pipeline(log.servers).run(until="now", drain=True, checkpoint=checkpoint)
+        shared.show(log, "visits")
+        shared.show(log, "late-clicks")
+        shared.show(log, "purchases")
+
+
+if __name__ == "__main__":
+    main()

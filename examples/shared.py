@@ -1,0 +1,51 @@
+"""What the examples share: their data, a log to put it in, and a way to show what comes out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import cutwater
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """The rows of a file in ``data``; the column ``at`` is a time."""
+    found = [json.loads(line) for line in (DATA / f"{name}.ndjson").read_text(encoding="utf-8").splitlines()]
+    for row in found:
+        if "at" in row:
+            row["at"] = datetime.fromisoformat(row["at"].replace("Z", "+00:00"))
+    return found
+
+
+@contextmanager
+def opened(about: str | None) -> Iterator[tuple[cutwater.Client, str]]:
+    """A log, and a directory for the checkpoint: a cluster's with ``--log cutwater://…``, else a new embedded one."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--log", default="", help="cutwater://host:port of a cluster; an embedded log if left out")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="cutwater-example-") as directory:
+        log = cutwater.connect(given.log) if given.log else cutwater.open(Path(directory) / "log")
+        with log:
+            yield log, str(Path(directory) / "checkpoint")
+
+
+def show(log: cutwater.Client, topic: str, most: int = 12) -> None:
+    """The records of a topic, in order."""
+    records = list(log.subscribe(topic, follow=False))
+    print(f"\n{topic}: {len(records)} records")
+    for record in records[:most]:
+        shown = {
+            name: value.strftime("%H:%M:%S") if isinstance(value, datetime) else value
+            for name, value in record.row.items()
+        }
+        print("  " + "  ".join(f"{name}={value}" for name, value in shown.items()))
+    if len(records) > most:
+        print("  …")

@@ -1,0 +1,159 @@
+"""Pipelines on real Spark: the output topics equal ``Pipeline.test``, in order, at any parallelism and micro-batch size,
+also after the driver was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import cutwater
+from cutwater.errors import PipelineFailed
+from cutwater.pipeline import Pipeline, ProcessFunction, ValueState
+from tests.spark.pipeline_kit import written
+from tests.spark.random_pipelines import expected, filled, random_pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+KILL_SECONDS = 200.0
+SCHEMA = "k string, n bigint"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_random_pipeline_gives_what_one_thread_gives(
+    log: cutwater.Client, spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    pipeline, choice = random_pipeline(seed, f"spark {seed}", log.servers)
+    filled(log, pipeline, choice, 40)
+    wanted = expected(log, pipeline)
+    pipeline.run(
+        spark=spark,
+        until="now",
+        drain=True,
+        parallelism=(1, 2, 5)[seed % 3],
+        slices=5,
+        checkpoint=tmp_path / "checkpoint",
+        max_records_per_trigger=(None, 25, 10, None)[seed % 4],
+    )
+    for topic, rows in wanted.items():
+        assert written(log, topic) == rows, f"seed {seed}, topic {topic}"
+
+
+@pytest.fixture
+def killed() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+@pytest.mark.parametrize("seed", [8, 9])
+def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
+    log: cutwater.Client,
+    spark: SparkSession,
+    tmp_path: Path,
+    killed: list[subprocess.Popen[bytes]],
+    seed: int,
+) -> None:
+    name, checkpoint = f"killed {seed}", tmp_path / "checkpoint"
+    pipeline, choice = random_pipeline(seed, name, log.servers)
+    filled(log, pipeline, choice, 60)
+    wanted, until = expected(log, pipeline), int(log.tail())
+    command = [sys.executable, "-m", "tests.spark.run_random_pipeline"]
+    arguments = [str(seed), name, log.servers, str(checkpoint), str(until)]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    with (tmp_path / "output").open("wb") as output:
+        process = subprocess.Popen(
+            command + arguments,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    killed.append(process)
+    deadline = time.monotonic() + KILL_SECONDS
+    while len(list((checkpoint / "commits").glob("[0-9]*"))) < 2:
+        assert process.poll() is None, (tmp_path / "output").read_text()[-5_000:]
+        assert time.monotonic() < deadline, "no micro-batch was committed in time"
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    pipeline.run(
+        spark=spark, until=until, drain=True, parallelism=2, slices=4, checkpoint=checkpoint, max_records_per_trigger=10
+    )
+    for topic, rows in wanted.items():
+        assert written(log, topic) == rows, f"seed {seed}, topic {topic}"
+
+
+class Counted(ProcessFunction):
+    """Leaves a line for each call."""
+
+    n = ValueState("bigint", default=0)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        with Path(self.path).open("a") as calls:
+            calls.write(f"{ctx.glsn}\n")
+        self.n.set(self.n.get() + 1)
+        ctx.output("odd", {"k": ctx.key, "n": self.n.get()})
+        if record.n < 0:
+            raise ArithmeticError("below nothing")
+        return {"k": ctx.key, "n": self.n.get()}
+
+
+def counting(log: cutwater.Client, name: str, path: Path, numbers: list[int]) -> Pipeline:
+    """One operator with two sinks and a side output."""
+    p = Pipeline(name, log=log.servers)
+    p_schema = "k string, n bigint"
+    source = p.source(f"{name} in", schema=p_schema)
+    log.create_topic(f"{name} in", streams=2, schema=source._pipeline.graph.nodes[0].rows.schema)  # type: ignore[attr-defined]
+    log.append(f"{name} in", [{"k": "abc"[i % 3], "n": number} for i, number in enumerate(numbers)])
+    made = source.process(key="k", function=Counted(str(path)), uid="counted", schema=SCHEMA)
+    made.sink(f"{name} one", uid="one")
+    made.filter(lambda row: row.n % 2 == 0).sink(f"{name} two", uid="two")
+    made.side("odd", SCHEMA).sink(f"{name} three", uid="three")
+    return p
+
+
+def test_user_code_runs_once_per_record_and_there_is_one_state_store(
+    log: cutwater.Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    """'Two sinks and a … side output from one operator: user code ran once per record (counted), one state store.'"""
+    calls = tmp_path / "calls"
+    pipeline = counting(log, "once", calls, list(range(20)))
+    run = pipeline.run(
+        spark=spark, until="now", drain=True, parallelism=2, slices=4, checkpoint=tmp_path / "checkpoint"
+    )
+    assert len(calls.read_text().split()) == 20
+    assert len(set(calls.read_text().split())) == 20
+    assert run.progress is not None
+    assert len(run.progress["stateOperators"]) == 1
+    assert [len(written(log, f"once {name}")) for name in ("one", "two", "three")] == [20, 9, 20]
+
+
+def test_an_exception_in_user_code_is_told_in_our_words(
+    log: cutwater.Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = counting(log, "fails on spark", tmp_path / "calls", [1, 2, -1])
+    with pytest.raises(PipelineFailed) as caught:
+        pipeline.run(spark=spark, available_now=True, parallelism=1, slices=1, checkpoint=tmp_path / "checkpoint")
+    error = caught.value
+    assert (error.pipeline, error.uid, error.glsn) == ("fails on spark", "counted", int(log.tail()))
+    assert "ArithmeticError: below nothing, on the record Row(k='c', n=-1)" in str(error)
+    assert "java" not in str(error)
+    assert not written(log, "fails on spark one")
