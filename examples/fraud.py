@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-
 import shared
+
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 
 SCHEMA = "user string, amount double, card string, at timestamp"

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import shared
 
 import cutwater
-import shared
 from cutwater.pipeline import BroadcastFunction, BroadcastState, Pipeline, ValueState, Watermark
 
 READINGS = "sensor string, kind string, value double, at timestamp"

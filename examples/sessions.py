@@ -10,8 +10,8 @@ within the allowed lateness, and the rows that came later still, which are not l
 from __future__ import annotations
 
 import pyarrow as pa
-
 import shared
+
 from cutwater.pipeline import Pipeline, Session, Watermark
 
 SCHEMA = "visitor string, page string, at timestamp"

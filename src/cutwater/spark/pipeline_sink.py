@@ -15,8 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-import cutwater
-from cutwater.client.client import Client
+from cutwater.client.client import Client, connect
 from cutwater.client.runs import Run
 from cutwater.client.schemas import TIMESTAMP
 from cutwater.errors import ProtocolViolation
@@ -42,7 +41,7 @@ def client_of(where: Where) -> Client:
     key = (os.getpid(), where)
     if key not in _clients:
         access = where.access()
-        _clients[key] = cutwater.connect(
+        _clients[key] = connect(
             where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout
         )
     return _clients[key]

@@ -1,41 +1,49 @@
 """Pipelines on Spark next to Spark's own operators, in one run: rows per second of whole micro-batches.
 
-All of them read the same Arrow files through a Python data source. Figures are medians over the micro-batches after all
-keys are known. Run it alone: ``python -m cutwater.testing.bench_pipeline_spark``.
+All of them read the same Arrow files through a Python data source, on two cores. Figures are medians over the
+micro-batches after all keys are known. Run it alone: ``python -m cutwater.testing.bench_pipeline_spark``, with numbers
+of keys as arguments if others than the usual ones are wanted: ``… 10000000``.
 """
 
 from __future__ import annotations
 
+import resource
 import shutil
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.pipeline.steps import Steps, Ticks, watermark_step
-from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, packed, packed_ticks
+from cutwater.spark.pipeline_envelope import COLUMNS, TICK, packed, packed_ticks
 from cutwater.spark.pipeline_operator import LevelProcessor
-from cutwater.spark.pipeline_program import Program
+from cutwater.spark.pipeline_program import Program, pickled, unpickled
 from cutwater.spark.pipeline_routing import by_slice, positions
+from cutwater.spark.pipeline_source import envelope_batch
+
+# Only ``cutwater.spark`` imports PySpark; whoever measures it looks it up.
+sources: Any = import_module("pyspark.sql.datasource")
+limits: Any = import_module("pyspark.sql.streaming.datasource")
+processors: Any = import_module("pyspark.sql.streaming.stateful_processor")
+spark_sql: Any = import_module("pyspark.sql")
 
 ROWS = RowType.of("user string, at bigint, amount double")
 TOPIC = frozenset({"in"})
-SLICES = 16
 PARTITIONS = 2
 PER_MS = 20
+BATCH = 200_000
+BATCHES = 5
+KEYS = (1_000, 100_000, 1_000_000)
 
 
 class Count(ProcessFunction):
@@ -69,7 +77,7 @@ def write_files(directory: Path, keys: int, rows: int, batches: int) -> None:
             (directory / f"{number}-{part}").write_bytes(packed(batch))
 
 
-class FilesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class FilesReader(sources.DataSourceStreamReader, limits.SupportsTriggerAvailableNow):  # type: ignore[misc]
     """One micro-batch after the other."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -81,47 +89,44 @@ class FilesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         pass
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        return ReadAllAvailable()
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        return limits.ReadAllAvailable()
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         return {"n": 0}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802
         return {"n": min(start["n"] + 1, self._batches)}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[Any]:
         if end["n"] <= start["n"]:
             return []
-        return [InputPartition((start["n"], part)) for part in range(PARTITIONS)]
+        return [sources.InputPartition((start["n"], part)) for part in range(PARTITIONS)]
 
     def commit(self, end: dict[str, int]) -> None:
         pass
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         number, part = partition.value
         with pa.ipc.open_stream(pa.memory_map(str(self._directory / f"{number}-{part}"))) as stream:
             batch = stream.read_next_batch()
         if self._program is None:
-            at = pa.compute.multiply(batch.column("at"), 1000).cast(pa.timestamp("us", "UTC"))
+            at = pc.multiply(batch.column("at"), 1000).cast(pa.timestamp("us", "UTC"))
             yield pa.RecordBatch.from_arrays(
                 [batch.column("user"), at, batch.column("amount")], names=["user", "at", "amount"]
             )
             return
-        program: Program = _load(self._program)
+        (program,) = unpickled(self._program)
         spec = program.plan.levels[0][0]
         column = positions(batch.column("glsn").to_numpy(), batch.column("at").to_numpy())
         made = pa.RecordBatch.from_arrays([*batch.columns[:3], column], names=[*ROWS.names, RESERVED_COLUMN])
         rows: list[tuple[int, int, int, bytes]] = [
-            (program.keys[index], spec.order, 0, packed(own)) for index, own in by_slice(made, spec, 0, SLICES)
+            (program.keys[index], spec.order, 0, packed(own)) for index, own in by_slice(made, spec, 0, program.slices)
         ]
         if part == 0:
             tick = packed_ticks(ticks_of(number, self._rows))
             rows += [(key, TICK, 0, tick) for key in program.keys]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(values, field.type) for values, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA
-        )
+        yield envelope_batch(rows)
 
 
 def ticks_of(number: int, rows: int) -> Ticks:
@@ -133,13 +138,7 @@ def ticks_of(number: int, rows: int) -> Ticks:
     return Ticks({TOPIC: steps}, Steps(0))
 
 
-def _load(path: str) -> Any:
-    from pyspark import cloudpickle
-
-    return cloudpickle.loads(Path(path).read_bytes())
-
-
-class PlainFiles(DataSource):
+class PlainFiles(sources.DataSource):  # type: ignore[misc]
     @classmethod
     def name(cls) -> str:
         return "plain-files"
@@ -147,7 +146,7 @@ class PlainFiles(DataSource):
     def schema(self) -> str:
         return "user string, at timestamp, amount double"
 
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802
         return FilesReader(dict(self.options))
 
 
@@ -160,17 +159,15 @@ class EnvelopeFiles(PlainFiles):
         return COLUMNS
 
 
-class PerKeyCount(StatefulProcessor):
+class PerKeyCount(processors.StatefulProcessor):  # type: ignore[misc]
     def init(self, handle: Any) -> None:
         self._n = handle.getValueState("n", "n bigint")
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
-        from pyspark.sql import Row
-
         count = self._n.get()[0] if self._n.exists() else 0
         count += sum(1 for _ in rows)
         self._n.update((count,))
-        yield Row(user=key[0], n=count)
+        yield spark_sql.Row(user=key[0], n=count)
 
     def close(self) -> None:
         pass
@@ -194,91 +191,95 @@ def program_of(build: Build) -> Program:
 
 
 class Bench:
-    def __init__(self, spark: SparkSession, keys: int, rows: int, batches: int) -> None:
-        self._spark, self._rows, self._batches = spark, rows, batches
-        self._warm = max(2, -(-keys // rows))
-        self._directory = Path(tempfile.mkdtemp())
-        write_files(self._directory, keys, rows, self._warm + batches)
+    """The files of one number of keys, and what it takes to work through them."""
+
+    def __init__(self, spark: Any, keys: int) -> None:
+        self._spark = spark
+        self._warm = max(2, -(-keys // BATCH))
+        self._directory = Path(tempfile.mkdtemp(prefix="cutwater-bench-"))
+        write_files(self._directory, keys, BATCH, self._warm + BATCHES)
 
     def close(self) -> None:
         shutil.rmtree(self._directory)
 
-    def source(self, kind: str, **options: str) -> DataFrame:
-        return (
-            self._spark.readStream.format(kind)
-            .options(directory=str(self._directory), batches=str(self._warm + self._batches), rows=str(self._rows))
-            .options(**options)
-            .load()
-        )
+    def _source(self, kind: str, **options: str) -> Any:
+        own = {"directory": str(self._directory), "batches": str(self._warm + BATCHES), "rows": str(BATCH)}
+        return self._spark.readStream.format(kind).options(**own, **options).load()
 
     def ours(self, build: Build) -> float:
-        from pyspark import cloudpickle
-
         program = program_of(build)
-        path = self._directory / "program"
-        path.write_bytes(cloudpickle.dumps(program))
-        made = (
-            self.source("envelope-files", program=str(path))
-            .groupBy("slice")
-            .transformWithState(LevelProcessor(program, 0), COLUMNS, "Append", "None")
-        )
-        return self.rate(made, "append")
+        processor = LevelProcessor(program, 0)
+        grouped = self._source("envelope-files", program=pickled(program)).groupBy("slice")
+        return self._rate(grouped.transformWithState(processor, COLUMNS, "Append", "None"), "append")
 
-    def rate(self, made: DataFrame, mode: str) -> float:
-        checkpoint = self._directory / "checkpoint"
-        query = (
-            made.writeStream.format("noop")
-            .outputMode(mode)
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
+    def native_count(self) -> float:
+        return self._rate(self._source("plain-files").groupBy("user").count(), "update")
+
+    def native_window(self) -> float:
+        late = self._source("plain-files").withWatermark("at", "0 seconds")
+        window = spark_sql.functions.window("at", "10 seconds")
+        return self._rate(late.groupBy(window, "user").count(), "append")
+
+    def per_key(self) -> float:
+        grouped = self._source("plain-files").groupBy("user")
+        return self._rate(
+            grouped.transformWithState(PerKeyCount(), "user string, n bigint", "Update", "None"), "update"
         )
+
+    def _rate(self, made: Any, mode: str) -> float:
+        """Rows per second of a median micro-batch."""
+        checkpoint = self._directory / "checkpoint"
+        options = {"checkpointLocation": str(checkpoint)}
+        writer = made.writeStream.format("noop").outputMode(mode).options(**options).trigger(availableNow=True)
+        query = writer.start()
         query.awaitTermination()
-        progress = query.recentProgress
+        timed = [own for own in query.recentProgress if self._warm <= own["batchId"] < self._warm + BATCHES]
         shutil.rmtree(checkpoint)
-        timed = [
-            own for own in progress if own["batchId"] >= self._warm and own["batchId"] < self._warm + self._batches
-        ]
-        seconds = [own["durationMs"]["triggerExecution"] / 1000 for own in timed]
-        return self._rows / statistics.median(seconds)
+        return BATCH / statistics.median(float(own["durationMs"]["triggerExecution"]) / 1000 for own in timed)
+
+
+def lines(all_keys: Sequence[int] = KEYS) -> Iterator[str]:
+    """The figures as rows of a table."""
+    config = {"spark.sql.shuffle.partitions": str(PARTITIONS)}
+    spark = cutwater.spark.session("bench", master=f"local[{PARTITIONS}]", config=config)
+    spark.sparkContext.setLogLevel("ERROR")
+    for kind in (PlainFiles, EnvelopeFiles):
+        spark.dataSource.register(kind)
+    cases: dict[str, Callable[[Bench], float]] = {
+        "process: count, Python per record": lambda bench: bench.ours(process(Count())),
+        "process: count and timer, Python per record": lambda bench: bench.ours(process(CountWithTimer())),
+        "Spark's own count": Bench.native_count,
+        "window: count": lambda bench: bench.ours(window),
+        "Spark's own count by window": Bench.native_window,
+    }
+    rates: dict[str, list[str]] = {name: [] for name in cases}
+    per_key = "-"
+    for keys in all_keys:
+        bench = Bench(spark, keys)
+        try:
+            for name, measure in cases.items():
+                rates[name].append(f"{measure(bench) / 1_000:,.0f}")
+                sys.stderr.write(f"{keys:,} keys, {name}: {rates[name][-1]}k rows/s\n")
+            if keys == KEYS[1]:
+                per_key = f"{bench.per_key() / 1_000:,.1f}"
+        finally:
+            bench.close()
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    yield f"| thousand rows/s on {PARTITIONS} cores, at keys | {' | '.join(f'{keys:,}' for keys in all_keys)} |"
+    yield f"| --- |{' ---: |' * len(all_keys)}"
+    for name, found in rates.items():
+        yield f"| {name} | {' | '.join(found)} |"
+    own = [per_key if keys == KEYS[1] else "" for keys in all_keys]
+    yield f"| Spark's `transformWithState`, count per key | {' | '.join(own)} |"
+    yield ""
+    yield f"Largest process: {memory:,.0f} MiB."
 
 
 def main() -> None:
-    from cutwater.spark.session import session
-
-    rows, batches = int(sys.argv[2]), int(sys.argv[3])
-    spark = session("bench", master="local[2]", config={"spark.sql.shuffle.partitions": str(PARTITIONS)})
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(PlainFiles)
-    spark.dataSource.register(EnvelopeFiles)
-    for keys in map(int, sys.argv[1].split(",")):
-        bench = Bench(spark, keys, rows, batches)
-        cases: dict[str, Callable[[], float]] = {
-            "count": lambda bench=bench: bench.ours(process(Count())),
-            "timer": lambda bench=bench: bench.ours(process(CountWithTimer())),
-            "window": lambda bench=bench: bench.ours(window),
-            "native": lambda bench=bench: bench.rate(bench.source("plain-files").groupBy("user").count(), "update"),
-            "native window": lambda bench=bench: bench.rate(
-                bench.source("plain-files")
-                .withWatermark("at", "0 seconds")
-                .groupBy(f.window("at", "10 seconds"), "user")
-                .count(),
-                "append",
-            ),
-            "per key": lambda bench=bench: bench.rate(
-                bench.source("plain-files")
-                .groupBy("user")
-                .transformWithState(PerKeyCount(), "user string, n bigint", "Update", "None"),
-                "update",
-            ),
-        }
-        for name in sys.argv[4].split(","):
-            started = time.perf_counter()
-            rate = cases[name]()
-            sys.stdout.write(f"{keys:>9,} {name:14} {rate / 1000:8.1f}k/s  ({time.perf_counter() - started:.0f} s)\n")
-            sys.stdout.flush()
-        bench.close()
+    for text in lines([int(given) for given in sys.argv[1:]] or KEYS):
+        print(text, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    # Spark's workers look the classes up by the module's name.
+    import_module("cutwater.testing.bench_pipeline_spark").main()
