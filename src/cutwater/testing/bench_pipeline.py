@@ -105,6 +105,7 @@ def bare_loop(keys: int) -> float:
 
 def lines() -> Iterator[str]:
     """The figures as rows of a table."""
+    yield from ("", "## Pipelines: the operator core", "")
     yield f"| thousand records/s and core, at keys | {' | '.join(f'{keys:,}' for keys in KEYS)} |"
     yield f"| --- |{' ---: |' * len(KEYS)}"
 

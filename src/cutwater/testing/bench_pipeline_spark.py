@@ -265,6 +265,7 @@ def lines(all_keys: Sequence[int] = KEYS) -> Iterator[str]:
         finally:
             bench.close()
     memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    yield from ("", "## Pipelines on Spark", "")
     yield f"| thousand rows/s on {PARTITIONS} cores, at keys | {' | '.join(f'{keys:,}' for keys in all_keys)} |"
     yield f"| --- |{' ---: |' * len(all_keys)}"
     for name, found in rates.items():

@@ -3,7 +3,7 @@ loses nothing else.
 
 Three storage nodes, one metadata repository, everything on this machine and on disk. Producers append rides and
 payments to two topics; a subscriber follows both in one order. Then a storage node is killed. The summary says what was
-appended, what was read back, and how long appends paused.
+appended, what was read back, and how long appends paused. In the end a pipeline runs on the cluster, if Spark is there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ import argparse
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -31,6 +33,8 @@ SECONDS_BEFORE = 3.0
 SECONDS_DEAD = 3.0
 SECONDS_AFTER = 4.0
 CATCH_UP_SECONDS = 30.0
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fraud.py"
+EXAMPLE_SECONDS = 300.0
 DOCKS = ("Albert Quay", "Brick Lane", "Castle Hill", "Dry Dock", "East Gate", "Fish Market", "Granary", "Harbour")
 TOPICS = ("rides", "payments")
 
@@ -95,9 +99,26 @@ def main() -> int:
         cluster = local_cluster.start(directory, storage_nodes=3)
         try:
             say(f"They run, at {cluster.servers}.\n")
-            return asyncio.run(show(directory, cluster, options.riders))
+            failed = asyncio.run(show(directory, cluster, options.riders))
+            return failed or run_example(cluster.servers)
         finally:
             processes.stop([member.pid for member in cluster.processes()], 5.0)
+
+
+def run_example(servers: str) -> int:
+    """A pipeline over the same cluster, on Spark, if that is installed and the examples are there."""
+    if find_spec("pyspark") is None or not EXAMPLE.exists():
+        say("With 'pip install cutwater[spark]', and from a checkout, a pipeline on Spark would follow here.")
+        return 0
+    say(
+        f"\nNow a pipeline on Spark over the same cluster: {EXAMPLE.parent.name}/{EXAMPLE.name} looks for stolen cards ..."
+    )
+    command = [sys.executable, str(EXAMPLE), "--log", servers]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=EXAMPLE_SECONDS)
+    say(done.stdout.rstrip() if done.returncode == 0 else done.stderr[-4_000:])
+    if done.returncode == 0:
+        say("\nWhere to look: examples/, and docs/pipelines.md for what a pipeline means.")
+    return done.returncode
 
 
 async def show(directory: Path, cluster: LocalCluster, riders: int) -> int:
