@@ -25,10 +25,13 @@ from tests.spark.pipeline_kit import written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-KILL_SECONDS = 200.0
+KILL_SECONDS = 400.0
+PATIENCE = 600
+"""Seconds: a query is started in less than ten, but not where many others are."""
 SCHEMA = "k string, n bigint"
 
 
+@pytest.mark.timeout(PATIENCE)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_random_pipeline_gives_what_one_thread_gives(
     log: cutwater.Client, spark: SparkSession, tmp_path: Path, seed: int
@@ -59,6 +62,7 @@ def killed() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.timeout(2 * PATIENCE)
 @pytest.mark.parametrize("seed", [8, 9])
 def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
     log: cutwater.Client,
@@ -129,6 +133,7 @@ def counting(log: cutwater.Client, name: str, path: Path, numbers: list[int]) ->
     return p
 
 
+@pytest.mark.timeout(PATIENCE)
 def test_user_code_runs_once_per_record_and_there_is_one_state_store(
     log: cutwater.Client, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -145,6 +150,7 @@ def test_user_code_runs_once_per_record_and_there_is_one_state_store(
     assert [len(written(log, f"once {name}")) for name in ("one", "two", "three")] == [20, 9, 20]
 
 
+@pytest.mark.timeout(PATIENCE)
 def test_an_exception_in_user_code_is_told_in_our_words(
     log: cutwater.Client, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -70,15 +70,20 @@ class Chunk:
     @classmethod
     def of_table(cls, table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> Chunk:
         """A chunk of what was stored before, whose columns must be those of the operator."""
-        if not table.schema.equals(schema):
+        if isinstance(table, pa.RecordBatch):
+            return cls(table).checked(schema)
+        batches = table.combine_chunks().to_batches()
+        return cls(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)).checked(schema)
+
+    def checked(self, schema: pa.Schema) -> Chunk:
+        """Itself, if its columns are those that the operator declares."""
+        stored = self.batch.schema
+        if not stored.equals(schema):
             raise InvalidArgument(
-                f"stored state has the columns {table.schema.to_string()}, the operator declares "
+                f"stored state has the columns {stored.remove_metadata().to_string()}, the operator declares "
                 f"{schema.to_string()}: a changed state needs a new name"
             )
-        if isinstance(table, pa.RecordBatch):
-            return cls(table)
-        batches = table.combine_chunks().to_batches()
-        return cls(batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema))
+        return self
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)

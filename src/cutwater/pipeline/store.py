@@ -48,7 +48,8 @@ class KeyedStore:
         self._schema = chunk_schema(states)
         self._groups = groups
         self.chunks: list[Chunk] = [
-            chunk if isinstance(chunk, Chunk) else Chunk.of_table(chunk, self._schema) for chunk in chunks
+            chunk.checked(self._schema) if isinstance(chunk, Chunk) else Chunk.of_table(chunk, self._schema)
+            for chunk in chunks
         ]
         self.live: dict[Any, KeyEntry] = {}
         self.dirty: set[KeyEntry] = set()

@@ -64,7 +64,8 @@ class LevelProcessor(StatefulProcessor):
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         state = SliceState(self._manifest, self._pieces, ChunkFiles(query or "none"))
-        task = SliceTask(plan, self._level, index, state.chunks())
+        uids = [spec.uid for spec in plan.levels[self._level]]
+        task = SliceTask(plan, self._level, index, state.chunks(plan.name, uids))
         inputs = {}
         for destination, parts in waiting.items():
             rows = plan.rows_for(destination)

@@ -24,7 +24,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cutwater.client.catalogs import View
 from cutwater.client.ranges import Heads
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.errors import InvalidArgument, Trimmed
+from cutwater.errors import InvalidArgument, Refused, Trimmed
 from cutwater.pipeline.clock import ClockSnapshot, LogClock
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
@@ -64,10 +64,12 @@ class Walk(Struct, frozen=True):
 
 
 class Offset(Struct, frozen=True, omit_defaults=True):
-    """Everything at or below ``glsn`` is done. ``is_new``: nothing was, so what was trimmed before is not missed.
-    ``ended``: the input ended there."""
+    """Everything at or below ``glsn`` is done. ``slices``: how many state is cut into. ``is_new``: nothing was done, so
+    what was trimmed before is not missed. ``ended``: the input ended there.
+    """
 
     glsn: int
+    slices: int
     clock: ClockSnapshot | None = None
     is_new: bool = False
     ended: bool = False
@@ -122,7 +124,7 @@ class PipelinePlanner:
     # ------------------------------------------------------------------------------------------------------ offsets
 
     def first(self) -> Offset:
-        return Offset(self._link.loop.run(self._planner.start()), is_new=True)
+        return Offset(self._link.loop.run(self._planner.start()), self._program.slices, is_new=True)
 
     def newest(self) -> GLSN:
         """The end of the log as of now."""
@@ -130,6 +132,11 @@ class PipelinePlanner:
 
     def next(self, start: Offset, through: GLSN | None, *, drain: bool, limited: bool) -> Offset:
         """Where the next micro-batch ends: at most at ``through``, which with ``drain`` is the end of the input."""
+        if start.slices != self._program.slices:
+            raise Refused(
+                f"pipeline {self._program.name!r}: state in this checkpoint is cut into {start.slices} slices, not "
+                f"{self._program.slices}: run it with slices={start.slices}, or with a new checkpoint"
+            )
         if start.ended:
             return start
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
@@ -140,9 +147,10 @@ class PipelinePlanner:
             end = through
         walk = self._walk(start, GLSN(end)) if end > start.glsn else None
         if walk is None:
-            return Offset(start.glsn, start.clock, ended=True) if self._is_end(start.glsn, through, drain) else start
+            ended = self._is_end(start.glsn, through, drain)
+            return Offset(start.glsn, start.slices, start.clock, ended=True) if ended else start
         self._walked = walk
-        return Offset(walk.end, walk.clock, ended=self._is_end(walk.end, through, drain))
+        return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain))
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
         return drain and through is not None and glsn >= through

@@ -8,6 +8,7 @@ import sysconfig
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ _plans: dict[bytes, Plan] = {}
 """Plans that this process has made already; a worker serves few pipelines in its life."""
 
 _PLANS_MAX: Final = 8
+_SPREAD: Final = 1_680
+"""The least number that 1 to 8, 10, 12, 14, 15 and 16 divide: hashes that have consecutive rests are spread evenly."""
 
 
 class Program:
@@ -45,7 +48,7 @@ class Program:
     ) -> None:
         """``event_times``: the column that a topic's own event time comes from."""
         self.name, self.parallelism, self.slices = name, parallelism, slices
-        self.keys = balanced_keys(slices, parallelism)
+        self.keys = balanced_keys(slices)
         """What Spark groups each slice by."""
         self._schemas = {topic: own and own.schema for topic, own in rows.items()}
         self._event_times = dict(event_times or {})
@@ -115,18 +118,18 @@ def _is_users(module: ModuleType) -> bool:
     return not any(path.startswith(f"{place}{os.sep}") for place in installed)
 
 
-def balanced_keys(slices: int, partitions: int) -> list[int]:
-    """A key for each slice, such that Spark's hash partitioning gives every partition as many slices as the others."""
-    room = [slices // partitions + (i < slices % partitions) for i in range(partitions)]
-    found: list[int] = []
+@cache
+def balanced_keys(slices: int) -> list[int]:
+    """A key for each slice, such that Spark's hash partitioning spreads them evenly over 1 to 8, and many other numbers
+    of partitions. They follow from the number of slices alone, because state is kept under them.
+    """
+    found: dict[int, int] = {}
     candidate = 0
     while len(found) < slices:
-        partition = spark_hash(candidate) % partitions
-        if room[partition]:
-            room[partition] -= 1
-            found.append(candidate)
+        found.setdefault(spark_hash(candidate) % _SPREAD, candidate)
+        found = {place: key for place, key in found.items() if place < slices}
         candidate += 1
-    return found
+    return [found[place] for place in range(slices)]
 
 
 def spark_hash(value: int) -> int:

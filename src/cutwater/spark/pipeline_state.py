@@ -9,8 +9,11 @@ missing, because the slice has moved to another machine, but it cannot be wrong.
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -19,11 +22,15 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.errors import Refused
 from cutwater.pipeline.chunks import Chunk
 from cutwater.spark.pipeline_envelope import packed
 
 PIECE_BYTES: Final = 8 << 20
 """What goes to the state store at a time."""
+
+OLD_SECONDS: Final = 24 * 3_600
+"""So long after its last chunk the copies of a query may be removed. If it still runs, it reads them once more."""
 
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -58,7 +65,9 @@ class ChunkFiles:
         # Files of before the machine last started may be torn, so they are not looked at.
         boot = _BOOT.read_text().strip() if _BOOT.exists() else "unknown"
         self.path = directory() / f"{query}-{boot}"
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.path.exists():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_old(self.path.parent)
 
     def read(self, chunk: StoredChunk) -> pa.RecordBatch | None:
         try:
@@ -89,6 +98,20 @@ def directory() -> Path:
     return path
 
 
+def forget(query: str) -> None:
+    """Remove the copies of a query that has ended; whoever goes on with it takes them from the state store."""
+    for path in directory().glob(f"{query}-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_old(path: Path) -> None:
+    """Those of queries that ended elsewhere, or with their machine."""
+    for other in path.iterdir():
+        with suppress(OSError):
+            if time.time() - other.stat().st_mtime > OLD_SECONDS:
+                shutil.rmtree(other, ignore_errors=True)
+
+
 class SliceState:
     """The chunks of one level in one slice during one micro-batch. ``values`` and ``pieces`` are Spark's state."""
 
@@ -97,8 +120,14 @@ class SliceState:
         stored = manifest.get()
         self.manifest = EMPTY if stored is None else _decode(stored[0])
 
-    def chunks(self) -> dict[str, list[Chunk]]:
+    def chunks(self, pipeline: str, uids: Collection[str]) -> dict[str, list[Chunk]]:
         """What the operators of the level have kept."""
+        for uid in self.manifest.chunks:
+            if uid not in uids:
+                raise Refused(
+                    f"pipeline {pipeline!r}: the checkpoint has state of the operator {uid!r}, which the program does "
+                    "not have at this place: a changed program needs a new checkpoint"
+                )
         return {uid: [self._read(chunk) for chunk in stored] for uid, stored in self.manifest.chunks.items()}
 
     def _read(self, stored: StoredChunk) -> Chunk:

@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -32,11 +31,11 @@ from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink, client_of
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
 from cutwater.spark.pipeline_source import PipelineSource, RunOptions
+from cutwater.spark.pipeline_state import forget
 from cutwater.spark.session import session
 
-STARTS_MAX = 3
-POLL_SECONDS = 0.1
 OPEN_SECONDS = 60.0
+_PARTITIONS = "spark.sql.shuffle.partitions"
 
 Until = Literal["now"] | int | datetime
 
@@ -45,7 +44,7 @@ class PipelineRun:
     """A pipeline that runs, or has run."""
 
     def __init__(self, name: str, query: StreamingQuery) -> None:
-        self.name, self._query = name, query
+        self.name, self._query, self._id = name, query, str(query.id)
 
     @property
     def is_active(self) -> bool:
@@ -60,15 +59,20 @@ class PipelineRun:
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
         with _translated(self.name):
-            if timeout is None:
-                self._query.awaitTermination()
-                return True
-            return bool(self._query.awaitTermination(max(1, round(timeout))))
+            try:
+                if timeout is None:
+                    self._query.awaitTermination()
+                    return True
+                return bool(self._query.awaitTermination(max(1, round(timeout))))
+            finally:
+                if not self.is_active:
+                    forget(self._id)
 
     def stop(self) -> None:
         """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output."""
         with _translated(self.name):
             self._query.stop()
+            forget(self._id)
 
 
 def run_pipeline(
@@ -214,8 +218,10 @@ def _position(client: Client, program: Program, until: Until | None) -> int | No
         return int(client.tail())
     if isinstance(until, datetime):
         return int(client.find(until)) - 1
-    if until < 0:
-        raise InvalidArgument(f"until is {until!r}: give 'now', a GLSN, or a datetime with a time zone")
+    if not 0 <= until <= client.tail():
+        raise InvalidArgument(
+            f"until is {until!r}: give 'now', a datetime with a time zone, or a GLSN; the log ends at {client.tail()}"
+        )
     return until
 
 
@@ -227,7 +233,6 @@ def _started(
 ) -> StreamingQuery:
     spark.dataSource.register(PipelineSource)
     spark.dataSource.register(PipelineSink)
-    spark.conf.set("spark.sql.shuffle.partitions", str(program.parallelism))
     rows: DataFrame = spark.readStream.format(SOURCE_FORMAT).option("given", pickled(program, options)).load()
     for level in range(len(program.plan.levels)):
         processor = LevelProcessor(program, level)
@@ -243,8 +248,14 @@ def _started(
         writer = writer.trigger(availableNow=True)
     elif trigger is not None:
         writer = writer.trigger(processingTime=trigger)
-    with _translated(program.name):
-        return writer.start()
+    # A query keeps the settings that it was started with; the session's stay as they are.
+    before = spark.conf.get(_PARTITIONS)
+    spark.conf.set(_PARTITIONS, str(program.parallelism))
+    try:
+        with _translated(program.name):
+            return writer.start()
+    finally:
+        spark.conf.set(_PARTITIONS, str(before))
 
 
 class _translated(contextlib.AbstractContextManager[None]):  # noqa: N801
@@ -256,7 +267,7 @@ class _translated(contextlib.AbstractContextManager[None]):  # noqa: N801
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None or isinstance(error, CutwaterError) or not isinstance(error, Exception):
             return
-        if not isinstance(error, StreamingQueryException) and not type(error).__module__.startswith("pyspark"):
+        if not type(error).__module__.startswith(("pyspark", "py4j")):
             return
         text = str(error)
         raise (heard(text, self._pipeline) or of_spark(text, self._pipeline)) from None

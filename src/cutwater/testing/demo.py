@@ -110,9 +110,7 @@ def run_example(servers: str) -> int:
     if find_spec("pyspark") is None or not EXAMPLE.exists():
         say("With 'pip install cutwater[spark]', and from a checkout, a pipeline on Spark would follow here.")
         return 0
-    say(
-        f"\nNow a pipeline on Spark over the same cluster: {EXAMPLE.parent.name}/{EXAMPLE.name} looks for stolen cards ..."
-    )
+    say("\nNow a pipeline on Spark over the same cluster: examples/fraud.py looks for stolen cards ...")
     command = [sys.executable, str(EXAMPLE), "--log", servers]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=EXAMPLE_SECONDS)
     say(done.stdout.rstrip() if done.returncode == 0 else done.stderr[-4_000:])

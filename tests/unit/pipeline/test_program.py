@@ -104,7 +104,8 @@ def test_explain_shows_levels_chains_state_and_watermarks() -> None:
     assert "map-1 → filter-2 ← source in\n    flat_map-3 ← filter-2" in q.explain()
 
 
-def test_building_contacts_nothing_and_running_names_what_to_install() -> None:
+def test_building_contacts_nothing_and_running_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cutwater.spark.run", None)
     p = fraud()
     with pytest.raises(Refused, match=r"install cutwater\[spark\]"):
         p.run()
