@@ -73,7 +73,7 @@ def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
 ) -> None:
     name, checkpoint = f"killed {seed}", tmp_path / "checkpoint"
     pipeline, choice = random_pipeline(seed, name, log.servers)
-    filled(log, pipeline, choice, 60)
+    filled(log, pipeline, choice, 35)
     wanted, until = expected(log, pipeline), int(log.tail())
     command = [sys.executable, "-m", "tests.spark.run_random_pipeline"]
     arguments = [str(seed), name, log.servers, str(checkpoint), str(until)]
@@ -89,7 +89,7 @@ def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
         )
     killed.append(process)
     deadline = time.monotonic() + KILL_SECONDS
-    while len(list((checkpoint / "commits").glob("[0-9]*"))) < 2:
+    while len(list((checkpoint / "commits").glob("[0-9]*"))) < 1:
         assert process.poll() is None, (tmp_path / "output").read_text()[-5_000:]
         assert time.monotonic() < deadline, "no micro-batch was committed in time"
         time.sleep(0.02)
