@@ -37,7 +37,7 @@ def main() -> None:
     with shared.opened(__doc__) as (log, checkpoint):
         columns = {"visitor": pa.string(), "page": pa.string(), "at": pa.timestamp("us", "UTC")}
         log.create_topic("clicks", schema=pa.schema(columns), event_time="at")
-        with log.producer("clicks") as producer:
+        with log.producer("clicks", id="web") as producer:
             for row in shared.rows("clicks"):
                 producer.send(row)
         pipeline(log.servers).run(until="now", drain=True, checkpoint=checkpoint)
