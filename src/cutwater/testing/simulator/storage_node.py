@@ -509,10 +509,12 @@ class StorageNode(Process):
 
     def _check_group(self, ur: UncommitReport, disk: ReplicaDisk | SegmentDisk) -> None:
         """Nor does it end inside a group: a cut could end there too."""
-        if ur.uncommitted_llsn_length:
-            (last,) = disk.heads(ur.durable_end, ur.durable_end)
-            if last.batch.more:
-                raise Violation("groups", f"storage node {self.node} reports {ur}, which ends inside a group")
+        try:
+            last = list(disk.heads(ur.durable_end, ur.durable_end)) if ur.uncommitted_llsn_length else []
+        except DamagedEntries:
+            return
+        if any(entry.batch.more for entry in last):
+            raise Violation("groups", f"storage node {self.node} reports {ur}, which ends inside a group")
 
     def _to_metadata(self, message: object) -> None:
         """To the two metadata nodes that cover this one."""
