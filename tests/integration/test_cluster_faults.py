@@ -13,7 +13,7 @@ from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
 from cutwater.testing.fault_proxy import FaultProxy
-from cutwater.testing.real_run import Load
+from cutwater.testing.real_run import Load, leader_of
 from cutwater.types import LogStreamId
 from cutwater.wire.addresses import parse_address
 from tests.integration.real_cluster import (
@@ -21,7 +21,6 @@ from tests.integration.real_cluster import (
     TOPIC,
     judge,
     kill,
-    leader_of,
     loaded,
     restart,
     resume,

@@ -14,8 +14,6 @@ from cutwater.cli.options import Output
 if TYPE_CHECKING:
     from rich.table import Table
 
-NARROW = 80
-
 
 def show(output: Output, value: object, render: Table | str) -> None:
     """The value itself for programs, what was made of it for people."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster
+from cutwater.admin import processes
+from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
@@ -36,12 +36,13 @@ from cutwater.types import (
     LogStreamId,
     StorageNodeId,
 )
+from cutwater.wire import metadata_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS = 1_000
 APPEND_MS = 3_000
@@ -54,6 +55,30 @@ DUMP_BYTES = 4 * 1024 * 1024
 
 def now_us() -> int:
     return time.monotonic_ns() // 1_000
+
+
+async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> Member:
+    """The metadata node that leads and lives, as whichever of them answers says. It may take a while until one is
+    chosen, and until the others have noticed."""
+    async with asyncio.timeout(seconds):
+        while True:
+            for member in cluster.metadata:
+                told = await _who_leads(member)
+                for found in cluster.metadata:
+                    if told is not None and found.id == told.leader and processes.is_running(found.pid):
+                        return found
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _who_leads(member: Member) -> metadata_api.MetadataNode | None:
+    try:
+        connection = await connect(Endpoint(ANY_CLUSTER, "test"), *parse_address(member.address), timeout_ms=500)
+        try:
+            return (await connection.call(metadata_api.WHO_LEADS, None, timeout_ms=500)).value
+        finally:
+            connection.abort()
+    except CutwaterError:
+        return None
 
 
 class Load:
@@ -97,12 +122,6 @@ class Load:
                 if len(done) >= more:
                     return (min(done) - begun) / 1e6
                 await asyncio.sleep(PAUSE_SECONDS / 4)
-
-    def pauses(self) -> list[tuple[float, float]]:
-        """Times between acknowledgements, the longest first, and when each began."""
-        ends = sorted(op.completed for op in self.record.appends if op.ack is not None)
-        gaps = [((b - a) / 1e6, a / 1e6) for a, b in pairwise(ends)]
-        return sorted(gaps, reverse=True)
 
     # Appending.
 
