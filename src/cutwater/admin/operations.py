@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import TypeVar
 
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
@@ -12,6 +13,10 @@ from cutwater.errors import InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.types import GLSN, DecisionIndex, LogStreamId, Retention, StorageNodeId
 from cutwater.wire import storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.methods import Method
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 TIMEOUT_MS = 10_000
 POLL_SECONDS = 0.05
@@ -99,6 +104,24 @@ class Admin:
     async def remove_storage_node(self, node: StorageNodeId) -> None:
         await self._done(r.RemoveNodeRequest(node), idempotent=False)
 
+    async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
+        """Let a running storage node use one more directory of its machine, now and after a restart."""
+        return await self._change_volumes(node, storage_api.ADD_VOLUME, path)
+
+    async def remove_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
+        """Let a running storage node do without one of its volumes. Refused while anything lies there."""
+        return await self._change_volumes(node, storage_api.REMOVE_VOLUME, path)
+
+    async def _change_volumes(
+        self, node: StorageNodeId, change: Method[str, storage_api.NodeDescription], path: str
+    ) -> storage_api.NodeDescription:
+        description = await self.describe()
+        address = next((known.address for known in description.nodes if known.node == node), None)
+        if address is None:
+            known = ", ".join(str(found.node) for found in description.nodes) or "none"
+            raise NotFound(f"there is no storage node {node}; storage nodes: {known}")
+        return await _ask_storage_node(address, change, path, timeout_ms=self._timeout_ms, access=self._access)
+
     # Topics.
 
     async def create_topic(
@@ -181,9 +204,13 @@ async def describe_storage_node(
     address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
 ) -> storage_api.NodeDescription:
     """What a storage node that listens there says of itself, whether or not it belongs to a cluster."""
+    return await _ask_storage_node(address, storage_api.DESCRIBE, None, timeout_ms=timeout_ms, access=access)
+
+
+async def _ask_storage_node(address: str, method: Method[Q, A], argument: Q, *, timeout_ms: int, access: Access) -> A:
     connection = await open_connection(ENDPOINT, address, access, timeout_ms=timeout_ms)
     try:
-        return (await connection.call(storage_api.DESCRIBE, None, timeout_ms=timeout_ms)).value
+        return (await connection.call(method, argument, timeout_ms=timeout_ms)).value
     finally:
         connection.abort()
 

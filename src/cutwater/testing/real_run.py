@@ -256,7 +256,10 @@ def evidence_of(
     written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
     for stream, nodes in members.items():
         for node in nodes:
-            volume = directory / f"sn{node}"
+            # Volumes that it got while it ran lie next to the one it was made with, if the test put them there.
+            volumes = sorted(directory.glob(f"sn{node}*/"))
+            here = (v for v in volumes if replica_path(v, ClusterId(CLUSTER_ID), node, stream).exists())
+            volume = next(here, directory / f"sn{node}")
             dump = dump_replica(volume, ClusterId(CLUSTER_ID), node, stream)
             dumps.setdefault(stream, []).append(dump)
             applied.setdefault(stream, []).extend(dump.contexts)
