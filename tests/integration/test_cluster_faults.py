@@ -225,6 +225,6 @@ async def test_a_dead_node_is_replaced_while_the_stream_runs(tmp_path: Path, see
 
             await until(is_healed, "three copies again", 3 * RECOVERY_SECONDS)
             events = await admin.events()
-            assert any("are dead" in event.reason for event in events.events)
+            assert any("is dead for long" in event.reason for event in events.events)
             await load.until_acknowledged(20, RECOVERY_SECONDS)
         await judge(tmp_path, cluster, load)

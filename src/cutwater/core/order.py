@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec import structs
+
 from cutwater.core import decisions as d
 from cutwater.core.cut import Candidate, make_cut, next_cut_time
 from cutwater.core.description import describe
@@ -61,6 +63,7 @@ from cutwater.types import (
     GLSN,
     LLSN,
     SECOND,
+    CutTime,
     Epoch,
     Instant,
     LeaderEpoch,
@@ -229,7 +232,7 @@ class OrderLayer:
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
             # It restarted, or something failed there.
-            self._want_seal(stream, f"the replica on storage node {node} is sealing")
+            self._want_seal(stream, f"the replica on storage node {node} was restarted, or a write failed there")
         elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
         if ur.epoch == stream.epoch:
@@ -383,6 +386,8 @@ class OrderLayer:
         return decided
 
     def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
+        if isinstance(decision, d.Dated):
+            decision = structs.replace(decision, at=max(self.state.cut_time, CutTime(now.wall)))
         self.state.apply(decision)
         decided.append(decision)
         if isinstance(decision, (d.Seal, d.Unseal)):
@@ -544,6 +549,7 @@ class OrderLayer:
             fallback=lambda node: self._usable(node, now),
             invalid=lambda node: self._is_invalid(node, lsid),
             is_unheard=lambda node: self._liveness.is_alive(node, now) and self._book.newest(node) is None,
+            replace_after_us=self.options.replace_node_after_us,
             turn=now.monotonic // (2 * SECOND),
         )
         history = self.state.histories[lsid]
