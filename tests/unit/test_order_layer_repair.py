@@ -32,7 +32,7 @@ from cutwater.core.order_events import OrderEffect, PeerComplaint, Send, Store, 
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.repair import Plan, View, plan_sealed
-from cutwater.types import LLSN, MILLISECOND, SECOND, DecisionIndex, LogStreamId, StorageNodeId
+from cutwater.types import LLSN, MILLISECOND, SECOND, CutTime, DecisionIndex, LogStreamId, StorageNodeId
 
 NODES = (N1, N2, N3)
 QUIET = OrderOptions(tick_us_min=10**12, tick_us_max=10**12)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from cutwater.admin.operations import describe_storage_node
+from cutwater.admin.operations import StorageNodeStatus, describe_storage_node
 from cutwater.cli.exits import ends_well, leave_at_once
 from cutwater.cli.logs import configure
 from cutwater.cli.options import (
@@ -34,7 +34,6 @@ from cutwater.cli.tables import show, table
 from cutwater.client.access import Access
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
-from cutwater.wire.storage_api import NodeDescription
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -186,7 +185,7 @@ def describe(
     show(output, found, _volumes(found, title))
 
 
-def _volumes(found: NodeDescription, title: str) -> Table:
+def _volumes(found: StorageNodeStatus, title: str) -> Table:
     rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
     return table(["volume", "bytes", "free"], rows, title)
 
