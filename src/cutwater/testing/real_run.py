@@ -47,6 +47,7 @@ from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 CONNECT_MS = 1_000
 APPEND_MS = 3_000
 READ_BYTES = 1024 * 1024
+READS_AT_ONCE = 32
 PAUSE_SECONDS = 0.02
 CATALOG_US_MAX = 500_000
 """After this the catalog is fetched anew: there may be new log streams, of which no error tells."""
@@ -209,11 +210,16 @@ class Load:
         catalog = await self.catalog(fresh=True)
         replicas = {s.stream: s.replicas for s in catalog.streams}
         live = set(nodes)
+        wanted = [
+            (op, node)
+            for op in self.record.appends
+            if op.ack is not None
+            for node in live & set(replicas[op.ack.stream])
+        ]
         async with asyncio.timeout(seconds):
-            for op in [op for op in self.record.appends if op.ack is not None]:
-                assert op.ack is not None
-                for node in live & set(replicas[op.ack.stream]):
-                    await self._until_read(op, node)
+            for start in range(0, len(wanted), READS_AT_ONCE):
+                some = wanted[start : start + READS_AT_ONCE]
+                await asyncio.gather(*(self._until_read(op, node) for op, node in some))
 
     async def _until_read(self, op: AppendOp, node: StorageNodeId) -> None:
         assert op.ack is not None
