@@ -106,7 +106,8 @@ def test_faults_bite() -> None:
 
 def test_rare_things_happen() -> None:
     """Producers move and lose their topics, topics are deleted, subscribers are told that something is trimmed, records
-    of unknown outcome are in the log: what is checked of all that is checked of something."""
+    of unknown outcome are in the log, groups move, staged rows expire, sinks are fenced: what is checked of all that is
+    checked of something."""
     options = Options(
         metadata_nodes=3,
         producers=3,
@@ -120,17 +121,22 @@ def test_rare_things_happen() -> None:
         trim_every_us=40_000,
         topics_come_and_go_every_us=200_000,
         reopen_producer_every_us=400_000,
+        sinks=2,
+        crash_sink_every_us=150_000,
     )
     happened: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(8):
         cluster = Cluster(seed, options)
         cluster.run()
         happened.update(type(decision).__name__ for decision in cluster.store.decisions)
         happened.update(producer.session.phase.name for producer in cluster.producers)
         happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
         happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
+        happened["fenced sinks"] += sum(sink.fenced for sink in cluster.sinks)
+        happened["published"] += len(cluster.record.published)
         happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
-    for name in ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races"):
+    of_groups = ("MoveGroup", "ExpireStaged", "published", "fenced sinks")
+    for name in ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races", *of_groups):
         assert happened[name] > 0, (name, happened)
 
 
