@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from msgspec import structs
 
+import cutwater
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.runs import Published
+from cutwater.client.runs import Published, Run
 from cutwater.core.requests import DescribeRequest, Description, SealRequest
 from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
 from cutwater.storage import merging
-from cutwater.types import LogStreamId
+from cutwater.types import LogStreamId, Part
 from tests.integration.log_cluster import ORDER, LogCluster, seeded, with_log
 
 pytestmark = pytest.mark.timeout(100)
@@ -257,3 +261,25 @@ def test_a_newer_run_fences_the_older_one_of_its_name(tmp_path: Path) -> None:
             await log.publish(new, 1, [structs.replace(part, generation=new.generation)] if part else [])
 
     with_log(tmp_path, test)
+
+
+def stage_elsewhere(servers: str, run: Run, number: int) -> bytes:
+    """What a task does, in a process of its own."""
+    with cutwater.connect(servers) as log, log.stager(run, 0, "t", ordered=True) as stager:
+        for n in range(number, 1_000, 4):
+            stager.write(rows([n]), positions=[key_of(n)])
+        return msgspec.msgpack.encode(stager.finish())
+
+
+def test_several_processes_stage_and_one_publishes_in_an_embedded_log(tmp_path: Path) -> None:
+    with cutwater.open(tmp_path / "log") as log:
+        log.create_topic("t", schema=SCHEMA)
+        run = log.open_run("totals", "a checkpoint")
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as tasks:
+            staged = [tasks.submit(stage_elsewhere, log.servers, run, i) for i in range(4)]
+            parts = [msgspec.msgpack.decode(task.result(60), type=Part) for task in staged]
+        assert log.table("t").num_rows == 0
+    # All of it is still there when the log is opened again.
+    with cutwater.open(tmp_path / "log") as log:
+        (published,) = log.publish(log.open_run("totals", "a checkpoint"), 0, parts)
+        assert groups_in(log.table("t"), published) == list(range(1_000))

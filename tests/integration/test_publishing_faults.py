@@ -19,7 +19,16 @@ from cutwater.client.runs import Run
 from cutwater.core.requests import RunDescription, StreamInfo
 from cutwater.errors import CutwaterError
 from cutwater.types import Part
-from tests.integration.real_cluster import RECOVERY_SECONDS, kill, restart, resume, running_cluster, stop, until
+from tests.integration.real_cluster import (
+    RECOVERY_SECONDS,
+    kill,
+    leader_of,
+    restart,
+    resume,
+    running_cluster,
+    stop,
+    until,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 
@@ -171,6 +180,30 @@ async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_p
                 assert [(group.topic, group.count) for group in published] == [("large", LARGE), ("small", SMALL)]
         assert await check(log, "large", LARGE) == len(cases)
         assert await check(log, "small", SMALL) == len(cases)
+
+
+async def test_the_leader_of_three_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    """Outcomes reach a leader by way of followers, whoever leads."""
+    async with (
+        running_cluster(tmp_path, storage_nodes=2, metadata=3) as cluster,
+        await AsyncClient.connect(cluster.servers) as log,
+    ):
+        for topic in ("large", "small"):
+            await log.create_topic(topic, schema=SCHEMA)
+        run = await log.open_run("totals", "a checkpoint")
+        async with watched(cluster):
+            for batch in range(4):
+                parts = await stage(log, run, batch)
+                asking = asyncio.create_task(log.publish(run, batch, parts, timeout=60))
+                if batch in (1, 2):
+                    await asyncio.sleep(random.random() * 0.2)
+                    leader = await leader_of(cluster)
+                    kill(leader)
+                published = await asking
+                assert [(group.topic, group.count) for group in published] == [("large", LARGE), ("small", SMALL)]
+                if batch in (1, 2):
+                    await restart(tmp_path, cluster, leader)
+        assert await check(log, "large", LARGE) == await check(log, "small", SMALL) == 4
 
 
 def memory_of(member: Member) -> int:

@@ -33,7 +33,7 @@ def frames(*bodies: bytes, first: int = 1) -> bytes:
 
 
 def staged(files: FaultFiles, *bodies: bytes) -> Held:
-    writer = StagingFiles([STAGED], files).begin(PART, STAGED)
+    writer = StagingFiles([STAGED], files).begin(PART)
     for i, body in enumerate(bodies):
         writer.append(frames(body, first=i + 1))
     return writer.finish(99)
@@ -68,7 +68,7 @@ def test_reading_goes_by_whole_frames_and_at_least_one(bytes_max: int) -> None:
 
 def test_what_was_never_finished_is_gone_after_a_restart() -> None:
     files = FaultFiles()
-    StagingFiles([STAGED], files).begin(PART, STAGED).append(frames(b"half"))
+    StagingFiles([STAGED], files).begin(PART).append(frames(b"half"))
     files.kill()
     assert StagingFiles([STAGED], files).open() == ([], [])
     assert files.paths() == []
@@ -116,7 +116,7 @@ def test_every_wrong_bit_is_found(data: st.DataObject) -> None:
 def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledged() -> None:
     files = FaultFiles()
     area = StagingFiles([STAGED], files)
-    writer = area.begin(PART, STAGED)
+    writer = area.begin(PART)
     files.room_bytes = 10
     with pytest.raises(DiskFull):
         writer.append(frames(b"x" * 100))
@@ -132,7 +132,7 @@ def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledge
 
 def test_frames_that_a_part_cannot_have_are_refused_and_change_nothing() -> None:
     files = FaultFiles()
-    writer = StagingFiles([STAGED], files).begin(PART, STAGED)
+    writer = StagingFiles([STAGED], files).begin(PART)
     writer.append(frames(b"one"))
     header, trailer = encode_frame(Entry(LLSN(2), Epoch(3), batch(b"two")), NO_TIME)
     in_a_stream = header + b"two" + trailer
@@ -150,7 +150,7 @@ def test_frames_that_a_part_cannot_have_are_refused_and_change_nothing() -> None
 def test_a_part_cannot_choose_where_it_lies(name: str) -> None:
     files = FaultFiles()
     with pytest.raises(InvalidArgument):
-        StagingFiles([STAGED], files).begin(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), name), STAGED)
+        StagingFiles([STAGED], files).begin(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), name))
     assert files.paths() == []
 
 
@@ -159,10 +159,19 @@ def test_dropping_is_for_ever_and_leaves_the_others() -> None:
     held = staged(files, b"one")
     area = StagingFiles([STAGED], files)
     other = StagedPart(RunId(3), BatchNumber(8), 1, TopicId(2), "f" * 32)
-    writer = area.begin(other, STAGED)
+    writer = area.begin(other)
     writer.append(frames(b"two"))
     writer.finish(2)
     area.drop([held])
     files.crash(Random(1), keep=0.0)
     assert [found.part for found in area.open()[0]] == [other]
     assert files.paths() == [STAGED / name_of(other)]
+
+
+def test_a_part_goes_where_there_is_most_room() -> None:
+    files, other = FaultFiles(), Path("/other/cid=1/snid=1/staged")
+    area = StagingFiles([STAGED, other], files, room_of={STAGED: 10, other: 11}.__getitem__)
+    writer = area.begin(PART)
+    writer.append(frames(b"one"))
+    assert writer.finish(1).path.parent == other
+    assert [held.path.parent for held in area.open()[0]] == [other]

@@ -13,8 +13,9 @@ part: the first record has number 1. All of this is plain file work, for threads
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct as Layout
@@ -60,8 +61,11 @@ class Held(Struct, frozen=True):
 class StagingFiles:
     """The directories for staged parts, one per volume. ``directories`` need not exist."""
 
-    def __init__(self, directories: Sequence[Path], files: Files | None = None) -> None:
+    def __init__(
+        self, directories: Sequence[Path], files: Files | None = None, room_of: Callable[[Path], int] | None = None
+    ) -> None:
         self.directories = tuple(directories)
+        self._room_of = room_of or free_bytes
         self._files = files or OsFiles()
 
     def open(self) -> tuple[list[Held], list[CannotUse]]:
@@ -83,9 +87,10 @@ class StagingFiles:
                         broken.append(CannotUse(path, error.message))
         return found, broken
 
-    def begin(self, part: StagedPart, directory: Path) -> PartWriter:
-        """A new part on this volume."""
+    def begin(self, part: StagedPart) -> PartWriter:
+        """A new part, on the volume with most room."""
         check_part(part)
+        directory = max(self.directories, key=self._room_of)
         with _at(directory):
             self._files.make_dir(directory)
             return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY))
@@ -269,6 +274,14 @@ def _whole_frames(data: bytes, bytes_max: int) -> int:
         end += header.frame_bytes
     # Without an intact header nothing can be said of it; whoever verifies it will.
     return end or len(data)
+
+
+def free_bytes(directory: Path) -> int:
+    """What is free on the volume of a directory, which itself need not exist yet."""
+    while not directory.exists():
+        directory = directory.parent
+    stats = os.statvfs(directory)
+    return stats.f_bavail * stats.f_frsize
 
 
 @contextmanager

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TypeVar
 
 from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
@@ -242,8 +240,7 @@ class Staging:
         """In a thread."""
         writing.check(data)
         if writing.writer is None:
-            directory = max(self._files.directories, key=_room)
-            writing.writer = self._files.begin(writing.part, directory)
+            writing.writer = self._files.begin(writing.part)
         writing.writer.append(data)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
@@ -322,14 +319,6 @@ class Staging:
             self.bytes -= held.size.bytes
         self._node.counters.parts_dropped += len(doomed)
         await self.in_thread(lambda: self._files.drop(doomed))
-
-
-def _room(directory: Path) -> int:
-    """What is free on the volume; the directory itself need not exist yet."""
-    while not directory.exists():
-        directory = directory.parent
-    stats = os.statvfs(directory)
-    return stats.f_bavail * stats.f_frsize
 
 
 def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
