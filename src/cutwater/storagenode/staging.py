@@ -28,6 +28,7 @@ from cutwater.storage.errors import DiskFull
 from cutwater.storage.frames import frames_in
 from cutwater.storage.staging import Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.threads import in_thread
 from cutwater.types import BatchNumber, RunId
 from cutwater.wire import storage_api as api
 from cutwater.wire.methods import Reply
@@ -190,13 +191,8 @@ class Staging:
         return self._files.read(held, offset, bytes_max)
 
     async def in_thread(self, job: Callable[[], T]) -> T:
-        """Also whoever gives up waits for the end of what was begun: the next one finds things as they are."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, job)
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait({future})
-            raise
+            return await in_thread(self._threads, job)
         except DiskFull:
             self._on_full()
             raise
