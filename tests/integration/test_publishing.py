@@ -15,7 +15,7 @@ from msgspec import structs
 import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Published, Run
-from cutwater.core.requests import DescribeRequest, Description, SealRequest
+from cutwater.core.requests import DescribeRequest, Description, SealRequest, UnsealRequest
 from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
 from cutwater.storage import merging
 from cutwater.types import LogStreamId, Part
@@ -142,6 +142,38 @@ def test_a_group_far_larger_than_what_is_held_in_memory(
         statuses = [server.node.replicas[published.stream].replica for server in cluster.nodes.values()]
         await cluster.until(lambda: len({replica.committed_end for replica in statuses}) == 1, "all replicas have it")
         assert not list(tmp_path.glob("volume*/*/*/staged/*.tmp"))
+
+    with_log(tmp_path, test, nodes=2)
+
+
+def test_a_log_stream_that_is_sealed_and_opened_again_and_again_takes_each_group_once(tmp_path: Path) -> None:
+    """Attempts that were broken off leave nothing behind, neither in the log nor in the way of the next one."""
+    rng, batches, count = seeded(), 4, 20_000
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        stream = (await log.topic("t")).streams[0]
+        run = await log.open_run("", "a key")
+
+        async def disturb() -> None:
+            while True:
+                await asyncio.sleep(rng.random() * 0.3)
+                await cluster.ask(SealRequest(stream))
+                await cluster.ask(UnsealRequest(stream))
+
+        disturbing = asyncio.create_task(disturb())
+        try:
+            for batch in range(batches):
+                numbers = [batch * count + i for i in range(count)]
+                half = count // 2
+                staged = [
+                    await log.stage(run, batch, "t", rows(some, 1_000)) for some in (numbers[:half], numbers[half:])
+                ]
+                await log.publish(run, batch, staged, timeout=60)
+        finally:
+            disturbing.cancel()
+            await asyncio.gather(disturbing, return_exceptions=True)
+        assert (await log.table("t"))["n"].to_pylist() == list(range(batches * count))
 
     with_log(tmp_path, test, nodes=2)
 
