@@ -102,7 +102,7 @@ def commit_by_majority() -> list[Patch]:
 
 
 def skip_epoch_check() -> list[Patch]:
-    return [(Replica, "_check_epoch", lambda self, epoch: None)]
+    return [(Replica, "check_epoch", lambda self, epoch: None)]
 
 
 def forget_deduplication_on_restart() -> list[Patch]:
@@ -169,7 +169,7 @@ def apply_a_commit_twice() -> list[Patch]:
     def apply(self, context):
         again = structs.replace(context, first_llsn=LLSN(self.committed_end + 1))
         if context.last_llsn == self.committed_end and again.last_llsn <= self.durable_end:
-            pending = {p.last_llsn for p in self._pending._entries}
+            pending = {p.last_llsn for p in self.pending._entries}
             if again.last_llsn in pending:
                 return self._apply_next(again)
         return right(self, context)
@@ -211,7 +211,7 @@ def voided_report_counted() -> list[Patch]:
     def admit(self, report):
         newest = self._newest.get(report.storage_node_id)
         admitted = right(self, report)
-        if not admitted and newest.incarnation == report.incarnation:
+        if admitted is None and newest.incarnation == report.incarnation:
             for ur in report.uncommit_reports:
                 self._by_stream.setdefault(ur.log_stream_id, {})[report.storage_node_id] = ur
         return admitted
@@ -560,7 +560,12 @@ BUGS: dict[str, PlantedBug] = {
         (
             groups_forgotten_on_restart,
             "which groups are in a stream is forgotten on restart",
-            profile(sinks=2, message_loss=0.05, crash_storage_every_us=80_000),
+            profile(
+                sinks=3,
+                message_loss=0.03,
+                crash_all_storage_every_us=150_000,
+                crash_metadata_every_us=200_000,
+            ),
         ),
         (
             group_moved_before_its_fate_is_known,
@@ -570,7 +575,7 @@ BUGS: dict[str, PlantedBug] = {
         (
             expired_rows_are_decided_on,
             "rows that have expired are decided on all the same",
-            profile(sinks=3, crash_sink_every_us=60_000, pause_every_us=100_000),
+            profile(sinks=3),
         ),
     )
 }

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cutwater.core import group_append
+from cutwater.core import head
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.groups import GroupBounds, GroupMemory, RememberedGroup
 from cutwater.core.messages import DropReplica, GroupOutcome, GroupState, PublishGroup, SyncBegin, SyncEnd, SyncEntries
@@ -322,8 +322,8 @@ def test_a_second_group_waits_for_the_first_and_appends_between_them_keep_their_
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_append, "WAITING_MAX", 2)
-    monkeypatch.setattr(group_append, "WAITING_BYTES_MAX", 10)
+    monkeypatch.setattr(head, "WAITING_MAX", 2)
+    monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
     bench = running()
     bench.do(order())
     with pytest.raises(ResourceExhausted):

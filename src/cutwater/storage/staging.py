@@ -13,10 +13,9 @@ part: the first record has number 1. All of this is plain file work, for threads
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from struct import Struct as Layout
 
@@ -59,20 +58,18 @@ class Held(Struct, frozen=True):
 
 
 class StagingFiles:
-    """The directories for staged parts, one per volume. ``directories`` need not exist."""
+    """``place`` says where a new part goes, and keeps the volume from being taken away until the part is begun there.
+    The directory need not exist."""
 
-    def __init__(
-        self, directories: Sequence[Path], files: Files | None = None, room_of: Callable[[Path], int] | None = None
-    ) -> None:
-        self.directories = tuple(directories)
-        self._room_of = room_of or free_bytes
+    def __init__(self, place: Callable[[], AbstractContextManager[Path]], files: Files | None = None) -> None:
+        self._place = place
         self._files = files or OsFiles()
 
-    def open(self) -> tuple[list[Held], list[CannotUse]]:
-        """What is there, and what cannot be used. What was never finished is removed."""
+    def open(self, directories: Iterable[Path]) -> tuple[list[Held], list[CannotUse]]:
+        """What is there, and what cannot be used. What was never finished is removed: nobody may be writing there."""
         found: list[Held] = []
         broken: list[CannotUse] = []
-        for directory in self.directories:
+        for directory in directories:
             if not self._files.is_dir(directory):
                 continue
             names = self._files.names(directory)
@@ -88,10 +85,8 @@ class StagingFiles:
         return found, broken
 
     def begin(self, part: StagedPart) -> PartWriter:
-        """A new part, on the volume with most room."""
         check_part(part)
-        directory = max(self.directories, key=self._room_of)
-        with _at(directory):
+        with self._place() as directory, _at(directory):
             self._files.make_dir(directory)
             return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY))
 
@@ -274,14 +269,6 @@ def _whole_frames(data: bytes, bytes_max: int) -> int:
         end += header.frame_bytes
     # Without an intact header nothing can be said of it; whoever verifies it will.
     return end or len(data)
-
-
-def free_bytes(directory: Path) -> int:
-    """What is free on the volume of a directory, which itself need not exist yet."""
-    while not directory.exists():
-        directory = directory.parent
-    stats = os.statvfs(directory)
-    return stats.f_bavail * stats.f_frsize
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
@@ -26,7 +27,7 @@ from cutwater.errors import (
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DiskFull
 from cutwater.storage.frames import frames_in
-from cutwater.storage.staging import Held, PartWriter, StagingFiles, check_part
+from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.threads import in_thread
 from cutwater.types import BatchNumber, RunId
@@ -81,11 +82,19 @@ class Staging:
         self._writing: dict[str, _Writing] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
 
-    def start(self) -> None:
+    def start(self, directories: Iterable[Path]) -> None:
         """Find what was staged before."""
-        found, broken = self._files.open()
+        self._take_in(*self._files.open(directories))
+
+    async def look_into(self, directories: Iterable[Path]) -> None:
+        """The same on volumes that are used from now on."""
+        self._take_in(*await self.in_thread(lambda: self._files.open(directories)))
+
+    def _take_in(self, found: list[Held], broken: list[CannotUse]) -> None:
         for held in found:
-            self._hold(held)
+            if held.part.part not in self.held:
+                self.held[held.part.part] = held
+                self.bytes += held.size.bytes
         for one in broken:
             _log.error("a staged part cannot be used: %s", one.why, extra={"path": str(one.path)})
 
@@ -262,10 +271,6 @@ class Staging:
                 await self.in_thread(writing.writer.discard)
             except CutwaterError as error:
                 _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
-
-    def _hold(self, held: Held) -> None:
-        self.held[held.part.part] = held
-        self.bytes += held.size.bytes
 
     # What is no longer needed.
 

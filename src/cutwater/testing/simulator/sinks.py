@@ -73,6 +73,9 @@ class Sink(Client):
             if not ok:
                 self._staging += 1
                 self._later(self._open, 60)
+            elif waiting == 0 and self.rng.random() < 0.04:
+                # The driver hangs, perhaps until what was staged has expired.
+                self.after(int(self.rng.random() * 1_200 * MILLISECOND), self._publish, tuple(parts))
             elif waiting == 0:
                 self._publish(tuple(parts))
 
