@@ -18,11 +18,11 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Run
 from cutwater.core.requests import RunDescription, StreamInfo
 from cutwater.errors import CutwaterError
+from cutwater.testing.real_run import leader_of
 from cutwater.types import Part
 from tests.integration.real_cluster import (
     RECOVERY_SECONDS,
     kill,
-    leader_of,
     restart,
     resume,
     running_cluster,

@@ -62,7 +62,8 @@ class _Writing:
         self.part = part
         self.lock = asyncio.Lock()
         self.writer: PartWriter | None = None
-        self.check = _check_of(part)
+        self.check: Callable[[Buffer], None] | None = None
+        """What is checked of each message beyond its frames."""
         self.reserved = 0
         """Its bytes that count as being here."""
         self.touched = time.monotonic()
@@ -243,6 +244,8 @@ class Staging:
 
     def _write(self, writing: _Writing, data: Buffer) -> None:
         """In a thread."""
+        if writing.check is None:
+            writing.check = _check_of(writing.part)
         writing.check(data)
         if writing.writer is None:
             writing.writer = self._files.begin(writing.part)
@@ -323,8 +326,8 @@ class Staging:
 
 
 def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
-    """What is checked of each message beyond its frames. Ordered parts are looked into, so that whoever stages what
-    cannot be put in order hears of it, and not the one who has to publish it."""
+    """Ordered parts are looked into, so that whoever stages what cannot be put in order hears of it, and not the one
+    who has to publish it."""
     if part.order is None:
         return lambda data: None
     # Only nodes that are given ordered parts need Arrow, which takes long to import.
