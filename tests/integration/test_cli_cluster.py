@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cutwater import connect
 from cutwater.admin import local_cluster, processes
 
 pytestmark = pytest.mark.timeout(180)
@@ -88,6 +89,26 @@ def test_topics_and_streams(directory: Path) -> None:
     cutwater("topic", "delete", "orders", *where)
     assert as_json("topic", "list", *where) == []
     assert "there is no topic 'orders'; topics: none" in cutwater("topic", "describe", "orders", *where, code=30)
+
+
+def test_runs(directory: Path) -> None:
+    where = ("--dir", str(directory))
+    cutwater("topic", "create", "published", *where)
+    with connect(local_cluster.load(directory).servers) as log:
+        run = log.open_run("totals", "a checkpoint")
+        log.publish(run, 0, [log.stage(run, 0, "published", b"x")])
+        part = log.stage(run, 1, "published", [b"not published"])
+        assert part is not None
+        log.open_run("", "no name")
+    found = {one["run"]: one for one in as_json("run", "list", *where)}
+    assert (found[run.run]["name"], found[run.run]["last_batch"]) == ("totals", 0)
+    assert [share["node"] for share in found[run.run]["staged"]] == [1, 2]
+    told = cutwater("run", "describe", str(run.run), *where)
+    assert f"run {run.run} of 'totals': may publish" in told
+    assert "staged on storage node 2:" in told
+    assert "without a name" in cutwater("run", "describe", str(run.run + 1), *where)
+    assert "there is no run 99" in cutwater("run", "describe", "99", *where, code=30)
+    assert "all is intact" in cutwater("verify", *where)
 
 
 def test_events_say_why(directory: Path) -> None:

@@ -466,6 +466,21 @@ def test_nothing_is_taken_away_under_a_replica_that_is_being_made(volumes: list[
     node.release()
 
 
+def test_parts_are_staged_where_most_room_is_and_keep_their_volume(volumes: list[Path]) -> None:
+    first, second = volumes
+    node = start(volumes, room=lambda volumes: dict(zip(volumes, (1, 2), strict=True)))
+    with node.staging() as directory:
+        assert directory == node.staged[1] == node_path(second, CLUSTER, NODE) / "staged"
+        directory.mkdir()
+        (directory / "some.part").touch()
+    with pytest.raises(Refused, match="1 parts are staged there"):
+        node.take_away(second)
+    (directory / "some.part").unlink()
+    node.take_away(second)
+    assert (node.volumes, list(second.iterdir())) == ((first,), [])
+    node.release()
+
+
 def test_new_replicas_go_where_most_room_is(volumes: list[Path]) -> None:
     first, second = volumes
     node = start(volumes, room=lambda paths: {first: 100, second: 450})

@@ -160,6 +160,12 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
     return header + crc, start + _CRC.pack(crc32c(start))
 
 
+def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
+    """The whole frame of a batch that has no place in a log stream yet: the ``first`` record of its part, and so on."""
+    header, trailer = encode_frame(Entry(LLSN(first), Epoch(0), batch), Running())
+    return header, batch.body, trailer
+
+
 def frame_bytes_of(entry: Entry) -> int:
     """How long the entry's frame is."""
     tag = entry.batch.producer

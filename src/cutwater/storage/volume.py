@@ -5,6 +5,7 @@
     <volume>/cid=<cid>/snid=<snid>/            the storage node's path on this volume
         lock                                   held while the node runs, and says by which process
         node                                   keys of cluster and node, number of starts
+        staged/                                parts that are staged and not published yet, see ``staging.py``
         lsid=<lsid>/                           one replica
         lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
         lsid=<lsid>.removed/                   one whose topic was deleted, until it is gone
@@ -48,6 +49,7 @@ NODE_FILE_BYTES_MAX = 64 * 1024
 PID_BYTES_MAX = 20
 NEW = ".new"
 REMOVED = ".removed"
+STAGED_NAME = "staged"
 
 
 class NodeIdentity(Struct, frozen=True):
@@ -246,6 +248,7 @@ class NodeVolumes:
 
     def _check_not_bare(self, volume: Path) -> None:
         replicas = [name for name in self._files.names(self._path(volume)) if name.startswith("lsid=")]
+        replicas += self._staged_on(volume)
         if replicas:
             raise DamagedFile(
                 self._path(volume) / "node",
@@ -296,6 +299,18 @@ class NodeVolumes:
         return found
 
     # Running.
+
+    @property
+    def staged(self) -> tuple[Path, ...]:
+        """Where staged parts lie, on each volume."""
+        return tuple(self._path(volume) / STAGED_NAME for volume in self.volumes)
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Where the next part is staged: on the volume with most room, which is not taken away meanwhile."""
+        with self._changing:
+            room = self._room(self.volumes)
+            yield self._path(max(self.volumes, key=lambda volume: room[volume])) / STAGED_NAME
 
     def check_cluster_key(self, cluster_key: str) -> None:
         if self.identity.cluster_key not in (None, cluster_key):
@@ -386,6 +401,8 @@ class NodeVolumes:
             with suppress(OSError):
                 for name in ("node", "lock"):
                     self._files.unlink(path / name)
+                if self._files.is_dir(path / STAGED_NAME):
+                    (path / STAGED_NAME).rmdir()
                 path.rmdir()
                 path.parent.rmdir()
             self._locks.pop(own).release()
@@ -393,7 +410,13 @@ class NodeVolumes:
     def _check_empty(self, volume: Path) -> None:
         path = self._path(volume)
         with self._at(volume, "read"):
-            names = set(self._files.names(path)) - {"lock", "node"}
+            names = set(self._files.names(path)) - {"lock", "node", STAGED_NAME}
+            staged = self._staged_on(volume)
+        if staged:
+            raise Refused(
+                f"volume {volume} of storage node {self._node} is in use: {len(staged)} parts are staged there, and "
+                "go when their batches are published or expire: try again then"
+            )
         replicas = sorted({s for s, at in (*self.replicas.items(), *self._making.items()) if at.parent == path})
         other = sorted(name for name in names if not any(name.startswith(f"lsid={s}") for s in replicas))
         if replicas or other:
@@ -404,6 +427,10 @@ class NodeVolumes:
                 "goes with its topic; or stop the node and start it with other --volumes, and it learns what it lacks "
                 "from the other replicas. Move away by hand what the node does not use"
             )
+
+    def _staged_on(self, volume: Path) -> list[str]:
+        path = self._path(volume) / STAGED_NAME
+        return self._files.names(path) if self._files.is_dir(path) else []
 
     def _not_a_volume(self, volume: Path) -> VolumeUnusable:
         known = ", ".join(map(str, self.volumes))
