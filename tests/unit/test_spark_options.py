@@ -73,7 +73,11 @@ def test_where_to_begin(given: dict[str, str], start: Point) -> None:
         ({"startingTimestamp": "2026-01-31T12:00:00"}, True, "'startingTimestamp' is .* has no time zone"),
         ({"failOnDataLoss": "maybe"}, True, "'failOnDataLoss' is 'maybe': true or false is wanted"),
         ({"watermark.bound": "5"}, True, "'watermark.bound' is '5': a time is wanted, such as 500ms"),
-        ({"watermark.bound": "5s", "watermark.punctuated": "true"}, True, "'watermark.bound' is '5s': what is declared"),
+        (
+            {"watermark.bound": "5s", "watermark.punctuated": "true"},
+            True,
+            "'watermark.bound' is '5s': what is declared",
+        ),
         ({"columns": "glsn,,value"}, True, "'columns' is 'glsn,,value': names are separated by commas"),
         ({"tls.key": "key.pem"}, True, "'tls.certificate' is missing: TLS needs all of"),
     ],
