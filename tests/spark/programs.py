@@ -21,12 +21,8 @@ def main(master: str, where: str, topic: str) -> None:
     (batch,) = frame.selectExpr("count(*) as n", "count(distinct glsn) as g", "sum(length(value)) as bytes").collect()
     stream = spark.readStream.format("cutwater").options(**options, startingOffsets="earliest").load()
     with tempfile.TemporaryDirectory() as checkpoint:
-        query = (
-            stream.writeStream.format("noop")
-            .option("checkpointLocation", checkpoint)
-            .trigger(availableNow=True)
-            .start()
-        )
+        writer = stream.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query = cutwater.spark.start(writer.trigger(availableNow=True))
         query.awaitTermination()
     streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
     java = spark.sparkContext._jvm.System.getProperty("java.home")

@@ -36,6 +36,8 @@ MARKS_SECONDS = 1.0
 SEARCH_POSITIONS = 64
 SPLIT_POSITIONS = 16
 """Per part that a range is cut into: how exactly the parts have the same size."""
+TRIMS_MAX = 3
+"""How often a range is planned anew because it was trimmed meanwhile."""
 LOOK_BACK = 4_096
 LOOK_BACK_FACTOR = 16
 
@@ -234,6 +236,17 @@ class Planner:
                 f"GLSN {end} lies above the end of the log, {view.catalog.high_watermark}: does this checkpoint belong "
                 "to another log?"
             )
+        for _ in range(TRIMS_MAX):
+            try:
+                return await self._parts(start, end, view)
+            except Trimmed:
+                # Either it is told to fail, or the catalog was older than the trim, and a newer one tells what is left.
+                if self._options.fail_on_data_loss:
+                    raise
+                view = await self._fresh()
+        return await self._parts(start, end, view)
+
+    async def _parts(self, start: GLSN, end: GLSN, view: View) -> list[Part]:
         found = await asyncio.gather(
             *(self._piece(topic, info, view, start, end) for topic, info in self._streams(view))
         )
