@@ -119,7 +119,24 @@ def test_a_log_that_nobody_has_open_on_a_machine_without_java(tmp_path: Path) ->
     """The log is opened for the application and closed after it; Java comes with a package."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in ("sh", "bash", "env", "dirname", "basename", "uname", "nice", "ps", "cat", "rm", "ls", "id"):
+    for tool in (
+        "sh",
+        "bash",
+        "env",
+        "dirname",
+        "basename",
+        "uname",
+        "nice",
+        "ps",
+        "cat",
+        "rm",
+        "ls",
+        "id",
+        "chmod",
+        "stat",
+        "readlink",
+        "df",
+    ):
         found = shutil.which(tool)
         if found is not None:
             (tools / tool).symlink_to(found)

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from cutwater.spark.java import provide_java
 from cutwater.spark.source import source_class
