@@ -21,7 +21,7 @@ demo: $(STAMP) ## Show the log at work in this terminal
 	@$(RUN) cutwater.testing.demo $(ARGS)
 
 test: $(STAMP) ## Run all tests
-	@$(RUN) pytest -n auto --maxprocesses 8 $(ARGS)
+	@$(RUN) pytest -n auto --maxprocesses 8 --dist loadgroup $(ARGS)
 
 check: $(STAMP) ## Formatting, lint, types, and the direction of imports
 	@$(RUN) ruff format --quiet --check . || { echo 'Not formatted as above; make format does it.' >&2; exit 1; }

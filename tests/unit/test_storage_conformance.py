@@ -301,6 +301,16 @@ def test_the_newest_records_that_fit(bench) -> None:
         assert contexts[0].first_glsn < found[0] <= contexts[-1].last_glsn
 
 
+def test_how_many_bytes_lie_where(bench) -> None:
+    """About: as exact as an index is. But it never falls, and nothing is left out at the end."""
+    entries, _ = fill(bench.storage, groups=12)
+    for storage in (bench.storage, bench.reopen()):
+        assert storage.bytes_through([]) == []
+        sizes = storage.bytes_through([entry.last_llsn for entry in entries])
+        assert sizes == sorted(sizes)
+        assert sizes[-1] - sizes[0] > sum(len(entry.batch.body) for entry in entries) / 2
+
+
 def test_event_time_runs_through_all_entries(bench) -> None:
     entries, contexts = fill(bench.storage, groups=10)
     bench.storage.drop_before(contexts[5].first_glsn, bench.storage.end)

@@ -44,7 +44,7 @@ class Reading:
             raise NotYetCommitted(f"GLSN {glsn} is not given out yet: the log ends at {view.catalog.high_watermark}")
         asked = [info for info in self._known(view, stream) if info.created_at < glsn <= info.last_glsn]
         found = await asyncio.gather(
-            *(self._ask(info, self._run_at(info.stream, glsn, deadline), deadline) for info in asked),
+            *(self.ask(info, self._run_at(info.stream, glsn, deadline), deadline) for info in asked),
             return_exceptions=True,
         )
         for run in found:
@@ -67,7 +67,7 @@ class Reading:
         if time > view.catalog.cut_time:
             return GLSN(end + 1)
         asked = [info for info in streams if info.last_glsn]
-        found = await asyncio.gather(*(self._ask(info, self._from(info, time, deadline), deadline) for info in asked))
+        found = await asyncio.gather(*(self.ask(info, self._from(info, time, deadline), deadline) for info in asked))
         return min((glsn for glsn in found if glsn is not None), default=GLSN(end + 1))
 
     def _known(self, view: View, stream: LogStreamId | None) -> list[StreamInfo]:
@@ -122,7 +122,7 @@ class Reading:
 
         return ask
 
-    async def _ask(self, info: StreamInfo, ask: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
+    async def ask(self, info: StreamInfo, ask: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
         """The answer of any replica: if one cannot answer, the next; if none can, again until the time is up."""
         wait = RETRY_SECONDS_MIN
         last: CutwaterError = Unavailable(f"log stream {info.stream} has no replica")

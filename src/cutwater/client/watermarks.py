@@ -71,7 +71,7 @@ class Watermarks:
         start = max(GLSN(clock.glsn + 1), topic.trimmed_before)
         if start > glsn:
             return clock.watermark
-        marks = await self._marks(GLSN(start - 1), glsn, deadline)
+        marks = await marks_between(self._repository, GLSN(start - 1), glsn, deadline)
         walk = _Walk(clock, self._catalogs, topic, strategy, marks)
         stop = GLSN(glsn + 1)
         selection = Selection(topic.name)
@@ -91,15 +91,6 @@ class Watermarks:
             await feed.close()
         walk.before(stop)
         return clock.watermark
-
-    async def _marks(self, after: GLSN, through: GLSN, deadline: Deadline) -> list[Mark]:
-        """Those above one position, up to another."""
-        found: list[Mark] = []
-        while after < through:
-            answer = await self._repository.ask(ClockRequest(after), ClockMarks, timeout_ms=deadline.left_ms())
-            found += answer.marks
-            after = answer.complete_through
-        return [mark for mark in found if mark.glsn <= through]
 
     def _inside(self, clock: WatermarkClock, topic: TopicInfo, run: Run, glsn: GLSN) -> int:
         """After some of the records of a batch. What it declares takes effect only at its end."""
@@ -139,10 +130,25 @@ class _Walk:
         self._clock.header(run.stream, run.first_glsn, batch.count, run.time, time_max, batch.declared)
 
     def _add_streams(self, glsn: GLSN) -> None:
+        """Those that exist at this position. One that was sealed for good before it counts no more."""
         for info in self._catalogs.view.streams_of(self._topic.topic):
-            if info.stream not in self._added and info.created_at < glsn:
+            exists = info.created_at < glsn and not (info.final and info.final_at < glsn)
+            if exists and info.stream not in self._added:
                 self._added.add(info.stream)
                 self._clock.add_stream(info.stream, self._strategy, info.created_time)
+            elif not exists and info.stream in self._added:
+                self._added.discard(info.stream)
+                self._clock.remove_stream(info.stream)
+
+
+async def marks_between(repository: Repository, after: GLSN, through: GLSN, deadline: Deadline) -> list[Mark]:
+    """The marks of the log's clock above one position, up to another."""
+    found: list[Mark] = []
+    while after < through:
+        answer = await repository.ask(ClockRequest(after), ClockMarks, timeout_ms=deadline.left_ms())
+        found += answer.marks
+        after = answer.complete_through
+    return [mark for mark in found if mark.glsn <= through]
 
 
 async def _in_time(feed: Feed, deadline: Deadline) -> list[Run]:

@@ -159,5 +159,8 @@ class ReplicaStorage(Protocol):
         """The first committed record of the newest ones that fit into about so many bytes, by whole files; None if
         nothing is committed."""
 
+    def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
+        """About how many bytes the entries up to each of these LLSNs take. Only differences mean something."""
+
     def verify(self) -> list[Finding]:
         """Read everything and check it against everything else."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from cutwater.core.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
 from cutwater.core.dedup import DedupCheckpoint
@@ -306,6 +307,12 @@ class MemoryStorage:
                 break
             llsn = frame.header.first_llsn
         return None if llsn > self.committed_end else glsn_of_llsn(self.memory.contexts, llsn)
+
+    def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
+        self._check()
+        ends = list(accumulate((frame.header.frame_bytes for frame in self.memory.frames), initial=0))
+        firsts = [frame.header.first_llsn for frame in self.memory.frames]
+        return [ends[bisect_right(firsts, llsn)] for llsn in llsns]
 
     def verify(self) -> list[Finding]:
         self._check()

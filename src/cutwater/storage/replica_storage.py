@@ -479,6 +479,9 @@ class SegmentStorage:
         llsn = max(self._read(lambda: self._log.first_within(bytes_max)), self.first_llsn)
         return None if llsn > self.committed_end else self._read(lambda: glsn_of_llsn(self._commits.contexts, llsn))
 
+    def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
+        return self._read(lambda: self._log.bytes_through(llsns))
+
     def _first_left(self) -> GLSN:
         """The GLSN after the last record that is gone, or what was asked for if that is more."""
         hard_state = self._hard_state or HardState()

@@ -185,6 +185,11 @@ class Segment:
                 self._points.append(point)
                 self._slots_used = slot + 1
 
+    def offset_after(self, llsn: LLSN) -> int:
+        """About where the entry with this LLSN ends: at the next index point, or at the end."""
+        i = bisect_right(self._points, llsn, key=lambda point: point[0])
+        return self._points[i][1] if i < len(self._points) else self.end.offset
+
     def _is_due(self, offset: int) -> bool:
         header = self._marked.header
         return self._slots_used < header.points and offset >= self.data_start + self._slots_used * header.interval

@@ -116,6 +116,18 @@ class SegmentLog:
             first = before
         return first
 
+    def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
+        """About where each of these LLSNs ends, counted over all files: as exact as the index is."""
+        firsts = list(self._firsts)
+        starts = [0]
+        for first in firsts[:-1]:
+            starts.append(starts[-1] + self._files.open(self._path(first)).size())
+        found = []
+        for llsn in llsns:
+            i = bisect_right(firsts, llsn) - 1
+            found.append(0 if i < 0 else starts[i] + self.segment_of(llsn).offset_after(llsn))
+        return found
+
     # Writing.
 
     def write(self, entries: Sequence[Entry]) -> None:

@@ -125,7 +125,7 @@ class Following:
         driver.require_readable()
 
 
-def _complete_through(driver: ReplicaDriver) -> GLSN:
+def complete_through(driver: ReplicaDriver) -> GLSN:
     """Up to where everything that is committed can be found in the files."""
     replica = driver.replica
     # In this order, because commits go on: what is complete is no more than what is committed after it was asked for.
@@ -136,7 +136,7 @@ def _complete_through(driver: ReplicaDriver) -> GLSN:
 
 
 def _find(driver: ReplicaDriver, asked: api.FindArguments) -> api.FindAnswer:
-    through, storage = _complete_through(driver), driver.storage
+    through, storage = complete_through(driver), driver.storage
     glsn = storage.within(asked.bytes_max) if asked.bytes_max else storage.from_time(asked.time)
     return api.FindAnswer(glsn, through, storage.size_bytes)
 
@@ -144,7 +144,7 @@ def _find(driver: ReplicaDriver, asked: api.FindArguments) -> api.FindAnswer:
 def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part:
     replica = driver.replica
     # In this order: what was complete before is still complete after the read.
-    through, revision, committed_end = _complete_through(driver), replica.revision, indexed_end(driver)
+    through, revision, committed_end = complete_through(driver), replica.revision, indexed_end(driver)
     part = driver.storage.read(llsn, committed_end, min(max(arguments.bytes_max, 1), READ_BYTES_MAX))
     frames: Sequence[Frame] = part.frames
     body: Payload = part.data

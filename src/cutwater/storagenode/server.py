@@ -29,10 +29,12 @@ from cutwater.storagenode.publishing import Publishing
 from cutwater.storagenode.reading import Reading
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.room import RESERVE_BYTES, RoomWatch
+from cutwater.storagenode.scanning import Scanning
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
 from cutwater.types import LogStreamId, Report, StorageNodeId
+from cutwater.wire import scan_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
 from cutwater.wire.connection import Connection
@@ -269,6 +271,9 @@ class StorageNodeServer:
         following = Following(self.node)
         methods.streams_to(api.FOLLOW)(following.serve)
         methods.answers(api.FIND)(following.find)
+        scanning = Scanning(self.node)
+        methods.answers(scan_api.MEASURE)(scanning.measure)
+        methods.answers(scan_api.HEADS)(scanning.heads)
         methods.answers(api.FATE)(self._fate)
         methods.answers(api.STATUS)(self._status)
         methods.answers(api.DESCRIBE)(lambda call: self.describe())

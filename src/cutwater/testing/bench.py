@@ -33,6 +33,7 @@ from cutwater.testing import (
     bench_failover,
     bench_log,
     bench_order,
+    bench_spark,
     bench_storage,
     bench_stores,
     bench_wire,
@@ -243,6 +244,7 @@ def main() -> int:
         *bench_cluster.lines(),
         *bench_failover.lines(),
         *bench_log.lines(quick="--quick" in sys.argv[1:]),
+        *bench_spark.lines(),
     ]
     REPORT.write_text("\n".join(lines))
     print("\n".join(lines))

@@ -1,0 +1,49 @@
+"""Connections of this process to logs, kept for the next task: Spark uses its Python workers again and again."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+from cutwater.client.loop_thread import LoopThread
+from cutwater.client.ranges import Ranges
+from cutwater.spark.options import Where
+
+LINKS_MAX = 4
+
+
+class Link:
+    """A log, and the event loop on which it is asked."""
+
+    def __init__(self, where: Where) -> None:
+        self.loop = LoopThread("cutwater spark")
+        try:
+            self.ranges = self.loop.run(Ranges.connect(where.servers, where.access(), timeout=where.timeout))
+        except BaseException:
+            self.loop.close()
+            raise
+        self.loop.at_end(self.ranges.close)
+
+    def close(self) -> None:
+        try:
+            self.loop.run(self.ranges.close())
+        finally:
+            self.loop.close()
+
+
+_links: OrderedDict[tuple[int, Where], Link] = OrderedDict()
+
+
+def link_to(where: Where) -> Link:
+    """One that is there, or a new one. ``where`` names servers."""
+    # Whoever was forked from a process with links has the objects, but not their threads.
+    key = (os.getpid(), where)
+    link = _links.get(key)
+    if link is None:
+        link = _links[key] = Link(where)
+    _links.move_to_end(key)
+    while len(_links) > LINKS_MAX:
+        (process, _), oldest = _links.popitem(last=False)
+        if process == os.getpid():
+            oldest.close()
+    return link

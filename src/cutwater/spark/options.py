@@ -1,0 +1,284 @@
+"""The options of the format ``cutwater`` for reading, checked as a whole: whatever is wrong is named, with what was
+given and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from msgspec import Struct
+
+from cutwater.client.access import Access
+from cutwater.client.conversion import time_us
+from cutwater.client.feeds import Selection
+from cutwater.client.repository import parse_servers
+from cutwater.core.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
+from cutwater.errors import InvalidArgument
+from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime
+from cutwater.wire.tls import TlsFiles, load_tls
+
+MIB = 1024 * 1024
+PARTITION_BYTES_DEFAULT = 96 * MIB
+TIMEOUT_US_DEFAULT = 120 * SECOND
+_UNITS_US = {
+    "us": 1,
+    "ms": MILLISECOND,
+    "s": SECOND,
+    "m": 60 * SECOND,
+    "h": 3_600 * SECOND,
+    "d": 86_400 * SECOND,
+}
+_UNIT_NAMES = {
+    "microsecond": "us",
+    "millisecond": "ms",
+    "second": "s",
+    "minute": "m",
+    "hour": "h",
+    "day": "d",
+}
+_SIZES = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
+
+End = Literal["earliest", "latest"]
+
+WHERE = ("servers", "path", "token", "tls.certificate", "tls.key", "tls.ca", "insecure", "timeout")
+"""Options that say which log it is and how it is reached: for reading and for writing."""
+WHAT = ("subscribe", "subscribePattern", "columns", "includeHeaders")
+FROM_TO = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss")
+HOW = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxPartitionBytes", "minPartitions")
+EVENT_TIME = ("watermark.bound", "watermark.idleAfter", "watermark.punctuated")
+READING = (*WHERE, *WHAT, *FROM_TO, *HOW, *EVENT_TIME)
+
+
+class Where(Struct, frozen=True):
+    """Which log, and how it is reached. Either ``servers`` or ``path`` is not empty."""
+
+    servers: str = ""
+    path: str = ""
+    token: str = ""
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    timeout_us: int = TIMEOUT_US_DEFAULT
+
+    @property
+    def timeout(self) -> float:
+        """Seconds."""
+        return self.timeout_us / SECOND
+
+    def access(self) -> Access:
+        tls: ssl.SSLContext | None = None if self.tls is None else load_tls(self.tls).client
+        return Access(tls, self.token, self.insecure)
+
+
+class Point(Struct, frozen=True):
+    """Where to begin or to end: an end of the log, after an offset, or at a time, one of them."""
+
+    end: End | None = None
+    offset: GLSN | None = None
+    time: CutTime | None = None
+    option: str = ""
+
+
+class ReadOptions(Struct, frozen=True):
+    where: Where
+    topics: tuple[str, ...]
+    pattern: str
+    columns: tuple[str, ...] | None
+    headers: bool
+    start: Point
+    stop: Point
+    fail_on_data_loss: bool
+    rows_max: int | None
+    bytes_max: int | None
+    partition_bytes: int
+    partitions_min: int
+    strategy: Strategy
+
+    def selection(self) -> Selection:
+        return Selection(re.compile(self.pattern) if self.pattern else self.topics)
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
+    """Names may be in any case. ``streaming``: None if it is not known yet, so that options for either may be there."""
+    known = {name.lower(): name for name in READING}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise InvalidArgument(f"there is no option {name!r} (given: {value!r}); options are {', '.join(READING)}")
+    options = _Given({known[name.lower()]: value for name, value in given.items()})
+    if streaming:
+        options.refuse(("endingOffsets", "endingTimestamp"), "a streaming query has no end: leave it out")
+        options.refuse(("minPartitions",), "it is for batch reads: leave it out")
+    elif streaming is not None:
+        options.refuse(("maxOffsetsPerTrigger", "maxBytesPerTrigger"), "it is for streaming queries: leave it out")
+    options.one_of("subscribe", "subscribePattern", needed=True)
+    options.one_of("startingOffsets", "startingTimestamp", needed=False)
+    options.one_of("endingOffsets", "endingTimestamp", needed=False)
+    return ReadOptions(
+        where=where(options),
+        topics=options.names("subscribe") or (),
+        pattern=options.pattern("subscribePattern"),
+        columns=options.names("columns"),
+        headers=options.flag("includeHeaders", False),
+        start=options.point(
+            "starting", "latest" if streaming else "earliest", allowed="earliest" if streaming is False else "both"
+        ),
+        stop=options.point("ending", "latest", allowed="latest"),
+        fail_on_data_loss=options.flag("failOnDataLoss", True),
+        rows_max=options.number("maxOffsetsPerTrigger", None),
+        bytes_max=options.size("maxBytesPerTrigger", None),
+        partition_bytes=options.size("maxPartitionBytes", PARTITION_BYTES_DEFAULT) or PARTITION_BYTES_DEFAULT,
+        partitions_min=options.number("minPartitions", 1) or 1,
+        strategy=_strategy(options),
+    )
+
+
+def where(options: _Given) -> Where:
+    options.one_of("servers", "path", needed=True)
+    servers = options.get("servers") or ""
+    if servers:
+        parse_servers(servers)
+    path = options.get("path") or ""
+    return Where(
+        servers,
+        str(Path(path).absolute()) if path else "",
+        options.get("token") or "",
+        options.tls(),
+        options.flag("insecure", False),
+        options.duration("timeout", TIMEOUT_US_DEFAULT),
+    )
+
+
+def _strategy(options: _Given) -> Strategy:
+    idle_after_us = options.duration("watermark.idleAfter", IDLE_AFTER_US_DEFAULT)
+    if not options.flag("watermark.punctuated", False):
+        return BoundedOutOfOrderness(options.duration("watermark.bound", 0), idle_after_us)
+    options.refuse(("watermark.bound",), "what is declared has no bound: leave it out, or watermark.punctuated")
+    return Punctuated(idle_after_us)
+
+
+class _Given:
+    """What was given, by the right names."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def wrong(self, name: str, allowed: str) -> NoReturn:
+        raise InvalidArgument(f"option {name!r} is {self._values[name]!r}: {allowed}")
+
+    def refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if name in self._values:
+                self.wrong(name, why)
+
+    def one_of(self, first: str, second: str, *, needed: bool) -> None:
+        if first in self._values and second in self._values:
+            raise InvalidArgument(
+                f"options {first!r} ({self._values[first]!r}) and {second!r} ({self._values[second]!r}) exclude each "
+                "other: give one of them"
+            )
+        if needed and not (self._values.get(first) or self._values.get(second)):
+            raise InvalidArgument(f"option {first!r} or {second!r} is needed, and neither was given")
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        value = self.get(name)
+        if value is None:
+            return None
+        names = tuple(part.strip() for part in value.split(","))
+        if not all(names) or len(set(names)) != len(names):
+            self.wrong(name, "names are separated by commas, each once")
+        return names
+
+    def pattern(self, name: str) -> str:
+        value = self.get(name) or ""
+        try:
+            re.compile(value)
+        except re.error as error:
+            self.wrong(name, f"it is no regular expression: {error}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.get(name)
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            self.wrong(name, "true or false is wanted")
+        return value.lower() == "true"
+
+    def number(self, name: str, default: int | None) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return default
+        if not value.strip().isdecimal() or int(value) < 1:
+            self.wrong(name, "a whole number from 1 on is wanted")
+        return int(value)
+
+    def size(self, name: str, default: int | None) -> int | None:
+        value = self.get(name)
+        if value is None:
+            return default
+        found = re.fullmatch(r"\s*(\d+)\s*([bkmg]?)b?\s*", value.lower())
+        if found is None or int(found[1]) < 1:
+            self.wrong(name, "a number of bytes is wanted, such as 1048576, 512k, 64m or 1g")
+        return int(found[1]) * _SIZES[found[2]]
+
+    def duration(self, name: str, default: int) -> int:
+        value = self.get(name)
+        if value is None:
+            return default
+        found = re.fullmatch(r"\s*(\d+)\s*([a-z]+)\s*", value.lower())
+        unit = None if found is None else _UNIT_NAMES.get(found[2].removesuffix("s"), found[2])
+        if found is None or unit not in _UNITS_US:
+            self.wrong(name, "a time is wanted, such as 500ms, 5s, 5 seconds, 10 minutes or 1h")
+        return int(found[1]) * _UNITS_US[unit]
+
+    def tls(self) -> TlsFiles | None:
+        names = ("tls.certificate", "tls.key", "tls.ca")
+        files = [self.get(name) for name in names]
+        if not any(files):
+            return None
+        for name, file in zip(names, files, strict=True):
+            if not file:
+                raise InvalidArgument(f"option {name!r} is missing: TLS needs all of {', '.join(names)}, PEM files")
+        certificate, key, authority = (Path(file or "") for file in files)
+        return TlsFiles(certificate, key, authority)
+
+    def point(self, prefix: str, default: End, *, allowed: Literal["earliest", "latest", "both"]) -> Point:
+        offsets, timestamp = f"{prefix}Offsets", f"{prefix}Timestamp"
+        if self.get(timestamp) is not None:
+            return Point(time=self._time(timestamp), option=timestamp)
+        value = (self.get(offsets) or default).strip()
+        words = ("earliest", "latest") if allowed == "both" else (allowed,)
+        for word in words:
+            if value.lower() == word:
+                return Point(end="earliest" if word == "earliest" else "latest", option=offsets)
+        wanted = f'{" or ".join(words)}, a GLSN from 1 on, or an offset as Spark shows it, {{"glsn": n}}, is wanted'
+        if value.isdecimal() and int(value) >= 1:
+            # A number is a position as clients name it: the first record, or the one after the last.
+            return Point(offset=GLSN(int(value) - 1), option=offsets)
+        try:
+            found = json.loads(value)
+        except ValueError:
+            self.wrong(offsets, wanted)
+        glsn = found.get("glsn") if isinstance(found, dict) and len(found) == 1 else None
+        if not isinstance(glsn, int) or isinstance(glsn, bool) or glsn < 0:
+            self.wrong(offsets, wanted)
+        return Point(offset=GLSN(glsn), option=offsets)
+
+    def _time(self, name: str) -> CutTime:
+        value = (self.get(name) or "").strip()
+        if re.fullmatch(r"\d+", value):
+            return CutTime(int(value) * MILLISECOND)
+        try:
+            return CutTime(time_us(datetime.fromisoformat(value), name))
+        except ValueError:
+            pass
+        except InvalidArgument as error:
+            self.wrong(name, str(error))
+        self.wrong(name, "milliseconds since 1970, or a time with its zone such as 2026-01-31T12:00:00Z, is wanted")

@@ -1,0 +1,375 @@
+"""What the planner of a query knows: from where to where, and which task reads what.
+
+An offset is one number n: everything of the query's topics at or below GLSN n has been read. It moves when these topics
+have new records, or when the watermark, if it is among the columns, has moved; not for what happens to other topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct
+from pyspark.sql.types import StructType
+
+from cutwater.client.catalogs import View
+from cutwater.client.feeds import Feed
+from cutwater.client.ranges import Ranges
+from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.core.watermark import NO_WATERMARK
+from cutwater.errors import CutwaterError, InvalidArgument, Trimmed
+from cutwater.spark.event_time import ClockState, Seen, Walked, advance, is_settled, state_before
+from cutwater.spark.options import Point, ReadOptions
+from cutwater.spark.schema import arrow_schema, check_schema
+from cutwater.spark.tasks import Part, Scan, lost, report_loss
+from cutwater.types import GLSN, LLSN, LogStreamId, TopicId
+from cutwater.wire.scan_api import POSITIONS_MAX, UNKNOWN
+
+_log = logging.getLogger(__name__)
+
+WAIT_SECONDS = 0.1
+"""How long a query that has nothing to do waits for something new: as long as another source of it may have to wait."""
+MARKS_SECONDS = 1.0
+"""How often it looks whether time alone has moved the watermark."""
+SEARCH_POSITIONS = 64
+SPLIT_POSITIONS = 16
+"""Per part that a range is cut into: how exactly the parts have the same size."""
+TRIMS_MAX = 3
+"""How often a range is planned anew because it was trimmed meanwhile."""
+LOOK_BACK = 4_096
+LOOK_BACK_FACTOR = 16
+
+
+class Piece(Struct, frozen=True):
+    """A range of one log stream, both ends included."""
+
+    topic: TopicInfo
+    info: StreamInfo
+    first: GLSN
+    last: GLSN
+
+
+class Planner:
+    """All of it runs on one event loop. ``schema`` is what Spark expects of the rows."""
+
+    def __init__(self, options: ReadOptions, ranges: Ranges, schema: StructType) -> None:
+        self._options, self._ranges, self._schema = options, ranges, schema
+        columns = arrow_schema(schema)
+        self._scan = Scan(
+            options.where, columns, options.columns is not None, options.strategy, options.fail_on_data_loss
+        )
+        self._timeout = options.where.timeout
+        self._selection = options.selection()
+        self._wants_watermark = "watermark" in columns.names
+        self._feed: Feed | None = None
+        self._looked_at = -math.inf
+        self._clock: ClockState | None = None
+        self._began: dict[TopicId, GLSN] = {}
+        """Where each topic began when the query did, if it began with the earliest: what lies before is not missed."""
+        self._read: dict[LogStreamId, LLSN] = {}
+        """How far each log stream has been planned to be read."""
+        self._lost: dict[str, GLSN] = {}
+        self._view: View | None = None
+
+    async def close(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
+
+    async def _fresh(self) -> View:
+        self._view = await self._ranges.view(self._timeout)
+        return self._view
+
+    def _streams(self, view: View) -> list[tuple[TopicInfo, StreamInfo]]:
+        return [(topic, info) for topic in self._selection.topics(view) for info in view.streams_of(topic.topic)]
+
+    # Where to begin and to end.
+
+    async def start(self) -> GLSN:
+        """The offset to begin with."""
+        view = await self._fresh()
+        if self._options.start.end == "earliest":
+            self._began = {topic.topic: topic.trimmed_before for topic in self._selection.topics(view)}
+            return GLSN(min(self._began.values(), default=GLSN(1)) - 1)
+        return await self._resolve(self._options.start, view)
+
+    async def stop(self) -> GLSN:
+        """The offset at which a batch ends."""
+        return await self._resolve(self._options.stop, await self._fresh())
+
+    async def _resolve(self, point: Point, view: View) -> GLSN:
+        end = view.catalog.high_watermark
+        if point.offset is not None:
+            if point.offset > end:
+                raise InvalidArgument(
+                    f"option {point.option!r} lies above the end of the log: the highest GLSN given out is {end}"
+                )
+            return point.offset
+        if point.time is not None:
+            streams = [info for _, info in self._streams(view)]
+            return GLSN(await self._ranges.find(point.time, streams, view, self._timeout) - 1)
+        return end
+
+    def _newest(self, view: View) -> GLSN:
+        """The last position that a log stream of the query has."""
+        return max((info.last_glsn for _, info in self._streams(view)), default=GLSN(0))
+
+    async def newest(self) -> GLSN:
+        return self._newest(await self._fresh())
+
+    async def latest(self, start: GLSN, through: GLSN | None = None, *, limited: bool = True) -> GLSN:
+        """Up to where the next micro-batch may go: as far as the log has come, at most to ``through``, and no further
+        than the limits say. If there is nothing new, it waits a moment for it."""
+        if through is not None and start >= through:
+            return start
+        view = await self._fresh() if self._feed is None else await self._awaited(self._feed)
+        if view is None:
+            return await self._moved_by_time(start)
+        newest = self._newest(view)
+        if newest <= start:
+            if through is not None:
+                return start
+            self._feed = self._ranges.feed(self._selection, GLSN(view.catalog.high_watermark + 1), view)
+            view = await self._awaited(self._feed)
+            if view is None:
+                return await self._moved_by_time(start)
+            newest = self._newest(view)
+        end = max(start, newest if through is None else min(newest, through))
+        return await self._limited(start, end, view) if limited else end
+
+    async def _awaited(self, feed: Feed) -> View | None:
+        """Wait for a record; None if none came."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not await feed.take():
+                    pass
+        except TimeoutError:
+            return None
+        except CutwaterError:
+            # The catalog says better what is wrong, if anything is.
+            pass
+        await self.close()
+        return await self._fresh()
+
+    async def _moved_by_time(self, start: GLSN) -> GLSN:
+        """A log stream that has turned idle holds the watermark back no more, at the next mark of the log's clock."""
+        now = asyncio.get_running_loop().time()
+        if not self._wants_watermark or now - self._looked_at < MARKS_SECONDS:
+            return start
+        self._looked_at = now
+        view = await self._fresh()
+        if self._newest(view) > start:
+            return start
+        before = await self._walk(start, start, view)
+        after = await self._walk(start, view.catalog.high_watermark, view)
+        return after.state.glsn if after.state.watermark > before.state.watermark else start
+
+    async def progress(self) -> dict[str, object]:
+        """How far the topics go, how many records of them lie before that, and what was lost. Spark shows it before the
+        next range is planned, so records that are just about to be read count as well."""
+        view = self._view or await self._fresh()
+        streams = self._streams(view)
+        behind = [info.committed_end - self._read.get(info.stream, LLSN(0)) for _, info in streams]
+        told: dict[str, object] = {"glsn": self._newest(view), "recordsBehind": sum(max(0, n) for n in behind)}
+        if self._lost:
+            told["lostBefore"] = dict(self._lost)
+        return told
+
+    # How much.
+
+    async def _limited(self, start: GLSN, end: GLSN, view: View) -> GLSN:
+        rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
+        streams = [info for _, info in self._streams(view) if info.last_glsn > start]
+        if rows_max is not None:
+            end = await self._row_limit(start, end, streams, rows_max)
+        if bytes_max is not None:
+            fits = await self._search(start, end, streams, lambda _, size: size <= bytes_max)
+            # At least one record, or the query would stand still.
+            end = max(fits, await self._row_limit(start, end, streams, 1))
+        return end
+
+    async def _row_limit(self, start: GLSN, end: GLSN, streams: Sequence[StreamInfo], rows_max: int) -> GLSN:
+        """Where so many records since ``start`` are reached, or ``end``. So many positions hold no more than that."""
+        low = min(end, GLSN(start + rows_max))
+        return await self._search(start, end, streams, lambda rows, _: rows <= rows_max, low, rows_max)
+
+    async def _search(
+        self,
+        start: GLSN,
+        end: GLSN,
+        streams: Sequence[StreamInfo],
+        fits: Callable[[int, int], bool],
+        low: GLSN | None = None,
+        rows_enough: int | None = None,
+    ) -> GLSN:
+        """The highest position up to which the records since ``start``, or their bytes, still fit; or one with just
+        enough of them. Up to ``low`` they do."""
+        low, high = start if low is None else low, GLSN(end + 1)
+        while high - low > 1:
+            step = max(1, (high - low) // SEARCH_POSITIONS)
+            positions = [start, *(GLSN(glsn) for glsn in range(max(low, start + 1), high, step))]
+            if high == end + 1 and positions[-1] != end:
+                positions.append(end)
+            totals = await self._totals(positions, streams)
+            for glsn, (rows, size) in zip(positions[1:], totals[1:], strict=True):
+                if not fits(rows, size):
+                    high = glsn
+                    break
+                low = glsn
+                if rows == rows_enough:
+                    return low
+            else:
+                if low == end:
+                    return end
+        return low
+
+    async def _totals(self, positions: Sequence[GLSN], streams: Sequence[StreamInfo]) -> list[tuple[int, int]]:
+        """Records and bytes since the first of these positions, over all log streams."""
+        found = await asyncio.gather(*(self._ranges.measure(info, positions, self._timeout) for info in streams))
+        return [
+            (
+                sum(max(0, answer.llsns[i]) - max(0, answer.llsns[0]) for answer in found),
+                sum(answer.bytes[i] - answer.bytes[0] for answer in found),
+            )
+            for i in range(len(positions))
+        ]
+
+    # Who reads what.
+
+    async def parts(self, start: GLSN, end: GLSN) -> list[Part]:
+        """One part per log stream with records above ``start`` up to ``end``, or several if there is much of it."""
+        if end <= start:
+            return []
+        view = self._view
+        if view is None or view.catalog.high_watermark < end:
+            view = await self._fresh()
+        if view.catalog.high_watermark < end:
+            raise InvalidArgument(
+                f"GLSN {end} lies above the end of the log, {view.catalog.high_watermark}: does this checkpoint belong "
+                "to another log?"
+            )
+        for _ in range(TRIMS_MAX):
+            try:
+                return await self._parts(start, end, view)
+            except Trimmed:
+                # Either it is told to fail, or the catalog was older than the trim, and a newer one tells what is left.
+                if self._options.fail_on_data_loss:
+                    raise
+                view = await self._fresh()
+        return await self._parts(start, end, view)
+
+    async def _parts(self, start: GLSN, end: GLSN, view: View) -> list[Part]:
+        found = await asyncio.gather(
+            *(self._piece(topic, info, view, start, end) for topic, info in self._streams(view))
+        )
+        pieces = [piece for piece in found if piece is not None]
+        seen: Mapping[LogStreamId, Seen] = {}
+        if self._wants_watermark:
+            split, walked = await asyncio.gather(self._split(pieces), self._walk(start, end, view))
+            self._clock, seen = walked.state, walked.seen
+        else:
+            split = await self._split(pieces)
+        return [
+            Part(
+                self._scan,
+                piece.topic,
+                piece.info.stream,
+                piece.first,
+                piece.last,
+                seen[piece.info.stream].between(piece.first, piece.last) if self._wants_watermark else None,
+            )
+            for piece in split
+        ]
+
+    async def _piece(self, topic: TopicInfo, info: StreamInfo, view: View, start: GLSN, end: GLSN) -> Piece | None:
+        """What of a log stream lies in the range, as far as the catalog knows: it has nothing above ``last_glsn``."""
+        first, last = GLSN(max(start, info.created_at) + 1), min(end, info.last_glsn)
+        if first > last:
+            return None
+        check_schema(self._schema, view.schema(topic), self._options)
+        # If the query began with the earliest, nothing is missed that was gone by then.
+        first = max(first, self._began.get(topic.topic, first))
+        if first < topic.trimmed_before:
+            await self._miss(topic, info, first)
+            first = topic.trimmed_before
+        return Piece(topic, info, first, last) if first <= last else None
+
+    async def _miss(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
+        """A topic is trimmed above a position that the query wants next: were there records in between?"""
+        positions = (GLSN(first - 1), GLSN(topic.trimmed_before - 1))
+        before, gone = (await self._ranges.measure(info, positions, self._timeout)).llsns
+        if before == gone != UNKNOWN:
+            return
+        error = Trimmed(first, topic.trimmed_before)
+        if self._options.fail_on_data_loss:
+            raise lost(error, topic.name)
+        if self._lost.get(topic.name) != topic.trimmed_before:
+            self._lost[topic.name] = topic.trimmed_before
+            report_loss(error, topic.name)
+
+    async def _split(self, pieces: Sequence[Piece]) -> list[Piece]:
+        ends = await asyncio.gather(*(self._measured(piece) for piece in pieces))
+        total = sum(ends)
+        target = min(self._options.partition_bytes, max(1, total // self._options.partitions_min))
+        found = await asyncio.gather(
+            *(self._cut(piece, math.ceil(size / target)) for piece, size in zip(pieces, ends, strict=True))
+        )
+        return [piece for cut in found for piece in cut]
+
+    async def _measured(self, piece: Piece) -> int:
+        answer = await self._ranges.measure(piece.info, (GLSN(piece.first - 1), piece.last), self._timeout)
+        self._read[piece.info.stream] = answer.llsns[1]
+        return answer.bytes[1] - answer.bytes[0]
+
+    async def _cut(self, piece: Piece, count: int) -> list[Piece]:
+        """A piece as several with about as many bytes each."""
+        if count <= 1 or piece.first == piece.last:
+            return [piece]
+        steps = min(count * SPLIT_POSITIONS, POSITIONS_MAX - 1, piece.last - piece.first + 1)
+        width = piece.last - piece.first + 1
+        positions = [GLSN(piece.first - 1 + width * i // steps) for i in range(steps + 1)]
+        sizes = (await self._ranges.measure(piece.info, positions, self._timeout)).bytes
+        each = (sizes[-1] - sizes[0]) / count
+        found, first, due = [], piece.first, sizes[0] + each
+        for glsn, size in zip(positions[1:-1], sizes[1:-1], strict=True):
+            if size >= due:
+                found.append(Piece(piece.topic, piece.info, first, glsn))
+                first = GLSN(glsn + 1)
+                due = max(due + each, size + each / 2)
+        return [*found, Piece(piece.topic, piece.info, first, piece.last)]
+
+    # The watermark.
+
+    async def _walk(self, start: GLSN, end: GLSN, view: View) -> Walked:
+        """Lead the clock through a range, from where it is if that is near."""
+        clock = self._clock
+        if clock is None or clock.glsn > start:
+            clock = await self._clock_at(start, view)
+        return await self._walked(clock, end, view)
+
+    async def _walked(self, clock: ClockState, end: GLSN, view: View) -> Walked:
+        streams = [info for _, info in self._streams(view) if info.created_at < end]
+        begin = {topic.topic: max(GLSN(clock.glsn + 1), topic.trimmed_before) for topic in self._selection.topics(view)}
+        marks, heads = await asyncio.gather(
+            self._ranges.marks(clock.glsn, end, self._timeout),
+            asyncio.gather(*(self._ranges.heads(info, begin[info.topic], end, self._timeout) for info in streams)),
+        )
+        known = dict(clock.streams)
+        for info, found in zip(streams, heads, strict=True):
+            known.setdefault(info.stream, state_before(info, found, self._options.strategy))
+        clock = ClockState(clock.glsn, clock.watermark, known)
+        by_stream = {info.stream: found for info, found in zip(streams, heads, strict=True)}
+        return advance(clock, end, streams, by_stream, marks, self._options.strategy)
+
+    async def _clock_at(self, glsn: GLSN, view: View) -> ClockState:
+        """The clock after a position: looks back as far as it must."""
+        earliest = min((topic.trimmed_before for topic in self._selection.topics(view)), default=GLSN(1))
+        back = LOOK_BACK
+        while True:
+            begin = GLSN(max(glsn - back, earliest - 1))
+            walked = await self._walked(ClockState(begin, NO_WATERMARK, {}), glsn, view)
+            if begin < earliest or is_settled(walked):
+                return walked.state
+            back *= LOOK_BACK_FACTOR

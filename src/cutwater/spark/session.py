@@ -1,0 +1,90 @@
+"""A Spark session with the settings that Cutwater was measured with, and the format ``cutwater`` registered."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from cutwater.spark.java import provide_java
+from cutwater.spark.source import source_class
+
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+
+SETTINGS: Mapping[str, str] = {
+    # A worker that starts on a busy machine needs longer than the default to say that it is there.
+    "spark.python.authenticate.socketTimeout": "180s",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Together these write a file of a checkpoint with one atomic rename, and no processes that are started on the way.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""See ADR 0017."""
+
+LOOPBACK = "127.0.0.1"
+ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
+"""Nobody else can connect."""
+
+
+STARTS_MAX = 5
+STARTING = "Initializing sources"
+LATE_WORKER = "failed to connect back"
+LOOK_SECONDS = 0.02
+
+
+def session(
+    name: str = "cutwater", *, master: str = "local[*]", config: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session that reads and writes the format ``cutwater``; the one that is running, if one is.
+
+    ``master`` is Spark's: ``local[*]``, ``local-cluster[2,1,1024]``, ``spark://host:port`` and others. ``config`` comes
+    on top of ``SETTINGS``. Python workers run the interpreter that calls this.
+
+    >>> spark = cutwater.spark.session()                                                           # doctest: +SKIP
+    >>> spark.read.format("cutwater").option("subscribe", "orders").load("./data").show()          # doctest: +SKIP
+    """
+    provide_java()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    settings = dict(SETTINGS)
+    if master.startswith("local"):
+        settings |= ON_THIS_MACHINE
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+        # The default, 200, is for clusters; a streaming query pays for each of them in every micro-batch.
+        settings["spark.sql.shuffle.partitions"] = str(min(os.cpu_count() or 1, 8))
+    settings |= config or {}
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session that was made otherwise know the format ``cutwater``."""
+    spark.dataSource.register(source_class(os.getpid()))
+
+
+def start(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query, and again if Spark gave up on it because a Python process took too long to come up: for those on
+    the driver that limit is ten seconds, and cannot be set. Returns when the query has begun, or has failed otherwise.
+    """
+    for _ in range(STARTS_MAX - 1):
+        query = writer.start()
+        while query.isActive and query.status["message"] == STARTING:
+            time.sleep(LOOK_SECONDS)
+        if LATE_WORKER not in str(query.exception()):
+            return query
+    return writer.start()

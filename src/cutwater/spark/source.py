@@ -1,0 +1,152 @@
+"""The format ``cutwater`` as Spark sees it. Everything here is called by Spark, in processes of its choice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec.structs import replace
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from cutwater.client.loop_thread import LoopThread
+from cutwater.errors import InvalidArgument
+from cutwater.spark.holder import servers_of
+from cutwater.spark.links import Link, link_to
+from cutwater.spark.options import ReadOptions, read_options
+from cutwater.spark.planning import Planner
+from cutwater.spark.schema import schema_of
+from cutwater.spark.tasks import Part, read_part
+from cutwater.types import GLSN
+
+GLSN_KEY = "glsn"
+
+
+class CutwaterSource(DataSource):
+    """Made by Spark whenever it needs one. ``application`` is the process that an embedded log is opened for."""
+
+    application = 0
+
+    @classmethod
+    def name(cls) -> str:
+        return "cutwater"
+
+    def schema(self) -> StructType:
+        # Whether this is for a batch or a streaming query is not known yet.
+        options = self._reached(read_options(self.options, streaming=None))
+        link = link_to(options.where)
+        return schema_of(options, link.loop.run(link.ranges.view(options.where.timeout)))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(self._reached(read_options(self.options, streaming=False)), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        return StreamReader(self._reached(read_options(self.options, streaming=True)), schema)
+
+    def _reached(self, options: ReadOptions) -> ReadOptions:
+        """With servers in the place of a path."""
+        where = options.where
+        if where.path:
+            servers = servers_of(where.path, self.application or os.getppid(), where.timeout)
+            where = replace(where, servers=servers, path="")
+        return replace(options, where=where)
+
+
+def source_class(application: int) -> type[DataSource]:
+    """The data source for a Spark application that this process has started."""
+    return type("CutwaterSource", (CutwaterSource,), {"application": application})
+
+
+class _Reader:
+    """What batch and streaming have in common. It travels to tasks, so it holds no connection."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self.options, self._schema = options, schema
+
+    def planner(self, link: Link) -> Planner:
+        return Planner(self.options, link.ranges, self._schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark makes up a partition.
+        return read_part(partition) if isinstance(partition, Part) else iter(())
+
+
+class BatchReader(_Reader, DataSourceReader):
+    def partitions(self) -> Sequence[InputPartition]:
+        link = link_to(self.options.where)
+        planner = self.planner(link)
+
+        async def plan() -> list[Part]:
+            start = await planner.start()
+            return await planner.parts(start, await planner.stop())
+
+        return link.loop.run(plan())
+
+
+class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """In the planner's process it lives as long as the query."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self._planner: Planner | None = None
+        self._through: GLSN | None = None
+
+    def _planning(self) -> tuple[Planner, LoopThread]:
+        link = link_to(self.options.where)
+        if self._planner is None:
+            self._planner = self.planner(link)
+        return self._planner, link.loop
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        planner, loop = self._planning()
+        return _offset(loop.run(planner.start()))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self.options.rows_max is not None:
+            return ReadMaxRows(self.options.rows_max)
+        return ReadAllAvailable() if self.options.bytes_max is None else ReadMaxBytes(self.options.bytes_max)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        planner, loop = self._planning()
+        self._through = loop.run(planner.newest())
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        planner, loop = self._planning()
+        limited = not isinstance(limit, ReadAllAvailable)
+        return _offset(loop.run(planner.latest(_glsn(start), self._through, limited=limited)))
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        planner, loop = self._planning()
+        return loop.run(planner.progress())
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        planner, loop = self._planning()
+        return loop.run(planner.parts(_glsn(start), _glsn(end)))
+
+    def commit(self, end: dict[str, int]) -> None:
+        """The checkpoint says how far the query has come; the log keeps no record of it."""
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            planner, loop = self._planning()
+            loop.run(planner.close())
+
+
+def _offset(glsn: GLSN) -> dict[str, int]:
+    return {GLSN_KEY: int(glsn)}
+
+
+def _glsn(offset: dict[str, int]) -> GLSN:
+    glsn = offset.get(GLSN_KEY)
+    if not isinstance(glsn, int):
+        raise InvalidArgument(f'an offset is {{"{GLSN_KEY}": n}}, not {offset}: does this checkpoint belong to a log?')
+    return GLSN(glsn)

@@ -1,0 +1,119 @@
+"""Tells those who are about to read a large range how much lies where, and what the headers of batches say."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
+
+from cutwater.errors import Damaged, InvalidArgument, Trimmed
+from cutwater.storagenode.following import complete_through
+from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.reading import indexed_end
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.types import GLSN, LLSN, BatchKind, CommitContext
+from cutwater.wire import scan_api as api
+from cutwater.wire.methods import Reply
+from cutwater.wire.serving import Call
+
+COMMITS_AT_ONCE = 1_024
+
+_first_glsn = attrgetter("first_glsn")
+
+
+class Scanning:
+    def __init__(self, node: StorageNode) -> None:
+        self._node = node
+
+    async def measure(self, call: Call[api.MeasureArguments]) -> api.MeasureAnswer:
+        asked = call.argument
+        if len(asked.positions) > api.POSITIONS_MAX or list(asked.positions) != sorted(asked.positions):
+            raise InvalidArgument(f"at most {api.POSITIONS_MAX} positions are measured at once, in rising order")
+        driver = self._node.driver(asked.stream)
+        return await driver.in_reader(lambda: _measure(driver, asked.positions))
+
+    async def heads(self, call: Call[api.HeadsArguments]) -> Reply[api.HeadsAnswer]:
+        asked = call.argument
+        if not 0 < asked.heads_max <= api.HEADS_MAX:
+            raise InvalidArgument(f"1 to {api.HEADS_MAX} heads are told at once, not {asked.heads_max}")
+        driver = self._node.driver(asked.stream)
+        try:
+            return await driver.in_reader(lambda: _heads(driver, asked))
+        except Damaged as error:
+            self._node.damage_met(asked.stream, error)
+            raise
+
+
+def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAnswer:
+    # In this order, because commits go on: what was complete before is still complete after the search.
+    through, contexts = complete_through(driver), driver.storage.contexts
+    llsns = [_last_llsn(contexts, glsn) for glsn in positions]
+    sizes = driver.storage.bytes_through(llsns)
+    return api.MeasureAnswer(tuple(llsns), tuple(sizes), through)
+
+
+def _last_llsn(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
+    """The last one that has this GLSN or one below."""
+    i = bisect_right(contexts, glsn, key=_first_glsn) - 1
+    if i < 0:
+        return LLSN(0) if not contexts or contexts[0].first_llsn == 1 else api.UNKNOWN
+    found = contexts[i]
+    return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
+
+
+def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsAnswer]:
+    storage, trimmed_before = driver.storage, driver.replica.hard_state.trimmed_before
+    through, end, contexts = complete_through(driver), indexed_end(driver), storage.contexts
+    if asked.from_glsn < trimmed_before:
+        raise Trimmed(asked.from_glsn, trimmed_before)
+    first = storage.from_glsn(asked.from_glsn)
+    start = LLSN(end + 1) if first is None else first
+    at = bisect_right(contexts, asked.to_glsn, key=_first_glsn) - 1
+    stop = min(_last_llsn(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
+    columns = [array("q") for _ in api.COLUMNS]
+    commits = _commits(contexts, _commit_of(contexts, start), at + 1)
+    commit = next(commits, None)
+    begin = start
+    for number, entry in enumerate(islice(storage.heads(start, stop), asked.heads_max) if start <= stop else ()):
+        while commit is not None and commit.last_llsn < entry.first_llsn:
+            commit = next(commits, None)
+        if commit is None:
+            raise Damaged(f"log stream {asked.stream}: LLSN {entry.first_llsn} has no commit")
+        if not number:
+            begin = entry.first_llsn
+        batch = entry.batch
+        values = (
+            entry.first_llsn,
+            commit.glsn_of(entry.first_llsn),
+            batch.count,
+            commit.time,
+            batch.time_max if batch.kind is BatchKind.DATA else api.NOTHING,
+            api.NOTHING if batch.declared is None else batch.declared,
+        )
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    if len(columns[0]) == asked.heads_max:
+        through = min(through, GLSN(columns[1][-1] + columns[2][-1] - 1))
+    return Reply(api.HeadsAnswer(_before(driver, contexts, begin), through), api.pack(columns))
+
+
+def _commits(contexts: Sequence[CommitContext], start: int, stop: int) -> Iterator[CommitContext]:
+    """Some at a time, because a range may have many and a reader asks for part of them."""
+    for at in range(start, stop, COMMITS_AT_ONCE):
+        yield from contexts[at : min(at + COMMITS_AT_ONCE, stop)]
+
+
+def _commit_of(contexts: Sequence[CommitContext], llsn: LLSN) -> int:
+    """The place of the commit that covers this LLSN, or would."""
+    return max(0, bisect_right(contexts, llsn, key=attrgetter("first_llsn")) - 1)
+
+
+def _before(driver: ReplicaDriver, contexts: Sequence[CommitContext], llsn: LLSN) -> api.EventTimeBefore:
+    """As if the stream began with what is not trimmed."""
+    i = bisect_right(contexts, LLSN(llsn - 1), key=attrgetter("first_llsn")) - 1
+    if i < 0 or contexts[i].glsn_of(LLSN(llsn - 1)) < driver.replica.hard_state.trimmed_before:
+        return api.EventTimeBefore(None, None, None)
+    running = driver.storage.running_before(llsn)
+    return api.EventTimeBefore(running.time_max, running.declared, contexts[i].time)

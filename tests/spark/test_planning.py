@@ -1,0 +1,311 @@
+"""Planner and tasks against the log itself, without a JVM."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import cutwater
+from cutwater.admin.operations import Admin
+from cutwater.core.watermark import BoundedOutOfOrderness
+from cutwater.errors import InvalidArgument, NotFound, Trimmed
+from cutwater.spark import planning
+from cutwater.spark.links import link_to
+from cutwater.spark.options import read_options
+from cutwater.types import LogStreamId
+from tests.integration.log_cluster import seeded
+from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Any:
+    with cutwater.open(tmp_path / "data") as client:
+        yield client
+
+
+def fill(log: cutwater.Client, topic: str, random: Random, batches: int, streams: Any, time_max: int = 10**8) -> None:
+    for _ in range(batches):
+        count = random.choice((1, 2, 3, 40))
+        log.append(
+            topic,
+            [random.randbytes(random.choice((0, 3, 200))) for _ in range(count)],
+            key=[random.choice((None, b"k")) for _ in range(count)],
+            timestamp=[random.randrange(time_max) for _ in range(count)],
+            stream=random.choice(streams),
+        )
+
+
+def expected(log: cutwater.Client, topics: Any, first: int, last: int) -> list[tuple[Any, ...]]:
+    return [
+        (r.topic, r.stream, r.glsn, r.llsn, r.timestamp, r.key, r.value, r.ingested_at)
+        for r in log.subscribe(topics, follow=False)
+        if first <= r.glsn <= last
+    ]
+
+
+def plain(table: pa.Table) -> list[tuple[Any, ...]]:
+    names = ("topic", "stream", "glsn", "llsn", "timestamp", "key", "value", "ingested_at")
+    return list(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+
+def seen(table: pa.Table) -> dict[int, int | None]:
+    return dict(zip(table["glsn"].to_pylist(), table["watermark"].cast(pa.int64()).to_pylist(), strict=True))
+
+
+def test_any_range_is_that_of_the_log(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, positions and watermarks, of one topic and of two, cut into parts and read from anywhere on."""
+    random = seeded()
+    monkeypatch.setattr(planning, "LOOK_BACK", random.choice((1, 7, 4_096)))
+    a, b = fresh.create_topic("a", streams=3).streams, fresh.create_topic("b", streams=2).streams
+    for _ in range(12):
+        fill(fresh, "a", random, 5, a)
+        fill(fresh, "b", random, 3, b)
+    end = fresh.tail()
+    for topics in (["a"], ["a", "b"]):
+        bound = random.randrange(10**6) * 1_000
+        right = watermarks(fresh, topics, BoundedOutOfOrderness(bound, FOREVER.idle_after_us))
+        for _ in range(6):
+            first = random.randrange(1, end + 1)
+            last = random.randrange(first, end + 1)
+            table = read(
+                servers=fresh.servers,
+                subscribe=",".join(topics),
+                startingOffsets=str(first),
+                endingOffsets=f'{{"glsn": {last}}}',
+                minPartitions=str(random.choice((1, 2, 9))),
+                **{"watermark.bound": f"{bound}us", "watermark.idleAfter": "1000d"},
+            )
+            rows = expected(fresh, topics, first, last)
+            assert plain(table) == rows
+            assert seen(table) == {row[2]: right[row[2]] for row in rows}
+
+
+def test_declared_watermarks_and_idle_streams(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``log.watermark`` says, which asks the clock of the log too."""
+    random = seeded()
+    monkeypatch.setattr(planning, "LOOK_BACK", random.choice((1, 5, 4_096)))
+    streams = fresh.create_topic("t", streams=3).streams
+    for _ in range(40):
+        declared = random.choice((None, random.randrange(10**8)))
+        fresh.append("t", [b"x"] * random.choice((1, 3)), stream=random.choice(streams), watermark=declared)
+    for options, arguments in (
+        ({"watermark.punctuated": "true"}, {"punctuated": True}),
+        ({"watermark.idleAfter": "2ms"}, {"idle_after": timedelta(milliseconds=2)}),
+        (
+            {"watermark.punctuated": "true", "watermark.idleAfter": "1ms"},
+            {"punctuated": True, "idle_after": timedelta(milliseconds=1)},
+        ),
+    ):
+        first = random.randrange(1, fresh.tail())
+        table = read(servers=fresh.servers, subscribe="t", startingOffsets=str(first), **options)
+        for glsn, watermark in random.sample(sorted(seen(table).items()), min(5, table.num_rows)):
+            right = fresh.watermark("t", at=glsn - 1, **arguments) if glsn > 1 else None
+            assert watermark == (None if right is None else round(right.timestamp() * 1_000_000)), (glsn, options)
+
+
+def test_a_stream_that_was_sealed_for_good(fresh: cutwater.Client) -> None:
+    """Event time does not wait for it any more, only for the one that took its place."""
+
+    async def finalize(stream: int) -> None:
+        async with Admin([fresh.servers.removeprefix("cutwater://")], timeout_ms=30_000) as admin:
+            await admin.finalize(LogStreamId(stream))
+
+    slow, fast = fresh.create_topic("t", streams=2).streams
+    fresh.append("t", b"x", stream=slow, timestamp=1_000_000)
+    fresh.append("t", b"x", stream=fast, timestamp=50_000_000)
+    asyncio.run(finalize(slow))
+    while len(streams := set(fresh.topic("t").streams) - {slow}) < 2:
+        time.sleep(0.01)
+    for number in (*sorted(streams), fast):
+        fresh.append("t", b"x", stream=number, timestamp=60_000_000)
+    found = seen(read(servers=fresh.servers, subscribe="t", **{"watermark.idleAfter": "9d"}))
+    for glsn, watermark in found.items():
+        right = fresh.watermark("t", at=glsn - 1, idle_after=timedelta(days=9)) if glsn > 1 else None
+        assert watermark == (None if right is None else round(right.timestamp() * 1_000_000))
+    assert found[max(found)] == 60_000_000 - 1_000
+
+
+def test_micro_batches_with_limits(fresh: cutwater.Client) -> None:
+    """Exactly as many records as allowed, in ranges that follow each other, and the same watermarks as in one read."""
+    random = seeded()
+    streams = fresh.create_topic("t", streams=3).streams
+    fresh.create_topic("other")
+    for _ in range(10):
+        fill(fresh, "t", random, 4, streams)
+        fresh.append("other", [b"x"] * random.choice((1, 300)))
+    rows, right = expected(fresh, "t", 1, fresh.tail()), watermarks(fresh, ["t"], FOREVER)
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest", "watermark.idleAfter": "99d"}
+    with stream(**options, maxOffsetsPerTrigger="37") as reader:
+        reader.prepareForTriggerAvailableNow()
+        late = fresh.append("t", b"too late")
+        start, found, sizes, marks = reader.initialOffset(), [], [], {}
+        while (end := latest(reader, start)) != start:
+            table = rows_of(reader, reader.partitions(start, end), columns(options))
+            assert all(start["glsn"] < glsn <= end["glsn"] for glsn in table["glsn"].to_pylist())
+            sizes.append(table.num_rows)
+            found += plain(table)
+            marks |= seen(table)
+            start = end
+    assert found == rows
+    assert sizes[:-1] == [37] * (len(sizes) - 1)
+    assert marks == right
+    with stream(**options, maxBytesPerTrigger="1") as reader:
+        first = latest(reader, reader.initialOffset())
+        assert rows_of(reader, reader.partitions({"glsn": 0}, first), columns(options)).num_rows == 1
+        assert latest(reader, {"glsn": 0}, ReadAllAvailable()) == {"glsn": late.glsn}
+
+
+def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    fresh.create_topic("other")
+    ack = fresh.append("t", b"x")
+    options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value", "startingOffsets": "earliest"}
+    with stream(**options) as reader:
+        start = latest(reader, reader.initialOffset())
+        assert start == {"glsn": ack.glsn}
+        fresh.append("other", [b"x"] * 10)
+        assert latest(reader, start) == start
+        behind = reader.reportLatestOffset()
+        assert behind == {"glsn": ack.glsn, "recordsBehind": 1}
+        reader.partitions({"glsn": 0}, start)
+        assert reader.reportLatestOffset() == {"glsn": ack.glsn, "recordsBehind": 0}
+        following = fresh.append("t", b"y")
+        assert latest(reader, start) == {"glsn": following.glsn}
+
+
+def test_an_idle_stream_lets_the_offset_move(fresh: cutwater.Client) -> None:
+    """The watermark moves at a tick, without a record, and the query is told."""
+    for attempt in range(4):
+        # At the tick a second after this record, the log stream that never spoke is idle and the other one is not;
+        # unless the machine is so busy that both are, and then once more.
+        topic = f"t{attempt}"
+        speaks, _never = fresh.create_topic(topic, streams=2).streams
+        time.sleep(2.1)
+        ack = fresh.append(topic, b"x", stream=speaks, timestamp=5_000_000)
+        options = {"servers": fresh.servers, "subscribe": topic, "startingOffsets": "earliest"}
+        with stream(**options, **{"watermark.idleAfter": "3s"}) as reader:
+            end = {"glsn": int(ack.glsn)}
+            reader.partitions({"glsn": 0}, end)
+            for _ in range(25):
+                moved = latest(reader, end)
+                if moved != end:
+                    assert reader.partitions(end, moved) == []
+                    return
+    pytest.fail("the offset never moved without a record")
+
+
+def test_new_streams_and_topics_join(fresh: cutwater.Client) -> None:
+    fresh.create_topic("orders-1")
+    fresh.append("orders-1", b"a")
+    options = {"servers": fresh.servers, "subscribePattern": "orders-.*", "startingOffsets": "earliest"}
+    with stream(**options) as reader:
+        start = latest(reader, reader.initialOffset())
+        fresh.change_topic("orders-1", streams=3)
+        fresh.create_topic("orders-2")
+        while len(fresh.topic("orders-1").streams) < 3:
+            time.sleep(0.01)
+        for number in fresh.topic("orders-1").streams:
+            fresh.append("orders-1", b"b", stream=number)
+        fresh.append("orders-2", b"c")
+        end = latest(reader, start)
+        while end["glsn"] < fresh.tail() and latest(reader, end) != end:
+            end = latest(reader, end)
+        table = rows_of(reader, reader.partitions(start, end), columns(options))
+        assert plain(table) == expected(fresh, ["orders-1", "orders-2"], start["glsn"] + 1, end["glsn"])
+        assert sorted(table["value"].to_pylist()) == [b"b", b"b", b"b", b"c"]
+        fresh.create_topic("orders-typed", schema={"n": pa.int64()})
+        fresh.append("orders-typed", {"n": 1})
+        with pytest.raises(InvalidArgument, match="'orders-typed' does not have the columns of this query"):
+            reader.partitions(end, latest(reader, end))
+
+
+def test_trimmed_records(fresh: cutwater.Client, caplog: pytest.LogCaptureFixture) -> None:
+    fresh.create_topic("t")
+    fresh.create_topic("other")
+    for value in (b"a", b"b", b"c", b"d"):
+        ack = fresh.append("t", value)
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "1", "columns": "glsn,value"}
+    fresh.trim("t", before=ack.glsn)
+    with stream(**options) as reader:
+        end = latest(reader, reader.initialOffset())
+        with pytest.raises(Trimmed) as raised:
+            reader.partitions({"glsn": 1}, end)
+        assert raised.value.first_left == ack.glsn
+        assert "failOnDataLoss=false" in raised.value.__notes__[0]
+    with stream(**options, failOnDataLoss="false") as reader:
+        end = latest(reader, {"glsn": 1})
+        table = rows_of(reader, reader.partitions({"glsn": 1}, end), columns(options))
+        assert table["value"].to_pylist() == [b"d"]
+        assert reader.reportLatestOffset() == {"glsn": ack.glsn, "recordsBehind": 0, "lostBefore": {"t": ack.glsn}}
+        assert "DATA LOSS" in caplog.text
+    # What is gone was read before: the trim lies above it, because another topic went on.
+    last = fresh.append("other", [b"x"] * 5)
+    fresh.trim("t", before=last.glsn)
+    new = fresh.append("t", b"e")
+    with stream(**options) as reader:
+        parts = reader.partitions({"glsn": ack.glsn}, {"glsn": new.glsn})
+        assert rows_of(reader, parts, columns(options))["value"].to_pylist() == [b"e"]
+    # Whoever begins with the earliest misses nothing.
+    assert read(servers=fresh.servers, subscribe="t,other")["value"].to_pylist() == [b"x"] * 5 + [b"e"]
+
+
+def test_a_trim_while_a_task_reads(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    acks = [fresh.append("t", b"x" * 1_000) for _ in range(4)]
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "1", "columns": "glsn,value"}
+    with stream(**options) as reader:
+        parts = reader.partitions({"glsn": 0}, {"glsn": acks[-1].glsn})
+        fresh.trim("t", before=acks[2].glsn)
+        with pytest.raises(Trimmed, match=f"the first one left is {acks[2].glsn}"):
+            rows_of(reader, parts, columns(options))
+    with stream(**options, failOnDataLoss="false") as reader:
+        link = link_to(reader.options.where)
+        planner = reader.planner(link)
+        parts = link.loop.run(planner.parts(acks[1].glsn, acks[-1].glsn))
+        assert rows_of(reader, parts, columns(options))["glsn"].to_pylist() == [acks[2].glsn, acks[3].glsn]
+
+
+def test_times_and_ends(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    acks = [fresh.append("t", value) for value in (b"a", b"b", b"c")]
+    middle = fresh.read(acks[1].glsn).ingested_at
+    options = {"servers": fresh.servers, "subscribe": "t"}
+    assert read(**options, startingTimestamp=middle.isoformat())["value"].to_pylist() == [b"b", b"c"]
+    assert read(**options, endingTimestamp=middle.isoformat())["value"].to_pylist() == [b"a"]
+    assert read(**options, startingOffsets=str(acks[2].glsn))["value"].to_pylist() == [b"c"]
+    assert read(**options, endingOffsets=str(acks[2].glsn))["value"].to_pylist() == [b"a", b"b"]
+    assert read(**options, startingTimestamp="4102444800000").num_rows == 0
+    with pytest.raises(InvalidArgument, match="'endingOffsets' lies above the end of the log"):
+        read(**options, endingOffsets="1000")
+    with stream(**options) as reader:
+        assert reader.initialOffset()["glsn"] >= acks[2].glsn
+    with stream(**options, startingTimestamp=str(int(middle.timestamp() * 1_000) + 1)) as reader:
+        assert reader.initialOffset()["glsn"] >= acks[0].glsn
+
+
+def test_topics_that_do_not_fit(fresh: cutwater.Client) -> None:
+    fresh.create_topic("a")
+    fresh.create_topic("typed", schema={"n": pa.int64()})
+    with pytest.raises(NotFound, match="there is no topic 'b'; topics: a, typed"):
+        columns({"servers": fresh.servers, "subscribe": "a,b"})
+    with pytest.raises(InvalidArgument, match="'a' and 'typed' do not have the same columns"):
+        columns({"servers": fresh.servers, "subscribe": "a,typed"})
+    assert columns({"servers": fresh.servers, "subscribe": "a,typed", "columns": "topic,glsn"}).names == [
+        "topic",
+        "glsn",
+    ]
+    with pytest.raises(
+        InvalidArgument, match="'columns' names 'n', which topic 'a' does not have: choose among topic, "
+    ):
+        columns({"servers": fresh.servers, "subscribe": "a", "columns": "n"})
+    with pytest.raises(InvalidArgument, match=r"'x\.\*': it matches no topic yet.*topics: a, typed"):
+        columns({"servers": fresh.servers, "subscribePattern": "x.*"})
+    assert read_options({"path": ".", "subscribe": "a"}, streaming=None).where.path == str(Path.cwd())
