@@ -132,11 +132,10 @@ def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monke
 
 
 def test_commits_are_held_until_someone_wants_them_or_entries_come(storage: FullStorage, told: Told) -> None:
-    first, second = entries_from(1, 2)
+    (first,) = entries_from(1, 1)
     commit = commit_of([first], None)
     told.write(first, 0)
     assert told.next() == Durable(first.last_llsn, 0, None, 0)
-    told.writer.on_readable = lambda: told.writer.submit(lambda: None, lambda error: None)
     told.writer.write_context(commit, 0)
     assert not told.writer.has_turn
     told.writer.release()

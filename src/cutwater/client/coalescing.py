@@ -8,10 +8,12 @@ or too late before its batch was sent is left out of it; afterwards it is *unkno
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
@@ -44,7 +46,14 @@ class Single(Struct, frozen=True):
     timestamp: int
 
 
-Part: TypeAlias = Single | pa.RecordBatch
+class Values(Struct, frozen=True):
+    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
+
+    values: pa.Array
+    timestamp: int
+
+
+Part: TypeAlias = Single | Values | pa.RecordBatch
 
 
 class _Waiting:
@@ -226,21 +235,19 @@ class Joined(NamedTuple):
 
 def joined(parts: Sequence[Part]) -> Joined:
     """All parts as one record batch, in their order."""
-    batches: list[pa.RecordBatch] = []
-    singles: list[Single] = []
-    for part in parts:
-        if isinstance(part, Single):
-            singles.append(part)
-            continue
-        if singles:
-            batches.append(_of_singles(singles).rows)
-            singles = []
-        batches.append(part)
-    if not batches:
-        return _of_singles(singles)
-    if singles:
-        batches.append(_of_singles(singles).rows)
-    return Joined(batches[0] if len(batches) == 1 else pa.concat_batches(batches), None)
+    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
+    if len(runs) == 1:
+        return runs[0]
+    return Joined(pa.concat_batches([run.rows for run in runs]), None)
+
+
+def _of_run(kind: type, run: list[Any]) -> Joined:
+    """Parts that are alike become Arrow together, which costs little more than one of them."""
+    if kind is Single:
+        return _of_singles(run)
+    if kind is Values:
+        return _of_values(run)
+    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
 
 
 def _of_singles(singles: list[Single]) -> Joined:
@@ -255,6 +262,21 @@ def _of_singles(singles: list[Single]) -> Joined:
         pa.nulls(count, HEADERS),
     ]
     return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(times), max(times)))
+
+
+def _of_values(run: list[Values]) -> Joined:
+    times = array("q")
+    for one in run:
+        times.extend(array("q", (one.timestamp,)) * len(one.values))
+    count = len(times)
+    arrays = [
+        pa.nulls(count, _BINARY),
+        run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run]),
+        pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)]),
+        pa.nulls(count, HEADERS),
+    ]
+    stamps = [one.timestamp for one in run]
+    return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(stamps), max(stamps)))
 
 
 _BINARY = pa.binary()
