@@ -16,10 +16,11 @@ from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Joined, L
 from cutwater.client.conversion import Records, Time, time_us, to_batch
 from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode
-from cutwater.client.errors import InvalidRecord, RecordTooLarge
+from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.schemas import TopicSchema
+from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound
 from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 
 LANES_MAX = 256
@@ -55,6 +56,53 @@ class Given:
         self.watermark, self.if_llsn = watermark, if_llsn
 
 
+class AppendVisit(Visit[Ack]):
+    """A small append of a thread that waits; it is the outcome that its lane tells."""
+
+    __slots__ = ("_ack", "_count", "_error", "_is_done", "_lane", "_part", "_seconds", "_size")
+
+    def __init__(self, lane: Callable[[], Lane], part: Part, count: int, size: int, seconds: float) -> None:
+        super().__init__()
+        self._lane, self._part, self._count, self._size, self._seconds = lane, part, count, size, seconds
+        self._ack: Ack | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+
+    def begin(self) -> None:
+        try:
+            lane = self._lane()
+            if lane.is_full:
+                raise NotThisWay
+            lane.put(self._part, self._count, self._size, Deadline(self._seconds), self)
+        except (CutwaterError, NotThisWay) as error:
+            self.set_exception(error)
+
+    def give_up(self) -> None:
+        """If it was not sent, it is left out."""
+        self._is_done = True
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, ack: Ack) -> None:
+        self._ack, self._is_done = ack, True
+        self.over.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error, self._is_done = error, True
+        self.over.release()
+
+    def result(self) -> Ack:
+        if isinstance(self._error, NotFound):
+            # It is certain that nothing was appended. The name may mean another topic by now.
+            raise NotThisWay
+        if self._error is not None:
+            raise self._error
+        if self._ack is None:
+            raise ClientClosed("this client was closed meanwhile")
+        return self._ack
+
+
 class Appends:
     def __init__(self, catalogs: Catalogs, shipping: Shipping, limits: Limits, compression: Compression | None) -> None:
         self._catalogs, self._shipping = catalogs, shipping
@@ -78,6 +126,18 @@ class Appends:
             if found is None or found.topic == info.topic:
                 raise
             return await self._append(found, given, deadline)
+
+    def quick(self, topic: str, given: Given, seconds: float) -> Visit[Ack] | None:
+        """See ``AsyncClient._quick_append``. Called from any thread, so nothing is changed before the visit begins."""
+        view = self._catalogs.view
+        info = view.topics.get(topic)
+        if info is None:
+            return None
+        schema = view.schema(info)
+        part, count, size = self._plain(schema, given.records, given.key, given.timestamp, given.headers, now_us())
+        if part is None:
+            return None
+        return AppendVisit(partial(self._lane, info, given.stream, schema), part, count, size, seconds)
 
     async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:
         schema = self._catalogs.view.schema(info)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import inf
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
@@ -56,11 +56,21 @@ class Values(Struct, frozen=True):
 Part: TypeAlias = Single | Values | pa.RecordBatch
 
 
-class _Waiting:
-    __slots__ = ("count", "deadline", "future", "part", "shipment", "size")
+class Outcome(Protocol):
+    """Where the outcome of an append goes, once: a future, or something cheaper. If it is done before, nobody waits."""
 
-    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, future: asyncio.Future[Ack]) -> None:
-        self.part, self.count, self.size, self.deadline, self.future = part, count, size, deadline, future
+    def done(self) -> bool: ...
+
+    def set_result(self, ack: Ack, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class _Waiting:
+    __slots__ = ("count", "deadline", "outcome", "part", "shipment", "size")
+
+    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, outcome: Outcome) -> None:
+        self.part, self.count, self.size, self.deadline, self.outcome = part, count, size, deadline, outcome
         self.shipment: Shipment | None = None
         """Set when it has left the queue."""
 
@@ -86,6 +96,8 @@ class Lane:
         self._room = asyncio.Event()
         self._room.set()
         self._is_due = self._is_closed = False
+        self._usual = 0
+        """How many appends travelled together lately."""
         self._in_flight: set[asyncio.Task[None]] = set()
 
     @property
@@ -93,25 +105,39 @@ class Lane:
         return not self._queue and not self._in_flight
 
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
-        while self._bytes > LANE_BYTES_MAX:
+        while self.is_full:
             await self._wait_for_room(deadline)
+        future: asyncio.Future[Ack] = self._loop.create_future()
+        waiting = self.put(part, count, size, deadline, future)
+        try:
+            return await future
+        finally:
+            self._pending.pop(waiting, None)
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes > LANE_BYTES_MAX
+
+    def put(self, part: Part, count: int, size: int, deadline: Deadline, outcome: Outcome) -> _Waiting:
+        """Take records in, whether or not there is room."""
         if self._is_closed:
             raise ClientClosed("the client was closed before this append was sent")
-        future: asyncio.Future[Ack] = self._loop.create_future()
-        waiting = _Waiting(part, count, size, deadline, future)
+        waiting = _Waiting(part, count, size, deadline, outcome)
         self._pending[waiting] = None
         self._queue.append(waiting)
         self._bytes += size
         if deadline.at < self._watch.armed:
             self._watch.note(deadline.at)
-        if not self._is_due and len(self._in_flight) < IN_FLIGHT_MAX:
+        if not self._is_due and self._may_depart():
             # Whoever appends in this turn of the event loop goes along.
             self._is_due = True
             self._loop.call_soon(self._depart)
-        try:
-            return await future
-        finally:
-            del self._pending[waiting]
+        return waiting
+
+    def _fail(self, waiting: _Waiting, error: CutwaterError) -> None:
+        self._pending.pop(waiting, None)
+        if not waiting.outcome.done():
+            waiting.outcome.set_exception(error)
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         self._room.clear()
@@ -126,11 +152,9 @@ class Lane:
     def _expire(self, now: float) -> float:
         """One timer for all: most get their outcome long before it fires."""
         earliest = inf
-        for waiting in self._pending:
-            if waiting.future.done():
-                continue
-            if waiting.deadline.at <= now:
-                waiting.future.set_exception(self._late(waiting))
+        for waiting in list(self._pending):
+            if waiting.outcome.done() or waiting.deadline.at <= now:
+                self._fail(waiting, self._late(waiting))
             else:
                 earliest = min(earliest, waiting.deadline.at)
         return earliest
@@ -138,8 +162,7 @@ class Lane:
     async def close(self) -> None:
         self._is_closed = True
         for waiting in self._queue:
-            if not waiting.future.done():
-                waiting.future.set_exception(ClientClosed("the client was closed before this append was sent"))
+            self._fail(waiting, ClientClosed("the client was closed before this append was sent"))
         self._queue.clear()
         # Those who wait for room are let in, to be told.
         self._bytes = 0
@@ -157,12 +180,20 @@ class Lane:
             "read the log, or use a producer, which finds out"
         )
 
+    def _may_depart(self) -> bool:
+        """Nothing waits when nothing is in flight. Otherwise a batch has to be worth it: those whose batch was just
+        acknowledged come back one by one, and if each went by itself, none would travel together."""
+        if not self._in_flight:
+            return True
+        return len(self._in_flight) < IN_FLIGHT_MAX and 2 * len(self._queue) >= self._usual
+
     def _depart(self) -> None:
         self._is_due = False
-        while self._queue and len(self._in_flight) < IN_FLIGHT_MAX:
+        while self._queue and self._may_depart():
             group = self._next_group()
             if not group:
                 continue
+            self._usual = max(len(group), self._usual // 2)
             task = self._loop.create_task(self._deliver(group))
             self._in_flight.add(task)
             task.add_done_callback(self._arrived)
@@ -173,7 +204,7 @@ class Lane:
         while self._queue and (not group or size + self._queue[0].size <= BATCH_BYTES_MAX):
             waiting = self._queue.popleft()
             self._bytes -= waiting.size
-            if not waiting.future.done():
+            if not waiting.outcome.done():
                 group.append(waiting)
                 size += waiting.size
         self._room.set()
@@ -191,7 +222,7 @@ class Lane:
         deadline = max((waiting.deadline for waiting in group), key=lambda deadline: deadline.at)
 
         def load() -> Batch:
-            group[:] = [waiting for waiting in group if not waiting.future.done()]
+            group[:] = [waiting for waiting in group if not waiting.outcome.done()]
             if not group:
                 raise ClientClosed("nobody waits for these appends any more")
             return self._encode(joined([waiting.part for waiting in group]))
@@ -200,18 +231,17 @@ class Lane:
             ack = await self._shipping.ship(shipment, self.topic, self._pin, load, None, deadline)
         except CutwaterError as error:
             for waiting in group:
-                if not waiting.future.done():
-                    waiting.future.set_exception(error)
+                self._fail(waiting, error)
             return
         except BaseException as error:
             for waiting in group:
-                if not waiting.future.done():
-                    waiting.future.set_exception(_interrupted(shipment, error))
+                self._fail(waiting, _interrupted(shipment, error))
             raise
         offset = 0
         for waiting in group:
-            if not waiting.future.done():
-                waiting.future.set_result(part_of(ack, offset, waiting.count))
+            self._pending.pop(waiting, None)
+            if not waiting.outcome.done():
+                waiting.outcome.set_result(part_of(ack, offset, waiting.count))
             offset += waiting.count
 
 

@@ -61,6 +61,8 @@ class NodeOptions(Struct, frozen=True):
     insecure: bool = False
     reserve_bytes: int = RESERVE_BYTES
     segments: SegmentOptions = SegmentOptions()
+    is_nearby: bool = False
+    """Those on the same event loop connect without a socket."""
 
 
 class StorageNodeServer:
@@ -117,6 +119,7 @@ class StorageNodeServer:
                 tls=options.tls.server if options.tls else None,
                 insecure=options.insecure,
                 on_open=self._connected,
+                is_nearby=options.is_nearby,
             )
         except BaseException:
             self.node.stop_reporting()
