@@ -67,7 +67,11 @@ class Herald:
         committed = {commit.stream for commit in cut.commits}
         known = self._state.streams
         members = {commit.stream: known[commit.stream].members for commit in cut.commits if commit.stream in known}
-        for node, member_of in self._memberships().items():
+        memberships = self._memberships()
+        # Heads first: it is they for whom clients wait.
+        heads = {chain[0]: None for chain in members.values() if chain}
+        for node in (*heads, *(node for node in memberships if node not in heads)):
+            member_of = memberships.get(node, ())
             commits = tuple(commit for commit in cut.commits if node in members.get(commit.stream, ()))
             quiet = tuple(lsid for lsid in member_of if lsid not in committed)
             if commits or quiet:
@@ -104,7 +108,7 @@ class Herald:
         behind = report.applied_high_watermark < settled
         for ur in report.uncommit_reports:
             stream = self._state.streams.get(ur.log_stream_id)
-            if stream is None or ur.state is ReplicaState.LEARNING:
+            if stream is None or ur.state is ReplicaState.LEARNING or (not behind and self._is_well(stream, node, ur)):
                 continue
             if node in stream.replicas:
                 yield from self._answer(stream, node, ur, behind)
@@ -123,6 +127,17 @@ class Herald:
         for stream in self._state.streams_on(node):
             if stream.stream not in known:
                 yield self._create(stream, report)
+
+    def _is_well(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> bool:
+        """Whether there is nothing to say, as nearly always: a member that runs, in a stream whose head runs."""
+        return (
+            stream.is_open
+            and ur.state is ReplicaState.RUNNING
+            and ur.epoch == stream.epoch
+            and node in stream.members
+            and ur.trimmed_before >= self._state.topics[stream.topic].trimmed_before
+            and (node == stream.members[0] or self._runs(stream, stream.members[0]))
+        )
 
     def _answer(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Iterator[Send]:
         if not stream.is_open:
