@@ -282,31 +282,27 @@ def _of_run(kind: type, run: list[Any]) -> Joined:
 
 def _of_singles(singles: list[Single]) -> Joined:
     """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
-    count = len(singles)
+    times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
-    times = [single.timestamp for single in singles]
-    arrays = [
-        pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(count, _BINARY),
-        pa.array([single.value for single in singles], _BINARY),
-        pa.array(times, TIMESTAMP),
-        pa.nulls(count, HEADERS),
-    ]
-    return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(times), max(times)))
+    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
+    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
+    return Joined(rows, (min(times), max(times)))
 
 
 def _of_values(run: list[Values]) -> Joined:
     times = array("q")
     for one in run:
         times.extend(array("q", (one.timestamp,)) * len(one.values))
-    count = len(times)
-    arrays = [
-        pa.nulls(count, _BINARY),
-        run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run]),
-        pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)]),
-        pa.nulls(count, HEADERS),
-    ]
+    values = run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
     stamps = [one.timestamp for one in run]
-    return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(stamps), max(stamps)))
+    return Joined(_key_value(pa.nulls(len(times), _BINARY), values, times), (min(stamps), max(stamps)))
+
+
+def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
+    """Without headers."""
+    count = len(times)
+    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
+    return pa.RecordBatch.from_arrays([keys, values, stamps, pa.nulls(count, HEADERS)], schema=KEY_VALUE)
 
 
 _BINARY = pa.binary()
