@@ -39,6 +39,7 @@ from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, topic_of
+from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument
@@ -264,6 +265,26 @@ class AsyncClient:
         """
         given = Given(records, key, timestamp, headers, stream, watermark, if_llsn)
         return await self._appends.append(topic, given, self._deadline(timeout))
+
+    def _quick_append(
+        self,
+        topic: str,
+        records: Records,
+        *,
+        key: Value | Sequence[Value | None] | pa.Array | None = None,
+        timestamp: Time | Sequence[Time | None] | pa.Array | None = None,
+        headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
+        stream: int | None = None,
+        watermark: Time | None = None,
+        if_llsn: int | None = None,
+        timeout: float | None = None,
+    ) -> Visit[Ack] | None:
+        """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
+        Any thread may call it."""
+        if self._is_closed or watermark is not None or if_llsn is not None:
+            return None
+        given = Given(records, key, timestamp, headers, stream, None, None)
+        return self._appends.quick(topic, given, self._timeout if timeout is None else timeout)
 
     # Reading.
 

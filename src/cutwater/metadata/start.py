@@ -14,7 +14,7 @@ from cutwater.metadata.open_store import open_store
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.loops import run
+from cutwater.wire.loops import run, settle_in
 from cutwater.wire.tls import TlsFiles, load_tls
 
 _log = logging.getLogger(__name__)
@@ -91,6 +91,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
             from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
 
             exporter = MetricsExporter(MetadataCollector(server), *parse_address(options.metrics))
+        settle_in()
         where = None if exporter is None else exporter.address
         on_serving(Serving(options.cluster, options.node, server.address, options.store, where))
         server.failed.add_done_callback(lambda failed: asked.set())

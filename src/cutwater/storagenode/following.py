@@ -55,7 +55,7 @@ class Following:
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
         news = asyncio.Event()
-        driver.watchers.add(news.set)
+        driver.watch(news.set)
         self._streams[call.connection] += 1
         try:
             await self._follow(call, driver, news, sender)
@@ -63,7 +63,7 @@ class Following:
             self._node.damage_met(arguments.stream, error)
             raise
         finally:
-            driver.watchers.discard(news.set)
+            driver.unwatch(news.set)
             self._streams[call.connection] -= 1
             if not self._streams[call.connection]:
                 del self._streams[call.connection]

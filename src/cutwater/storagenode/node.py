@@ -407,6 +407,8 @@ class StorageNode:
             self.report_soon()
 
     def _tick(self) -> None:
+        for driver in self.replicas.values():
+            driver.tick()
         self.report_soon()
         self._ticking = self._loop.call_later(REPORT_EVERY_SECONDS, self._tick)
 

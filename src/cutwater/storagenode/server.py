@@ -73,6 +73,8 @@ class NodeOptions(Struct, frozen=True):
     staged_bytes_max: int = STAGED_BYTES_MAX
     """What may be staged here and not be published yet."""
     staged_ask_seconds: float = ASK_SECONDS
+    is_nearby: bool = False
+    """Those on the same event loop connect without a socket."""
 
 
 class StorageNodeServer:
@@ -134,6 +136,7 @@ class StorageNodeServer:
                 tls=options.tls.server if options.tls else None,
                 insecure=options.insecure,
                 on_open=self._connected,
+                is_nearby=options.is_nearby,
             )
         except BaseException:
             self.node.stop_reporting()

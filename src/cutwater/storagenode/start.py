@@ -23,7 +23,7 @@ from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import is_loopback
-from cutwater.wire.loops import run
+from cutwater.wire.loops import run, settle_in
 from cutwater.wire.tls import TlsFiles, load_tls
 
 _log = logging.getLogger(__name__)
@@ -180,6 +180,7 @@ async def _serve_until(
             from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
 
             exporter = MetricsExporter(NodeCollector(server), *parse_address(options.metrics))
+        settle_in()
         on_serving(exporter.address if exporter is not None else None)
         server.fatal.add_done_callback(lambda fatal: asked.set())
         await asked.wait()

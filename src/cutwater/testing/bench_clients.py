@@ -26,7 +26,7 @@ from cutwater.wire.loops import run
 P = ParamSpec("P")
 R = TypeVar("R")
 
-JOB_SECONDS_MAX = 300.0
+JOB_SECONDS_MAX = 900.0
 VALUE_BYTES = 100
 
 
