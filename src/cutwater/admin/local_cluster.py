@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
+from cutwater.client.access import ANYONE, Access
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
 
@@ -260,7 +261,7 @@ def restart_dead(directory: Path) -> list[str]:
     return started
 
 
-async def health(cluster: LocalCluster, directory: Path | None = None) -> list[str]:
+async def health(cluster: LocalCluster, directory: Path | None = None, access: Access = ANYONE) -> list[str]:
     """What is wrong, in words; nothing if all is well. ``directory``: where it is, if it is a local one."""
     again = f"`cutwater cluster restart --dir {directory}` starts it again"
     if directory is not None and not cluster.running():
@@ -268,7 +269,7 @@ async def health(cluster: LocalCluster, directory: Path | None = None) -> list[s
     down = [(kind, m) for kind, group in cluster.groups() for m in group if not is_up(m)]
     found = [f"{kind} {_number(m)} does not run (it was process {m.pid}): {again}" for kind, m in down]
     try:
-        async with Admin(cluster.addresses, timeout_ms=3_000) as admin:
+        async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
             description = await admin.describe()
     except CutwaterError as error:
         return [*found, f"the metadata repository does not answer: {error.message}"]

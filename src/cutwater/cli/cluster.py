@@ -9,20 +9,19 @@ from typing import Annotated
 import typer
 
 from cutwater.admin import local_cluster
-from cutwater.cli.exits import UNHEALTHY, ends_well
-from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
+from cutwater.cli.commands import command, noun
+from cutwater.cli.exits import UNHEALTHY, Settings
+from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table, time_of
 
-app = typer.Typer(help="Start and stop a local cluster; look at any cluster.", no_args_is_help=True)
+app = noun("Start and stop a local cluster; look at any cluster.")
 
 RequiredDir = Annotated[
     Path, typer.Option("--dir", envvar="CUTWATER_DIR", help="Where everything of the cluster lies.")
 ]
 
 
-@app.command()
-@ends_well
+@command(app)
 def start(
     directory: RequiredDir,
     storage_nodes: Annotated[int | None, typer.Option(help="How many storage nodes; three for a new cluster.")] = None,
@@ -32,8 +31,6 @@ def start(
     metadata: Annotated[
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
 ) -> None:
     """Start a cluster on this machine, new or with the data that is there. Returns when it takes appends."""
     cluster = local_cluster.start(
@@ -44,39 +41,31 @@ def start(
         f"{'s on etcd' if len(cluster.metadata) > 1 else ' on SQLite'} run; replication {cluster.replication}\n"
         f"servers: {cluster.servers}\nstop it with: cutwater cluster stop --dir {directory}"
     )
-    show(output, cluster, told)
+    show(cluster, told)
 
 
-@app.command()
-@ends_well
-def stop(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
+@command(app)
+def stop(directory: RequiredDir) -> None:
     """Stop all processes of a local cluster. Its data stays."""
     killed = local_cluster.stop(directory.absolute())
     late = f"; {len(killed)} did not end in time and were killed" if killed else ""
-    show(output, {"killed": killed}, f"stopped{late}")
+    show({"killed": killed}, f"stopped{late}")
 
 
-@app.command()
-@ends_well
-def restart(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
+@command(app)
+def restart(directory: RequiredDir) -> None:
     """Start again whatever of a local cluster does not run."""
     started = local_cluster.restart_dead(directory.absolute())
-    show(output, {"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
+    show({"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
 
 
-@app.command()
-@ends_well
+@command(app)
 def status(
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    timeout: TimeoutOption = 10.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    log: Cluster,
 ) -> None:
     """Storage nodes and log streams, as the leader sees them."""
-    description = with_admin(servers, directory, timeout, lambda admin: admin.describe())
+    description = log.administer(lambda admin: admin.describe())
     show(
-        output,
         description,
         table(
             ["storage node", "address", "alive", "state", "replicas", "volumes"],
@@ -88,9 +77,8 @@ def status(
             f"{time_of(description.cut_time)} UTC, leader epoch {description.leader_epoch}",
         ),
     )
-    if output is Output.TEXT:
+    if not Settings.is_json:
         show(
-            output,
             None,
             table(
                 ["log stream", "topic", "state", "epoch", "members", "missing", "records"],
@@ -116,28 +104,23 @@ def _state(is_open: bool, final: bool, held: bool) -> str:
     return "sealed for good" if final else "sealed by an operator" if held else "sealed"
 
 
-@app.command()
-@ends_well
-def health(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
+@command(app)
+def health(directory: RequiredDir) -> None:
     """Whether all is well with a local cluster: exit code 0 if so, 3 if not."""
     place = directory.absolute()
     wrong = asyncio.run(local_cluster.health(local_cluster.load(place), place))
-    show(output, {"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
+    show({"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
     if wrong:
         raise typer.Exit(UNHEALTHY)
 
 
-@app.command()
-@ends_well
+@command(app)
 def events(
     after: Annotated[int, typer.Option(help="Only those after this decision.")] = 0,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    timeout: TimeoutOption = 10.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    *,
+    log: Cluster,
 ) -> None:
     """What was decided lately, and why; the newest last."""
-    found = with_admin(servers, directory, timeout, lambda admin: admin.events(after))
+    found = log.administer(lambda admin: admin.events(after))
     rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
-    show(output, found, table(["decision", "after the cut of (UTC)", "what", "why"], rows))
+    show(found, table(["decision", "after the cut of (UTC)", "what", "why"], rows))

@@ -15,7 +15,7 @@ from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.loops import run
-from cutwater.wire.tls import TlsFiles, load_tls
+from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class StartOptions(Struct, frozen=True):
     store: str
     advertise: str | None = None
     insecure: bool = False
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     metrics: str | None = None
     node_dead_after_seconds: float = 2.0
     replace_node_after_seconds: float = 60.0
@@ -75,7 +75,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
         port,
         options.advertise,
         options.insecure,
-        None if options.tls is None else load_tls(options.tls),
+        options.tls,
         options.order,
         retention_seconds=options.retention_seconds,
     )

@@ -115,6 +115,7 @@ class StorageNodeServer:
                 options.host,
                 options.port,
                 tls=options.tls.server if options.tls else None,
+                authenticate=options.tls.authenticate if options.tls else None,
                 insecure=options.insecure,
                 on_open=self._connected,
             )

@@ -23,7 +23,7 @@ from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import is_loopback
 from cutwater.wire.loops import run
-from cutwater.wire.tls import TlsFiles, load_tls
+from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class StartOptions(Struct, frozen=True):
     advertise: str = ""
     error_if_exists: bool = False
     insecure: bool = False
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     metrics: str | None = None
     reserve_bytes: int = RESERVE_BYTES
     stop_seconds: float = STOP_SECONDS
@@ -94,7 +94,7 @@ def _checked(options: StartOptions) -> NodeOptions:
         port,
         options.metadata,
         options.advertise,
-        load_tls(options.tls) if options.tls is not None else None,
+        options.tls,
         options.insecure,
         options.reserve_bytes,
     )
