@@ -14,6 +14,7 @@ from cutwater.metadata.open_store import open_store
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
+from cutwater.wire.exposure import check_listen
 from cutwater.wire.loops import run
 from cutwater.wire.tls import Tls
 
@@ -63,7 +64,13 @@ def run_metadata_node(options: StartOptions, on_serving: Callable[[Serving], Non
 
 
 async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
-    host, port = parse_address(options.listen)
+    host, port = check_listen(
+        options.listen,
+        options.advertise or "",
+        options.metrics,
+        has_tls=options.tls is not None,
+        insecure=options.insecure,
+    )
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)

@@ -62,11 +62,13 @@ class CertificateOrToken:
     """Believes a certificate that TLS has verified; who shows none needs a token."""
 
     def __init__(self, tokens: Mapping[str, Identity]) -> None:
-        self._by_token = TokenAuthenticator(tokens)
+        self._by_token, self._has_tokens = TokenAuthenticator(tokens), bool(tokens)
 
     def __call__(self, credentials: Credentials) -> Identity:
         if credentials.certificate:
             return Identity(_common_name(credentials) or "")
+        if not self._has_tokens:
+            raise Unauthenticated("a client certificate is needed here: give one, with its private key")
         if not credentials.token:
             raise Unauthenticated("a client certificate or a token is needed here: give one of them")
         return self._by_token(credentials)
