@@ -25,8 +25,9 @@ from order_driver import (
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.dedup import Departure
+from cutwater.core.names import NAME_LENGTH_MAX
 from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_requests import NAME_LENGTH_MAX, STREAMS_PER_TOPIC_MAX, Surroundings, decide
+from cutwater.core.order_requests import STREAMS_PER_TOPIC_MAX, Surroundings, decide
 from cutwater.core.order_state import OrderState
 from cutwater.errors import (
     AlreadyExists,
@@ -94,6 +95,13 @@ def error(outcome: r.Answer | CutwaterError) -> type:
         (r.CreateTopicRequest(ORDERS, 1, 1), AlreadyExists),
         (r.CreateTopicRequest("", 1, 1), InvalidArgument),
         (r.CreateTopicRequest("x" * (NAME_LENGTH_MAX + 1), 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("or ders", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("örders", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("a/b", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("-o", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("..", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("t\n", 1, 1), InvalidArgument),
+        (r.CommitCursorRequest("a\x1b[2J", GLSN(10)), InvalidArgument),
         (r.CreateTopicRequest("new", 0, 1), InvalidArgument),
         (r.CreateTopicRequest("new", STREAMS_PER_TOPIC_MAX + 1, 1), InvalidArgument),
         (r.CreateTopicRequest("new", 1, 0), InvalidArgument),

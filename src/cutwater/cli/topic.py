@@ -35,13 +35,18 @@ def create(
     ] = None,
     retention_hours: HoursOption = 0.0,
     retention_bytes: BytesOption = 0,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Be content with one of this name that exists.")] = False,
     *,
     log: Log,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
     created = log.administer(
         lambda admin: admin.create_topic(
-            name, streams=streams, replication=replication, retention=_retention(retention_hours, retention_bytes)
+            name,
+            streams=streams,
+            replication=replication,
+            retention=_retention(retention_hours, retention_bytes),
+            exist_ok=exist_ok,
         ),
         may_create=True,
     )

@@ -35,7 +35,7 @@ from cutwater.client.records import Layout, Record
 from cutwater.client.repository import SCHEME, Repository, parse_servers
 from cutwater.client.schemas import SchemaLike, TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
-from cutwater.client.topics import Topic, Topics, topic_of
+from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument
@@ -164,13 +164,15 @@ class AsyncClient:
         schema: SchemaLike | None = None,
         event_time: str = "",
         retention: timedelta | Retention | None = None,
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic:
         """Make a topic and return when it takes appends.
 
         ``replication``: how many storage nodes hold each record; three, or as many as there are. ``schema`` is an
         Arrow schema, and ``event_time`` the name of its column with event time; without one, records have a key and a
-        value. ``retention``: for how long, or up to which size, records are kept; for ever if not said.
+        value. ``retention``: for how long, or up to which size, records are kept; for ever if not said. ``exist_ok``:
+        a topic of this name that exists is returned as it is; it only has to have this schema and event time.
 
         >>> log.create_topic("orders", streams=3, retention=timedelta(days=7)).name
         'orders'
@@ -179,7 +181,8 @@ class AsyncClient:
         ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
-        return await self._topics.create(name, streams, replication, schema, event_time, retention, deadline)
+        wanted = Wanted(name, streams, replication, schema, event_time, retention)
+        return await self._topics.create(wanted, exist_ok, deadline)
 
     async def change_topic(
         self,

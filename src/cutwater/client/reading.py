@@ -50,15 +50,21 @@ class Reading:
         for run in found:
             if isinstance(run, Run):
                 return await self._record(run, glsn, deadline)
-        trimmed = [error.first_left for error in found if isinstance(error, Trimmed)]
         for error in found:
             if isinstance(error, BaseException) and not isinstance(error, Trimmed):
                 raise error
+        trimmed = [
+            (error.first_left, view.names[info.topic])
+            for info, error in zip(asked, found, strict=True)
+            if isinstance(error, Trimmed)
+        ]
+        if not asked:
+            topics = view.catalog.topics
+            trimmed = [(topic.trimmed_before, topic.name) for topic in topics if topic.trimmed_before > glsn]
         if trimmed:
-            raise Trimmed(glsn, min(trimmed))
-        trimmed = [topic.trimmed_before for topic in view.catalog.topics if topic.trimmed_before > glsn]
-        if trimmed and not asked:
-            raise Trimmed(glsn, min(trimmed))
+            # Of several topics the record may have been in any; naming one of them could be wrong.
+            first_left, name = min(trimmed)
+            raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
         raise no_record(glsn)
 
     async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: View, deadline: Deadline) -> GLSN:

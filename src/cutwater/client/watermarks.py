@@ -50,7 +50,7 @@ class Watermarks:
         view = await self._catalogs.fresh(deadline)
         topic = await self._catalogs.topic(name, deadline)
         if 0 < glsn < topic.trimmed_before:
-            raise Trimmed(glsn, topic.trimmed_before)
+            raise Trimmed(glsn, topic.trimmed_before, topic.name)
         if glsn > view.catalog.high_watermark:
             raise NotYetCommitted(f"GLSN {glsn} is not given out yet: the log ends at {view.catalog.high_watermark}")
         known = self._kept.get((topic.topic, strategy))
