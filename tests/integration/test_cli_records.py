@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,45 @@ def test_shells_can_complete() -> None:
     words["COMP_WORDS"], words["COMP_CWORD"] = "cutwater to", "1"
     assert cutwater(**words).split() == ["topic"]
     assert "Did you mean 'append'?" in cutwater("apend", code=2)
+
+
+# Measuring.
+
+
+def bench_topics(log: library.Client) -> list[str]:
+    return [topic.name for topic in log.topics() if "bench" in topic.name]
+
+
+def test_bench_measures_and_leaves_nothing(log: library.Client, path: str) -> None:
+    told = as_json("bench", "--path", path, "--seconds", "0.2", "--mib", "1", "--concurrent", "8")
+    assert told["is_complete"]
+    assert told["fdatasync_ms"] > 0
+    assert [part["what"].split(",")[0] for part in told["parts"]] == [
+        "append batches of 1000 records",
+        "append single records",
+        "append single records",
+        "subscribe",
+        "subscribe",
+    ]
+    assert all(part["records"] > 0 and part["seconds"] > 0 for part in told["parts"])
+    # Bounded in bytes: one append in flight may go beyond what is allowed.
+    assert sum(part["records"] for part in told["parts"][:3]) * 100 < 2 * 2**20
+    assert bench_topics(log) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, path: str, number: int) -> None:
+    command = [*COMMAND, "bench", "--path", path, "--seconds", "60", "-o", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not bench_topics(log):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(number)
+            out, _ = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert not json.loads(out)["is_complete"]
+    assert bench_topics(log) == []

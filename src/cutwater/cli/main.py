@@ -48,6 +48,7 @@ ENTRIES: dict[str, Entry] = {
     "mr": Entry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
     "verify": Entry("verify", "Let every storage node check the checksums of all that it holds.", _CLUSTER),
     "doctor": Entry("doctor", "Whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
+    "bench": Entry("bench", "Measure how fast a cluster or an embedded log takes and gives records.", _MACHINE),
     "config": Entry("config", "What is configured, and where.", _MACHINE, is_noun=True),
     "completion": Entry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class Log(Bundle):
         if isinstance(place, str):
             yield place
             return
+        # The servers of an embedded log have much to tell that is of no use to whoever runs a command.
+        logging.getLogger("cutwater").setLevel(logging.ERROR)
         if not may_create:
             check_log(place)
         # Both servers come with it, which is much to load for those who need none.
