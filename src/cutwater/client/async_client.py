@@ -79,7 +79,7 @@ class AsyncClient:
         shipping = Shipping(self._catalogs, self._nodes)
         self._appends = Appends(self._catalogs, shipping, limits, compression)
         self._reading = Reading(self._catalogs, self._nodes)
-        self._watermarks = Watermarks(self._catalogs, self._nodes, repository)
+        self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
         self._producers: set[AsyncProducer] = set()
@@ -317,8 +317,8 @@ class AsyncClient:
 
         It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
         ``bound`` and a millisecond, or with ``punctuated`` what was declared with ``append(..., watermark=)``; of the
-        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. The topic is read
-        up to there, the first time from its beginning.
+        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. Only the end of the
+        topic is read, as far back as its log streams lie apart.
 
         >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()

@@ -23,7 +23,15 @@ from cutwater.errors import (
 )
 from cutwater.types import GLSN, BatchKind, CutTime, LogStreamId
 from cutwater.wire.connection import Connection
-from cutwater.wire.storage_api import FIND, READ, FindArguments, ReadArguments
+from cutwater.wire.storage_api import (
+    EVENT_TIME,
+    FIND,
+    READ,
+    EventTimeAnswer,
+    EventTimeArguments,
+    FindArguments,
+    ReadArguments,
+)
 
 ASK_MS_MAX = 5_000
 RETRY_SECONDS_MIN = 0.005
@@ -75,6 +83,19 @@ class Reading:
         asked = [info for info in streams if info.last_glsn]
         found = await asyncio.gather(*(self._ask(info, self._from(info, time, deadline), deadline) for info in asked))
         return min((glsn for glsn in found if glsn is not None), default=GLSN(end + 1))
+
+    async def event_time(self, info: StreamInfo, at: GLSN, deadline: Deadline) -> EventTimeAnswer:
+        """How far the event time of this log stream had come after a position."""
+        needed = min(at, info.last_glsn)
+
+        async def ask(connection: Connection) -> EventTimeAnswer:
+            arguments = EventTimeArguments(info.stream, at)
+            answer = (await connection.call(EVENT_TIME, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))).value
+            if answer.complete_through < needed:
+                raise Unavailable(f"a replica of log stream {info.stream} has not come to GLSN {needed} yet")
+            return answer
+
+        return await self._ask(info, ask, deadline)
 
     def _known(self, view: View, stream: LogStreamId | None) -> list[StreamInfo]:
         if stream is None:

@@ -237,6 +237,7 @@ class StorageNodeServer:
         following = Following(self.node)
         methods.streams_to(api.FOLLOW)(following.serve)
         methods.answers(api.FIND)(following.find)
+        methods.answers(api.EVENT_TIME)(following.event_time)
         methods.answers(api.FATE)(self._fate)
         methods.answers(api.STATUS)(self._status)
         methods.answers(api.DESCRIBE)(lambda call: self.describe())
