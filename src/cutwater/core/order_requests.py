@@ -35,6 +35,8 @@ from cutwater.types import (
 )
 
 STREAMS_PER_TOPIC_MAX = 1_024
+PRODUCERS_PER_TOPIC_MAX = 10_000
+"""Each is remembered by the metadata repository and, with its last batches, by the replicas of its log stream."""
 MARKS_MAX = 100_000
 SCHEMA_BYTES_MAX = 64 * 1024
 
@@ -367,6 +369,12 @@ def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome
             raise InvalidArgument(f"producer {request.producer!r} belongs to another topic: choose another name")
         grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), producer.stream, producer.last_sequence)
     else:
+        names = sum(1 for known in state.producers.values() if state.streams[known.stream].topic == topic.topic)
+        if names >= PRODUCERS_PER_TOPIC_MAX:
+            raise Refused(
+                f"topic {topic.name!r} has {names} producers already, which is the most, and their names are kept as "
+                "long as it lives: open one of these again instead of making up names, or use another topic"
+            )
         grant = r.ProducerGrant(ProducerEpoch(1), _choose_stream(state, topic, None), Sequence(0))
     return (d.OpenProducer(request.producer, grant.epoch, grant.stream, request.session),), grant
 
