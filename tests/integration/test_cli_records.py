@@ -325,6 +325,14 @@ def test_bench_measures_and_leaves_nothing(log: library.Client, path: str) -> No
     assert bench_topics(log) == []
 
 
+def test_bench_without_a_log_makes_one_and_removes_it(tmp_path: Path) -> None:
+    told = cutwater("bench", "--seconds", "0.1", "--mib", "1", cwd=tmp_path)
+    assert "records/s" in told
+    assert "for comparison: fdatasync of 4096 bytes" in told
+    assert list(tmp_path.iterdir()) == []
+    assert "there is no log in nowhere" in cutwater("bench", "--path", "nowhere", code=30, cwd=tmp_path)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, path: str, number: int) -> None:
     command = [*COMMAND, "bench", "--path", path, "--seconds", "60", "-o", "json"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +21,7 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
+from cutwater.client.access import Access
 from cutwater.client.async_client import AsyncClient
 
 app = verbs()
@@ -51,7 +55,8 @@ def bench(
     """Measure how fast a cluster or an embedded log takes and gives records.
 
     Appends to a topic of its own, which is deleted afterwards, reads it back, and shows next to it what the disk takes
-    for a sync. It measures one client: a cluster may do more for many.
+    for a sync. It measures one client: a cluster may do more for many. If no log is named, a new embedded one in the
+    current directory is measured and removed.
     """
     plan = Plan(
         seconds=seconds,
@@ -62,24 +67,38 @@ def bench(
         streams=streams,
         replication=replication,
     )
-    disk = {"path": log.path, "directory": log.directory}.get(log.nearest or "")
-    with log.serving(may_create=True) as url:
-        found = Benchmark(plan, [], sync_ms(disk) if isinstance(disk, Path) else None)
+    with _served(log) as (url, disk):
+        found = Benchmark(plan, [], None if disk is None else sync_ms(disk))
         try:
-            asyncio.run(_measure(url, log, found))
+            asyncio.run(_measure(url, log.access(), found))
         except (KeyboardInterrupt, asyncio.CancelledError):
             _show(found)
             raise typer.Exit(INTERRUPTED) from None
     _show(found)
 
 
-async def _measure(url: str, log: Log, found: Benchmark) -> None:
+@contextmanager
+def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
+    """Where to connect to, and a directory on the disk of the log, if that is known. If no log is named, it is a new one
+    in the current directory, as long as this lasts."""
+    if log.nearest is not None:
+        with log.serving() as url:
+            yield url, {"path": log.path, "directory": log.directory}.get(log.nearest)
+        return
+    logging.getLogger("cutwater").setLevel(logging.ERROR)
+    # Both servers come with it, which is much to load for those who need none.
+    from cutwater.embedded import open_log  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=Path()) as folder, open_log(folder) as client:
+        yield client.servers, Path(folder)
+
+
+async def _measure(url: str, access: Access, found: Benchmark) -> None:
     task = asyncio.current_task()
     assert task is not None
     # Whoever asks politely for an end does not want a topic to be left either.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    access = log.access()
-    client = await AsyncClient.connect(url, timeout=log.timeout, tls=access.tls, token=access.token)
+    client = await AsyncClient.connect(url, tls=access.tls, token=access.token)
     async with client, own_topic(client, found.plan) as topic:
         _tell(f"measuring in topic {topic!r}, at most {found.plan.seconds:g} s for each of five parts")
         async for part in measure(client, topic, found.plan):
