@@ -94,8 +94,8 @@ def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: b
     if close and admit:
         return Plan(f"let {close} join again", learners=learners, admit=tuple(close))
     dead = [node for node in missing if not view.alive(node)]
-    told = [f"wait for {dead}, dead or cut off"] if dead else []
-    told += [f"let {absent} learn"] if absent else []
+    told = [f"{dead} are dead"] if dead else []
+    told += [f"{absent} learn"] if absent else []
     return Plan(", ".join(told), learners=learners)
 
 
