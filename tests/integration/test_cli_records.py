@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -107,6 +109,22 @@ def test_append_says_where_the_records_are(log: library.Client, path: str, tmp_p
     cutwater("append", "said", str(tmp_path / "a"), "-", "--format", "lines", "--path", path, given="last")
     values = [record.value for record in log.subscribe("said", start=told["last_glsn"] + 1, follow=False)]
     assert values == [b"one\nrecord\xff\n", b"", b"one", b"record\xff", b"last"]
+
+
+def test_a_bar_on_a_terminal_shows_how_far_it_is(path: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"x\n" * 1_000)
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "append", "barred", str(tmp_path / "lines"), "--format", "lines", "--create", "--path", path]
+    seen = b""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=SECONDS, check=True)
+        while select.select([ours], [], [], 0)[0]:
+            seen += os.read(ours, 65_536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"appending" in seen
+    assert b"appended 1000 records to topic 'barred'" in done.stdout
 
 
 def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
