@@ -60,9 +60,7 @@ def restart(directory: RequiredDir) -> None:
 
 
 @command(app)
-def status(
-    log: Cluster,
-) -> None:
+def status(log: Cluster) -> None:
     """Storage nodes and log streams, as the leader sees them."""
     description = log.administer(lambda admin: admin.describe())
     show(

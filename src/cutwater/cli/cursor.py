@@ -18,10 +18,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the c
 
 
 @command(app)
-def get(
-    name: NameArgument,
-    log: Log,
-) -> None:
+def get(name: NameArgument, log: Log) -> None:
     """Print the last GLSN that the consumer is done with."""
     with open_client(log) as client:
         glsn = client.cursor(name).get()
@@ -43,10 +40,7 @@ def commit(
 
 
 @command(app)
-def drop(
-    name: NameArgument,
-    log: Log,
-) -> None:
+def drop(name: NameArgument, log: Log) -> None:
     """Forget a cursor."""
     with open_client(log) as client:
         client.cursor(name).drop()

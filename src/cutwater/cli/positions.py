@@ -33,9 +33,7 @@ def read(
 
 
 @command(app)
-def tail(
-    log: Log,
-) -> None:
+def tail(log: Log) -> None:
     """The highest GLSN that is given out.
 
     0 if none is. It never goes back. Time takes a GLSN of its own now and then, so it grows also without records.

@@ -36,10 +36,7 @@ def describe(stream: StreamArgument, log: Cluster) -> None:
 
 
 @command(app, timeout=30.0)
-def create(
-    topic: Annotated[str, typer.Argument(help="Name of the topic.")],
-    log: Cluster,
-) -> None:
+def create(topic: Annotated[str, typer.Argument(help="Name of the topic.")], log: Cluster) -> None:
     """Give a topic one more log stream."""
     stream = log.administer(lambda admin: admin.add_stream(topic))
     show({"stream": stream}, f"log stream {stream} takes appends")
@@ -67,23 +64,14 @@ def unseal(stream: StreamArgument, log: Cluster) -> None:
 
 
 @command(app)
-def sync(
-    stream: StreamArgument,
-    node: NodeOption,
-    log: Cluster,
-) -> None:
+def sync(stream: StreamArgument, node: NodeOption, log: Cluster) -> None:
     """Let a replica that is not complete learn from a peer now."""
     log.administer(lambda admin: admin.sync(LogStreamId(stream), StorageNodeId(node)))
     show({"stream": stream, "node": node}, f"storage node {node} learns log stream {stream}")
 
 
 @command(app)
-def replace(
-    stream: StreamArgument,
-    old: NodeOption,
-    new: NodeOption,
-    log: Cluster,
-) -> None:
+def replace(stream: StreamArgument, old: NodeOption, new: NodeOption, log: Cluster) -> None:
     """Let another storage node hold a sealed log stream instead of one that does now."""
     log.administer(lambda admin: admin.replace_replica(LogStreamId(stream), StorageNodeId(old), StorageNodeId(new)))
     show({"stream": stream, "old": old, "new": new}, f"storage node {new} takes the place of {old}")

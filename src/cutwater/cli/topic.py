@@ -54,9 +54,7 @@ def create(
 
 
 @command(app, "list", timeout=10.0)
-def list_topics(
-    log: Log,
-) -> None:
+def list_topics(log: Log) -> None:
     """All topics."""
     catalog = log.administer(lambda admin: admin.catalog())
     counts: dict[int, int] = {}
@@ -71,10 +69,7 @@ def list_topics(
 
 
 @command(app, timeout=10.0)
-def describe(
-    name: NameArgument,
-    log: Log,
-) -> None:
+def describe(name: NameArgument, log: Log) -> None:
     """A topic and its log streams."""
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
@@ -113,10 +108,7 @@ def change(
 
 
 @command(app, timeout=10.0)
-def delete(
-    name: NameArgument,
-    log: Log,
-) -> None:
+def delete(name: NameArgument, log: Log) -> None:
     """Delete a topic and all its records."""
     log.administer(lambda admin: admin.delete_topic(name))
     show({"topic": name}, f"topic {name!r} is deleted")
