@@ -207,7 +207,7 @@ def voided_report_counted() -> list[Patch]:
     def admit(self, report):
         newest = self._newest.get(report.storage_node_id)
         admitted = right(self, report)
-        if not admitted and newest.incarnation == report.incarnation:
+        if admitted is None and newest.incarnation == report.incarnation:
             for ur in report.uncommit_reports:
                 self._by_stream.setdefault(ur.log_stream_id, {})[report.storage_node_id] = ur
         return admitted

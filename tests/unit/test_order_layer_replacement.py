@@ -150,7 +150,7 @@ def test_every_decision_but_cuts_is_an_event_with_its_reason() -> None:
     told = [(event.kind, event.reason) for event in events.events]
     assert ("Seal", "storage node 2 is silent") in told
     assert told[-1][0] == "Unseal"
-    assert "open on (1, 3)" in told[-1][1]
+    assert "storage nodes 1 and 3 hold every record; storage node 2 is dead: it joins again" in told[-1][1]
     assert [e.index for e in events.events] == sorted(e.index for e in events.events)
     later = nodes.leader.answer(r.EventsRequest(events.events[-2].index))
     assert isinstance(later, r.Events)
@@ -171,7 +171,8 @@ def test_a_description_says_what_is_missing_and_what_happens_next() -> None:
     hurt = nodes.leader.answer(r.DescribeRequest())
     assert isinstance(hurt, r.Description)
     assert [(s.is_open, s.missing) for s in hurt.streams] == [(True, (N2,))]
-    assert "[2] are dead" in hurt.streams[0].next_step
+    assert "storage node 2 is dead: it joins again when it is back" in hurt.streams[0].next_step
+    assert (hurt.streams[0].wanted, hurt.nodes[1].state) == (3, None)
     assert [n.is_alive for n in hurt.nodes] == [True, False, True]
     assert hurt.nodes[1].silent_us is not None
     assert hurt.nodes[1].silent_us > 2_000 * MILLISECOND

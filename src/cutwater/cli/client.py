@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,15 +10,19 @@ from contextlib import contextmanager
 from cutwater.admin.processes import is_running
 from cutwater.cli.servers import Log, check_log
 from cutwater.client.client import Client, connect
+from cutwater.client.repository import parse_servers, require_listener
 
 
 @contextmanager
-def open_client(log: Log, *, may_create: bool = False) -> Iterator[Client]:
-    """Connected as long as this lasts; an embedded log is opened, unless another process has it open."""
+def open_client(log: Log, *, may_create: bool = False, patient: bool = False) -> Iterator[Client]:
+    """Connected as long as this lasts; an embedded log is opened, unless another process has it open. ``patient``: try
+    until the time is up also if nobody listens there."""
     place = log.place
     # The servers of an embedded log have much to tell that is of no use to whoever asked for records.
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     if isinstance(place, str):
+        if not patient:
+            asyncio.run(require_listener(parse_servers(place)))
         access = log.access()
         client = connect(place, timeout=log.timeout, tls=access.tls, token=access.token)
     else:

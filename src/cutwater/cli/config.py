@@ -55,13 +55,17 @@ def show(
 
 def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command, and how it is called."""
-    for name, entry in main.ENTRIES.items():
-        loaded = main.load(name)
-        if not entry.is_noun:
-            yield (name,), loaded
-            continue
-        for verb, found in loaded.commands.items():
-            yield (name, verb), found
+    for name in main.ENTRIES:
+        yield from _leaves_of((name,), main.load(name))
+
+
+def _leaves_of(words: tuple[str, ...], loaded: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    verbs = getattr(loaded, "commands", None)
+    if verbs is None:
+        yield words, loaded
+        return
+    for verb, found in verbs.items():
+        yield from _leaves_of((*words, verb), found)
 
 
 def _configured(

@@ -48,8 +48,8 @@ def _check_cluster(log: Log) -> Iterator[Check]:
         with log.serving() as url:
             # One that is not known to be local has no processes to look at, and is asked in the same way.
             cluster, place = LocalCluster(url, [], []), None
-            if log.directory is not None and log.nearest == "directory":
-                cluster, place = local_cluster.load(log.directory), log.directory
+            if log.local is not None:
+                cluster, place = local_cluster.load(log.local), log.local
             wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
     except CutwaterError as error:
         yield Check("cluster", Verdict.WRONG, "cannot be asked", error.message)

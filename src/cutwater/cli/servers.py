@@ -17,7 +17,7 @@ from cutwater.admin.operations import Admin
 from cutwater.cli.commands import Bundle
 from cutwater.cli.security import NOBODY, Security
 from cutwater.client.access import ANYONE, Access
-from cutwater.client.repository import parse_servers
+from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
 T = TypeVar("T")
@@ -97,6 +97,11 @@ class Log(Bundle):
                 return found[0]
         return None
 
+    @property
+    def local(self) -> Path | None:
+        """The directory of the local cluster that the command is about, if it is one."""
+        return self.directory.absolute() if self.nearest == "directory" and self.directory is not None else None
+
     def access(self) -> Access:
         """What runs on this machine listens on loopback, and believes everyone there."""
         return self.security.access() if self.nearest == "servers" else ANYONE
@@ -125,6 +130,7 @@ class Log(Bundle):
         """Do something with a cluster, and let go of it."""
 
         async def connected(url: str) -> T:
+            await require_listener(parse_servers(url))
             timeout_ms = round(self.timeout * 1_000)
             async with Admin(parse_servers(url), timeout_ms=timeout_ms, access=self.access()) as admin:
                 return await work(admin)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from cutwater.admin.operations import describe_storage_node
+from cutwater.admin.operations import StorageNodeStatus, describe_storage_node
 from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import Settings, leave_at_once
 from cutwater.cli.logs import LogOptions
@@ -19,7 +19,13 @@ from cutwater.cli.tables import show, table
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 app = noun("Storage nodes: processes that hold replicas of log streams.")
+
+volume_app = noun("Volumes of a storage node that runs.")
+app.add_typer(volume_app, name="volume")
 
 MIB = 1024 * 1024
 _SERVING, _SECURITY, _DISK = "Serving", "Security", "Disk"
@@ -65,6 +71,10 @@ def start(
     stop_seconds: Annotated[
         float, typer.Option(min=0.1, envvar="CUTWATER_STOP_SECONDS", help="How long stopping may take.")
     ] = STOP_SECONDS,
+    forget_volume: Annotated[
+        list[Path] | None,
+        typer.Option(help="A volume that the node got while it ran and that is lost for good. Repeatable."),
+    ] = None,
     *,
     security: ServerSecurity,
     logs: LogOptions,
@@ -84,6 +94,7 @@ def start(
         metrics,
         reserve_mib * MIB,
         stop_seconds,
+        tuple(forget_volume or ()),
     )
     run_storage_node(options, _announce, leave_at_once)
 
@@ -131,7 +142,32 @@ def describe(
     """What a storage node says of itself, whether or not it belongs to a cluster."""
     timeout_ms = round(timeout * 1_000)
     found = asyncio.run(describe_storage_node(address, timeout_ms=timeout_ms, access=security.access()))
-    rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
     belongs = "belongs to it" if found.cluster_key is not None else "was not added to it yet"
     title = f"storage node {found.node} of cluster {found.cluster}, which {belongs}; version {found.version}"
-    show(found, table(["volume", "bytes", "free"], rows, title))
+    show(found, _volumes(found, title))
+
+
+def _volumes(found: StorageNodeStatus, title: str) -> Table:
+    rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
+    return table(["volume", "bytes", "free"], rows, title)
+
+
+VolumeArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A directory on the machine of the storage node, from / on.")
+]
+NodeOption = Annotated[int, typer.Option("--node", min=1, help="Number of the storage node.")]
+
+
+@command(volume_app, "add")
+def add_volume(path: VolumeArgument, node: NodeOption, log: Cluster) -> None:
+    """Let a storage node that runs use one more directory. It remembers that, until --volumes names it at a start."""
+    found = log.administer(lambda admin: admin.add_volume(StorageNodeId(node), path))
+    show(found, _volumes(found, f"storage node {node} uses {path} from now on, also when it is started again"))
+
+
+@command(volume_app, "remove")
+def remove_volume(path: VolumeArgument, node: NodeOption, log: Cluster) -> None:
+    """Let a storage node that runs do without a volume. Refused while anything lies there."""
+    found = log.administer(lambda admin: admin.remove_volume(StorageNodeId(node), path))
+    title = f"storage node {node} does not use {path} any more; if --volumes names it at the next start, it does again"
+    show(found, _volumes(found, title))

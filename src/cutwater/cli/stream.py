@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from cutwater.admin.telling import tell_stream
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Cluster
-from cutwater.cli.tables import show, text, time_of
+from cutwater.cli.tables import show
 from cutwater.types import LogStreamId, StorageNodeId
 
 app = noun("Log streams: the shards of the log.")
@@ -21,18 +22,7 @@ NodeOption = Annotated[int, typer.Option(min=1, help="Number of a storage node."
 def describe(stream: StreamArgument, log: Cluster) -> None:
     """How a log stream is: why, since when, what is missing and what happens next."""
     found = log.administer(lambda admin: admin.stream(LogStreamId(stream)))
-    state = "open" if found.is_open else "sealed for good" if found.final else "sealed"
-    lines = [
-        f"log stream {found.stream} of topic {found.topic!r}: {state} in epoch {found.epoch}",
-        f"  records: {found.committed_end}, the last at GLSN {found.last_glsn}",
-        f"  complete copies on: {text(found.members)}",
-        f"  belongs on:         {text(found.replicas)}",
-        f"  missing:            {text(found.missing)}",
-        f"  since {time_of(found.since)} UTC: {found.reason or 'all is well'}",
-    ]
-    if found.next_step:
-        lines.append(f"  next: {found.next_step}")
-    show(found, "\n".join(lines))
+    show(found, "\n".join(tell_stream(found)))
 
 
 @command(app, timeout=30.0)

@@ -27,6 +27,12 @@ from cutwater.types import (
 )
 
 
+class Dated(Struct, frozen=True, kw_only=True):
+    """A decision that operators read of. ``at``: when it was made, by the leader's clock; never before the last cut."""
+
+    at: CutTime = CutTime(0)
+
+
 class Cut(Struct, frozen=True, tag=True):
     """So many more records of these log streams are committed. Without commits it is a tick, which takes one GLSN."""
 
@@ -41,7 +47,7 @@ class Cut(Struct, frozen=True, tag=True):
         return not self.commits
 
 
-class Seal(Struct, frozen=True, tag=True):
+class Seal(Dated, frozen=True, tag=True):
     """The epoch of the stream ends at this LLSN. ``survivors`` are the members that hold everything up to there."""
 
     stream: LogStreamId
@@ -55,7 +61,7 @@ class Seal(Struct, frozen=True, tag=True):
     """Sealed by an operator: not opened again before it is released."""
 
 
-class Unseal(Struct, frozen=True, tag=True):
+class Unseal(Dated, frozen=True, tag=True):
     """The stream is open under a new epoch, with these replicas in chain order."""
 
     stream: LogStreamId
@@ -65,13 +71,13 @@ class Unseal(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class Release(Struct, frozen=True, tag=True):
+class Release(Dated, frozen=True, tag=True):
     """An operator's seal is lifted: the stream may be opened again."""
 
     stream: LogStreamId
 
 
-class DropSurvivor(Struct, frozen=True, tag=True):
+class DropSurvivor(Dated, frozen=True, tag=True):
     """A replica of a sealed stream turned out not to hold what it should: it has to learn before it counts again."""
 
     stream: LogStreamId
@@ -79,21 +85,21 @@ class DropSurvivor(Struct, frozen=True, tag=True):
     reason: str
 
 
-class AddSurvivor(Struct, frozen=True, tag=True):
+class AddSurvivor(Dated, frozen=True, tag=True):
     """A replica of a sealed stream has learned everything up to the sealed position: it counts again."""
 
     stream: LogStreamId
     node: StorageNodeId
 
 
-class FoundCluster(Struct, frozen=True, tag=True):
+class FoundCluster(Dated, frozen=True, tag=True):
     """The first decision of all. The key is random and made once: a number is easily given to two clusters."""
 
     cluster: ClusterId
     key: str
 
 
-class AddNode(Struct, frozen=True, tag=True):
+class AddNode(Dated, frozen=True, tag=True):
     """The storage node belongs to the cluster and listens there; decided again when it moves or gets volumes."""
 
     node: StorageNodeId
@@ -102,11 +108,11 @@ class AddNode(Struct, frozen=True, tag=True):
     volumes: tuple[str, ...] = ()
 
 
-class RemoveNode(Struct, frozen=True, tag=True):
+class RemoveNode(Dated, frozen=True, tag=True):
     node: StorageNodeId
 
 
-class CreateTopic(Struct, frozen=True, tag=True):
+class CreateTopic(Dated, frozen=True, tag=True):
     """A name for log streams: as many as ``streams`` shall be open. ``schema`` is Arrow's, serialised, or empty."""
 
     topic: TopicId
@@ -118,7 +124,7 @@ class CreateTopic(Struct, frozen=True, tag=True):
     retention: Retention = Retention()
 
 
-class ChangeTopic(Struct, frozen=True, tag=True):
+class ChangeTopic(Dated, frozen=True, tag=True):
     """How many streams shall be open, how long records are kept, and a schema that follows the last one, if any."""
 
     topic: TopicId
@@ -127,7 +133,7 @@ class ChangeTopic(Struct, frozen=True, tag=True):
     schema: bytes = b""
 
 
-class DeleteTopic(Struct, frozen=True, tag=True):
+class DeleteTopic(Dated, frozen=True, tag=True):
     """The topic's name is free again. Its streams must be sealed for good before."""
 
     topic: TopicId
@@ -145,7 +151,7 @@ class CreateStream(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class AssignReplicas(Struct, frozen=True, tag=True):
+class AssignReplicas(Dated, frozen=True, tag=True):
     """Which nodes shall hold the stream from now on."""
 
     stream: LogStreamId
@@ -153,7 +159,7 @@ class AssignReplicas(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class Trim(Struct, frozen=True, tag=True):
+class Trim(Dated, frozen=True, tag=True):
     topic: TopicId
     before: GLSN
 
@@ -167,7 +173,7 @@ class OpenProducer(Struct, frozen=True, tag=True):
     session: int
 
 
-class MoveProducer(Struct, frozen=True, tag=True):
+class MoveProducer(Dated, frozen=True, tag=True):
     """The producer goes on in another stream, with its next epoch. The first stream is sealed and the producer's last
     sequence there is known."""
 
@@ -184,7 +190,7 @@ class CommitCursor(Struct, frozen=True, tag=True):
     glsn: GLSN
 
 
-class DropCursor(Struct, frozen=True, tag=True):
+class DropCursor(Dated, frozen=True, tag=True):
     cursor: str
 
 

@@ -74,7 +74,7 @@ class StorageNodeServer:
             identity.node, volumes.next_incarnation(), self, VolumeStores(volumes, options.segments)
         )
         self.room = RoomWatch(
-            volumes.volumes, options.reserve_bytes, self.node.set_state, lambda: self.node.backlog_bytes
+            lambda: volumes.volumes, options.reserve_bytes, self.node.set_state, lambda: self.node.backlog_bytes
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
@@ -242,6 +242,8 @@ class StorageNodeServer:
         methods.answers(api.STATUS)(self._status)
         methods.answers(api.DESCRIBE)(lambda call: self.describe())
         methods.answers(api.VERIFY)(self._verify)
+        methods.answers(api.ADD_VOLUME)(self._add_volume)
+        methods.answers(api.REMOVE_VOLUME)(self._remove_volume)
         methods.streams_to(api.SYNC)(self._syncing.serve)
         methods.hears(api.REPLICATE)(self._replicate)
         methods.hears(api.ENTRY_REFUSED)(self._entry_refused)
@@ -318,6 +320,24 @@ class StorageNodeServer:
             else:
                 self.node.damage_met(stream, DamagedFile(Path(finding.where), finding.what))
         return tuple(api.VerifyFinding(stream, finding.where, finding.what) for finding in findings)
+
+    async def _add_volume(self, call: Call[str]) -> api.NodeDescription:
+        found = await asyncio.to_thread(self.volumes.add, Path(call.argument))
+        await self.node.take_in(found)
+        _log.warning("volume %s is used from now on, with %s replicas on it", call.argument, len(found))
+        return await self._tell_volumes()
+
+    async def _remove_volume(self, call: Call[str]) -> api.NodeDescription:
+        await asyncio.to_thread(self.volumes.take_away, Path(call.argument))
+        _log.warning("volume %s is not used any more", call.argument)
+        return await self._tell_volumes()
+
+    async def _tell_volumes(self) -> api.NodeDescription:
+        """Which volumes there are now is in the catalog when this returns."""
+        await self.room.look_aside()
+        if self._metadata is not None:
+            await self._metadata.introduce()
+        return self.describe()
 
 
 def _tell(send: Callable[[], None]) -> None:

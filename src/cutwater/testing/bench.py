@@ -28,7 +28,15 @@ from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
-from cutwater.testing import bench_cluster, bench_failover, bench_log, bench_storage, bench_stores, bench_wire
+from cutwater.testing import (
+    bench_cluster,
+    bench_failover,
+    bench_log,
+    bench_order,
+    bench_storage,
+    bench_stores,
+    bench_wire,
+)
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -215,6 +223,7 @@ def main() -> int:
         "",
         "No cost depends on the number of records in a batch: bodies are never looked at.",
         "",
+        *bench_order.lines(),
         "## Event time",
         "",
         "| what | per record | ratio | limit |",

@@ -182,6 +182,10 @@ FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)
 STATUS: Method[None, NodeStatus] = Method("status", None, NodeStatus)
 DESCRIBE: Method[None, NodeDescription] = Method("describe", None, NodeDescription)
 VERIFY: Method[LogStreamId, tuple[VerifyFinding, ...]] = Method("verify", int, tuple[VerifyFinding, ...])
+ADD_VOLUME: Method[str, NodeDescription] = Method("add_volume", str, NodeDescription)
+"""A directory on the machine of the storage node. It is used, and in the catalog, when the answer comes."""
+REMOVE_VOLUME: Method[str, NodeDescription] = Method("remove_volume", str, NodeDescription)
+"""Refused while anything lies there."""
 
 # Storage nodes among each other.
 
