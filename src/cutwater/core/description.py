@@ -59,7 +59,9 @@ def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
     is_well = stream.is_open and len(stream.members) >= wanted and not missing
     next_step = "" if is_well else leader.explanations.get(stream.stream, "")
     if not stream.final and len(stream.replicas) < wanted:
-        next_step = f"{wanted - len(stream.replicas)} more copies are made when so many more storage nodes can be used"
+        more = wanted - len(stream.replicas)
+        copies = "one more copy is" if more == 1 else f"{more} more copies are"
+        next_step = f"{copies} made as soon as other storage nodes can be used"
     return StreamDescription(
         stream.stream,
         state.topics[stream.topic].name,
