@@ -174,7 +174,9 @@ class Lane:
 
     def _late(self, waiting: _Waiting) -> CutwaterError:
         if waiting.shipment is None or not waiting.shipment.may_have_arrived:
-            return DeadlineExceeded(f"nothing was appended within {waiting.deadline.seconds:g} s")
+            trouble = waiting.shipment.trouble if waiting.shipment is not None else ""
+            why = f": {trouble}" if trouble else ""
+            return DeadlineExceeded(f"nothing was appended within {waiting.deadline.seconds:g} s{why}")
         return AppendUnknown(
             f"no answer came within {waiting.deadline.seconds:g} s, so whether the append is in the log is not known: "
             "read the log, or use a producer, which finds out"

@@ -115,6 +115,7 @@ class MetadataServer:
             options.host,
             options.port,
             tls=options.tls.server if options.tls is not None else None,
+            authenticate=options.tls.authenticate if options.tls is not None else None,
             insecure=options.insecure,
             on_open=self._connected,
             is_nearby=options.is_nearby,

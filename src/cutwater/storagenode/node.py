@@ -438,7 +438,12 @@ class StorageNode:
     # What replicas want (``replica_driver.Host``).
 
     def tell(self, job: Job) -> None:
-        self._loop.call_soon_threadsafe(job)
+        try:
+            self._loop.call_soon_threadsafe(job)
+        except RuntimeError:
+            # A disk answered after everything was given up: nobody is left who could be told.
+            if not self._loop.is_closed():
+                raise
 
     def forward(self, peer: StorageNodeId, message: Replicate) -> None:
         try:

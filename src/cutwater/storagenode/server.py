@@ -134,6 +134,7 @@ class StorageNodeServer:
                 options.host,
                 options.port,
                 tls=options.tls.server if options.tls else None,
+                authenticate=options.tls.authenticate if options.tls else None,
                 insecure=options.insecure,
                 on_open=self._connected,
                 is_nearby=options.is_nearby,
@@ -277,6 +278,7 @@ class StorageNodeServer:
         scanning = Scanning(self.node)
         methods.answers(scan_api.MEASURE)(scanning.measure)
         methods.answers(scan_api.HEADS)(scanning.heads)
+        methods.answers(api.EVENT_TIME)(following.event_time)
         methods.answers(api.FATE)(self._fate)
         methods.answers(api.STATUS)(self._status)
         methods.answers(api.DESCRIBE)(lambda call: self.describe())

@@ -23,10 +23,11 @@ from msgspec import Struct
 
 from cutwater.admin import local_cluster, processes
 from cutwater.admin.local_cluster import LocalCluster
+from cutwater.admin.measuring import Figures, Load
 from cutwater.admin.operations import Admin
 from cutwater.testing import bench_clients as clients
 from cutwater.testing.bench_chain import Chain, chain
-from cutwater.testing.bench_clients import Figures, Load, Worker
+from cutwater.testing.bench_clients import Worker
 from cutwater.testing.bench_usage import Busy, Watch
 from cutwater.wire.loops import run
 
