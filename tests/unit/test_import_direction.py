@@ -74,7 +74,7 @@ RULES: Mapping[str, Rule] = {
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
     "pipeline": Rule(VOCABULARY | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
     # The source reads ranges through the client, and opens an embedded log where nobody else has.
-    "spark": Rule(VOCABULARY | {"core", "wire", "client", "embedded", "pipeline"}),
+    "spark": Rule(VOCABULARY | {"core", "storage.projection", "wire", "client", "embedded", "pipeline"}),
     # The command line also starts the servers, the dashboard and the jobs.
     "cli": Rule(
         VOCABULARY
