@@ -260,3 +260,19 @@ def test_whoever_only_asks_is_answered_also_when_nothing_is_decided_any_more() -
 def test_a_topic_with_fewer_copies_than_min_replication_opens_all_the_same() -> None:
     nodes = cluster(replication=1, options=structs.replace(HASTY, min_replication=2))
     assert nodes.leader.state.streams[LS1].is_open
+
+
+def test_a_stream_with_too_few_copies_gets_more_when_nodes_allow() -> None:
+    """'Repair then restores the target': also if the stream never had as many as its topic asks for."""
+    nodes = cluster(nodes=(N1, N2), replication=2)
+    lone = nodes.leader.state.topics[nodes.leader.state.streams[LS1].topic]
+    lone.replication = 3
+    append(nodes, LS1, 2)
+    short = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(short, r.Description)
+    assert short.streams[0].next_step == "one more copy is made as soon as other storage nodes can be used"
+    assert nodes.leader.answer(r.AddNodeRequest(N3)) == r.Done()
+    nodes.nodes.append(N3)
+    nodes.rounds(200)
+    assert sorted(nodes.leader.state.streams[LS1].members) == [N1, N2, N3]
+    assert is_whole(nodes, LS1)

@@ -77,8 +77,9 @@ class Watch:
             if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
                 # Why it is behind is known.
                 continue
-            place = (ur.durable_end, ur.committed_end) if ur is not None else (LLSN(0), LLSN(0))
-            where = (stream.epoch, *place)
+            # Inside a large group the durable end stands still, but the disk does not.
+            reached = max(ur.durable_end, ur.progress) if ur is not None else LLSN(0)
+            where = (stream.epoch, reached, ur.committed_end if ur is not None else LLSN(0))
             if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
                 found[stream.stream, node] = Kind.STUCK
         if rests:
