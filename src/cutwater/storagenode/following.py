@@ -19,7 +19,7 @@ from cutwater.core.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
 from cutwater.storage.frames import Frame
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns
+from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN
 from cutwater.wire import storage_api as api
@@ -70,6 +70,8 @@ class Following:
 
     async def find(self, call: Call[api.FindArguments]) -> api.FindAnswer:
         driver = self._node.driver(call.argument.stream)
+        driver.require_readable()
+        await until_indexed(driver)
         return await driver.in_reader(lambda: _find(driver, call.argument))
 
     async def event_time(self, call: Call[api.EventTimeArguments]) -> api.EventTimeAnswer:
