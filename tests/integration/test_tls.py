@@ -114,7 +114,7 @@ def connect(servers: str, files: Pki | None, *, shows: bool = True, token: str =
     tls = None
     if files is not None:
         tls = cutwater.tls_context(files.ca, **({"certificate": files.certificate, "key": files.key} if shows else {}))
-    return cutwater.connect(servers, tls=tls, token=token, timeout=5)
+    return cutwater.connect(servers, tls=tls, token=token, timeout=60)
 
 
 @pytest.mark.parametrize("how", ["certificate", "token"])
@@ -178,7 +178,7 @@ def test_admin_with_and_without_a_certificate(secured: Secured) -> None:
     mine = secured.mine
 
     async def nodes(access: Access) -> int:
-        async with Admin(servers, timeout_ms=5_000, access=access) as admin:
+        async with Admin(servers, timeout_ms=60_000, access=access) as admin:
             return len((await admin.describe()).nodes)
 
     tls = cutwater.tls_context(mine.ca, certificate=mine.certificate, key=mine.key)

@@ -27,6 +27,7 @@ R = TypeVar("R")
 LOOK_SECONDS = 5.0
 """How often a waiting thread looks whether anyone is left who could answer it."""
 EXECUTOR_THREADS_MAX = 8
+CLOSING_TURNS = 5
 END_SECONDS = 5.0
 """How long the end of the interpreter waits for one loop."""
 
@@ -154,8 +155,9 @@ class LoopThread:
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            # Transports that were aborted are closed in the turn after.
-            self._loop.run_until_complete(asyncio.sleep(0))
+            # Transports that were aborted are closed in the turn after; with TLS it takes some more.
+            for _ in range(CLOSING_TURNS):
+                self._loop.run_until_complete(asyncio.sleep(0))
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()

@@ -82,6 +82,8 @@ async def greeted(
         raise
     if connection.state is State.FAILED or connection.state is State.CLOSED:
         assert connection.error is not None
+        # Whoever asked for it does not get it, so nobody else would close it.
+        connection.abort()
         raise _definite(connection.error)
     return connection
 
