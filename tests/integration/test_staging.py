@@ -180,7 +180,7 @@ def test_a_node_without_room_takes_nothing_until_it_has_some(tmp_path: Path) -> 
         node = cluster.nodes[1].node
         node.set_state(NodeState.READ_ONLY, "a test says so")
         with pytest.raises(ReadOnly, match="no room left"):
-            await log.stage(RUN, 0, "t", [b"x"], timeout=0.3)
+            await log.stage(RUN, 0, "t", [b"x"], timeout=2)
         assert cluster.nodes[1].staging.bytes == 0
         staging = asyncio.create_task(log.stage(RUN, 0, "t", [b"x"]))
         await asyncio.sleep(0.1)
