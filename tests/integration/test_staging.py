@@ -13,7 +13,7 @@ from msgspec import structs
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import InvalidRecord, RecordTooLarge
 from cutwater.client.runs import Run
-from cutwater.core.requests import StagedAnswer, StagedRequest
+from cutwater.core.requests import DescribeRequest, Description, StagedAnswer, StagedRequest
 from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import (
     AlreadyExists,
@@ -21,11 +21,12 @@ from cutwater.errors import (
     Damaged,
     InvalidArgument,
     NotFound,
+    ReadOnly,
     ResourceExhausted,
 )
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import frames_in, staged_frame
-from cutwater.types import Batch, BatchNumber, EventTime, Part, RunId, TopicId
+from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
@@ -68,6 +69,13 @@ def test_a_part_is_the_same_on_all_holders_also_after_a_restart_and_nobody_sees_
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         schema = pa.schema({"n": pa.int64(), "text": pa.string()})
         await log.create_topic("t", schema=schema)
+
+        async def is_whole() -> bool:
+            description: Description = await cluster.ask(DescribeRequest())
+            return all(len(stream.members) == 3 for stream in description.streams)
+
+        await cluster.until(is_whole, "all three nodes are in the chain")
+        await log.topics()
         table = pa.table({"n": range(300_000), "text": ["x" * 20] * 300_000})
         part = await log.stage(RUN, 0, "t", table)
         assert part is not None
@@ -162,6 +170,23 @@ def test_the_limit_holds_and_there_is_room_again_when_the_leader_says_so(tmp_pat
         await staging.tidy(drop_the_first)
         assert list(staging.held) == [second.part]
         assert asked[1].batches[0].generation == 2
+
+    with_log(tmp_path, test)
+
+
+def test_a_node_without_room_takes_nothing_until_it_has_some(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        node = cluster.nodes[1].node
+        node.set_state(NodeState.READ_ONLY, "a test says so")
+        with pytest.raises(ReadOnly, match="no room left"):
+            await log.stage(RUN, 0, "t", [b"x"], timeout=2)
+        assert cluster.nodes[1].staging.bytes == 0
+        staging = asyncio.create_task(log.stage(RUN, 0, "t", [b"x"]))
+        await asyncio.sleep(0.1)
+        node.set_state(NodeState.READY, "a test says so")
+        part = await staging
+        assert part is not None
 
     with_log(tmp_path, test)
 

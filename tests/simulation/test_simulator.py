@@ -121,8 +121,11 @@ def test_rare_things_happen() -> None:
         topics_come_and_go_every_us=200_000,
         reopen_producer_every_us=400_000,
     )
+    wanted = ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races")
     happened: Counter[str] = Counter()
-    for seed in range(6):
+    for seed in range(60):
+        if seed >= 6 and all(happened[name] for name in wanted):
+            break
         cluster = Cluster(seed, options)
         cluster.run()
         happened.update(type(decision).__name__ for decision in cluster.store.decisions)
@@ -130,7 +133,31 @@ def test_rare_things_happen() -> None:
         happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
         happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
         happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
-    for name in ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races"):
+    for name in wanted:
+        assert happened[name] > 0, (name, happened)
+
+
+def test_what_is_rare_about_groups_happens() -> None:
+    """Groups move to other streams, staged rows expire, sinks are fenced, batches are repeated with other rows."""
+    options = Options(
+        metadata_nodes=3,
+        sinks=3,
+        message_loss=0.02,
+        crash_storage_every_us=300_000,
+        finalize_every_us=300_000,
+        seal_every_us=80_000,
+        crash_sink_every_us=150_000,
+    )
+    happened: Counter[str] = Counter()
+    for seed in range(4):
+        cluster = Cluster(seed, options)
+        cluster.run()
+        happened.update(type(decision).__name__ for decision in cluster.store.decisions)
+        happened["fenced"] += sum(sink.fenced for sink in cluster.sinks)
+        happened["published"] += len(cluster.record.published)
+        told = Counter((answer.run, answer.batch) for answer in cluster.record.published)
+        happened["repeated"] += sum(1 for times in told.values() if times > 1)
+    for name in ("MoveGroup", "ExpireStaged", "GroupPublished", "fenced", "published", "repeated"):
         assert happened[name] > 0, (name, happened)
 
 

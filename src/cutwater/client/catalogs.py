@@ -7,7 +7,7 @@ import asyncio
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import TopicSchema
-from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
+from cutwater.core.requests import Catalog, CatalogRequest, DescribeRequest, Description, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
 from cutwater.types import GLSN, CutTime, LogStreamId, Revision, StorageNodeId, TopicId
 
@@ -59,12 +59,6 @@ class Catalogs:
         await self._wait(self._fetch(), deadline, is_last=True)
         return self.view
 
-    async def at_least(self, revision: Revision, deadline: Deadline) -> View:
-        while self.view.catalog.revision < revision:
-            deadline.check(f"the catalog is still older than revision {revision}")
-            await self.fresh(deadline)
-        return self.view
-
     async def known(self, deadline: Deadline) -> View:
         """Any catalog at all."""
         return self.view if self.view.catalog.revision else await self.fresh(deadline)
@@ -76,6 +70,10 @@ class Catalogs:
         if found is None:
             raise no_such_topic(name, self.view)
         return found
+
+    async def description(self, deadline: Deadline) -> Description:
+        """The cluster in words, for error messages."""
+        return await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms(FETCH_MS_MAX))
 
     def take(self, catalog: Catalog) -> None:
         """Catalogs may come out of order, from a leader that has been deposed meanwhile, say: the newest stays."""

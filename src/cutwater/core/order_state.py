@@ -90,7 +90,7 @@ class LogStream(Struct):
     last_glsn: GLSN = GLSN(0)
     reason: str = "new"
     since: CutTime = CutTime(0)
-    """Since when it is as it is: the time of the last cut before it was sealed or opened."""
+    """Since when it is as it is: when it was sealed or opened."""
     departed: tuple[Departure, ...] = ()
     """Producers that were moved away, and under which epoch they went on: each may have a forgotten older self that
     still sends here. Nobody needs to know once the stream is finished."""
@@ -250,8 +250,10 @@ class OrderState:
                 live = [s.stream for s in self.streams_of(decision.topic) if not s.final]
                 self._require(not live, decision, f"log streams {live} are not finished")
                 self._delete_topic(decision.topic)
+                self._trim_clock()
             case d.CreateStream():
                 self._create_stream(decision)
+                self._trim_clock()
             case d.Release():
                 self.streams[decision.stream].held = False
             case d.AssignReplicas():
@@ -264,7 +266,7 @@ class OrderState:
                 topic = self.topics[decision.topic]
                 self._require(decision.before > topic.trimmed_before, decision, "trim never goes back")
                 topic.trimmed_before = decision.before
-                self.clock.trim(min(t.trimmed_before for t in self.topics.values()))
+                self._trim_clock()
             case d.OpenProducer():
                 self._open_producer(decision)
             case d.MoveProducer():
@@ -282,9 +284,18 @@ class OrderState:
         if isinstance(decision, d.CATALOG_DECISIONS):
             self.revision = Revision(self.revision + 1)
         self._journal.note(self.index, decision)
-        event = event_of(self.index, self.cut_time, decision)
+        event = event_of(self.index, decision, self.cut_time)
         if event is not None:
             self.events.append(event)
+
+    def _trim_clock(self) -> None:
+        """Forget marks that no topic needs: each one those from its first record that is left on, or from its creation,
+        whichever is later."""
+        created: dict[TopicId, GLSN] = {}
+        for stream in self.streams.values():
+            created[stream.topic] = min(stream.created_at, created.get(stream.topic, stream.created_at))
+        needed = [max(self.topics[topic].trimmed_before, GLSN(at + 1)) for topic, at in created.items()]
+        self.clock.trim(min(needed, default=GLSN(self.high_watermark + 1)))
 
     def _cut(self, cut: d.Cut) -> None:
         self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")
@@ -324,7 +335,7 @@ class OrderState:
         stream.is_open, stream.final, stream.held = False, seal.final, seal.held
         if seal.final:
             stream.final_at = self.high_watermark
-        stream.members, stream.reason, stream.since = seal.survivors, seal.reason, self.cut_time
+        stream.members, stream.reason, stream.since = seal.survivors, seal.reason, seal.at or self.cut_time
         if seal.final:
             stream.departed = ()
 
@@ -337,7 +348,7 @@ class OrderState:
             bool(unseal.chain) and set(unseal.chain) <= set(stream.replicas), unseal, "a member is not a replica"
         )
         stream.is_open, stream.epoch, stream.start = True, unseal.epoch, unseal.start
-        stream.members, stream.reason, stream.since = unseal.chain, unseal.reason, self.cut_time
+        stream.members, stream.reason, stream.since = unseal.chain, unseal.reason, unseal.at or self.cut_time
 
     def _drop_survivor(self, drop: d.DropSurvivor) -> None:
         stream = self.streams[drop.stream]

@@ -55,11 +55,11 @@ def form_of(order: PartOrder) -> Form:
     return Form(order, schema)
 
 
-def read_block(body: Buffer, form: Form, count: int) -> pa.RecordBatch:
-    """The rows of a staged entry, checked as far as that is possible without looking at every value."""
+def read_block(body: Buffer, form: Form, count: int, *, is_new: bool = False) -> pa.RecordBatch:
+    """The rows of a staged entry. One that has just come from elsewhere is checked to its last value."""
     try:
         block = pa.ipc.read_record_batch(pa.py_buffer(body), form.schema)
-        block.validate()
+        block.validate(full=is_new)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise Damaged(f"a staged entry is no record batch of its schema: {error}") from error
     if block.num_rows != count:

@@ -63,7 +63,7 @@ class MetadataLinks:
         """What cannot be told now is told again with the next report, or found out otherwise."""
         for connection in self._covering():
             try:
-                connection.notify(notice, argument)
+                connection.notify(notice, argument, is_alone=True)
             except CutwaterError as error:
                 _log.debug("%s cannot be told to %r: %s", notice.name, connection, error.message)
 
@@ -95,6 +95,17 @@ class MetadataLinks:
     @property
     def joined(self) -> int:
         return len(self._joined)
+
+    async def introduce(self) -> None:
+        """Say again who the node is, because something about it has changed; it is stored when this returns."""
+        trouble = "it cannot be reached"
+        for connection in list(self._joined):
+            try:
+                await connection.call(JOIN, self._node.introduce(), timeout_ms=JOIN_MS_MAX)
+                return
+            except CutwaterError as error:
+                trouble = error.message
+        raise Unavailable(f"it is done, but the metadata repository has yet to hear of it ({trouble}): ask once more")
 
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))

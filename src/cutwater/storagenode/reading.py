@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from msgspec import structs
 
@@ -35,11 +36,7 @@ class Reading:
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
         driver.require_readable()
-        for _ in range(READ_WAITS_MAX):
-            # The writer is about to write commits that are already acknowledged.
-            if indexed_end(driver) >= driver.replica.committed_end:
-                break
-            await asyncio.sleep(READ_WAIT_SECONDS)
+        await until_indexed(driver)
         try:
             reply = await driver.in_reader(lambda: _read(driver, arguments))
         except Damaged as error:
@@ -61,6 +58,14 @@ class Reading:
             self._node.damage_met(stream, error)
             raise
         return Reply(api.CopyAnswer(part.commits), part.data)
+
+
+async def until_indexed(driver: ReplicaDriver) -> None:
+    """Wait a little for commits that are acknowledged already and just being written, because someone reads."""
+    for _ in range(READ_WAITS_MAX):
+        if indexed_end(driver) >= driver.replica.committed_end:
+            return
+        await asyncio.sleep(READ_WAIT_SECONDS)
 
 
 def indexed_end(driver: ReplicaDriver) -> LLSN:
@@ -131,9 +136,9 @@ def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
             f"{frame.header.schema}: {error.message}"
         ) from error
     entry = frame.header.entry(b"")
-    batch = structs.replace(entry.batch, body=bytes(body), checksum=crc32c(body))
+    batch = structs.replace(entry.batch, body=cast(bytes, body), checksum=crc32c(body))
     header, trailer = encode_frame(structs.replace(entry, batch=batch), frame.header.running)
-    return [header, batch.body, trailer]
+    return [header, body, trailer]
 
 
 def _pieces(body: Payload) -> Sequence[Buffer]:
