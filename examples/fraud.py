@@ -62,7 +62,7 @@ def pipeline(log: str = "") -> Pipeline:
 def main() -> None:
     with shared.opened(__doc__) as (log, checkpoint):
         columns = {"user": pa.string(), "amount": pa.float64(), "card": pa.string(), "at": pa.timestamp("us", "UTC")}
-        log.create_topic("payments", streams=2, schema=pa.schema(columns), event_time="at")
+        log.create_topic("payments", schema=pa.schema(columns), event_time="at")
         with log.producer("payments", id="till") as producer:
             for row in shared.rows("payments"):
                 producer.send(row)
