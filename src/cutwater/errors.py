@@ -11,11 +11,13 @@
      │   ├─ WrongEpoch               wrong_epoch            named an epoch that is not the current one    (retriable)
      │   ├─ NotSealed                not_sealed             this needs a sealed log stream
      │   ├─ ConditionFailed          condition_failed       a conditional append found another end
+     │   ├─ StagedExpired            staged_expired         the staged rows expired before they were decided on
      │   ├─ WrongIdentity            wrong_identity         data or a key belongs to another cluster, node or log stream
      │   └─ LastCopy                 last_copy              would remove the last copy of committed records
      ├─ Fenced                       fenced                 someone newer has taken over
      │   ├─ LeaderFenced             leader_fenced          another metadata repository node leads now
-     │   └─ ProducerFenced           producer_fenced        the producer's name was opened again elsewhere
+     │   ├─ ProducerFenced           producer_fenced        the producer's name was opened again elsewhere
+     │   └─ RunFenced                run_fenced             another run publishes under this name now
      ├─ SequenceError                sequence_error         a producer's numbering is broken
      │   ├─ SequenceGap              sequence_gap           a number before this one never arrived
      │   ├─ SequenceReused           sequence_reused        the same number with other bytes
@@ -46,7 +48,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from cutwater.types import GLSN, LLSN, Epoch, LogStreamId, Sequence
+from cutwater.types import GLSN, LLSN, Epoch, LogStreamId, RunId, Sequence
 
 
 class CutwaterError(Exception):
@@ -112,6 +114,17 @@ class ConditionFailed(Refused):
         self.stream, self.expected, self.actual = stream, expected, actual
 
 
+class StagedExpired(Refused):
+    code = "staged_expired"
+
+    def __init__(self, run: RunId, given: int, current: int) -> None:
+        super().__init__(
+            f"rows of run {run} were staged in generation {given} and have expired, {current} is the present one: "
+            "open the run again and stage the rows again"
+        )
+        self.run, self.given, self.current = run, given, current
+
+
 class WrongIdentity(Refused):
     code = "wrong_identity"
 
@@ -130,6 +143,17 @@ class LeaderFenced(Fenced):
 
 class ProducerFenced(Fenced):
     code = "producer_fenced"
+
+
+class RunFenced(Fenced):
+    code = "run_fenced"
+
+    def __init__(self, name: str, run: RunId, by: RunId) -> None:
+        super().__init__(
+            f"run {by} publishes under the name {name!r} now, run {run} is over: "
+            "stop this query, or start it under another name"
+        )
+        self.name, self.run, self.by = name, run, by
 
 
 class SequenceError(CutwaterError):

@@ -60,6 +60,12 @@ ProducerEpoch = NewType("ProducerEpoch", int)
 Sequence = NewType("Sequence", int)
 """Number of a batch within its producer, dense from 1. ``(producer, sequence)`` identifies a batch for ever."""
 
+RunId = NewType("RunId", int)
+"""One life of a query's checkpoint, or one batch write: whose micro-batches are published. Never given out twice."""
+
+BatchNumber = NewType("BatchNumber", int)
+"""Number of a micro-batch within its run, given by Spark, from 0 on; -1 is before the first."""
+
 CutTime = NewType("CutTime", int)
 """Microseconds UTC by the order layer's clock; strictly increasing from cut to cut."""
 
@@ -117,11 +123,47 @@ class ProducerTag(Struct, frozen=True):
     sequence: Sequence
 
 
+class GroupTag(Struct, frozen=True):
+    """Which group this is: the rows of one micro-batch of a run for one topic, several entries of one log stream that
+    are committed by one cut. Its last entry carries it.
+
+    ``count`` is how many records the group has. ``decided`` is the decision that made the batch what it is; it grows
+    from batch to batch, over all runs. No group of the topic that was decided before ``oldest`` is under way any more,
+    so nobody needs to remember those.
+    """
+
+    run: RunId
+    batch: BatchNumber
+    count: int
+    decided: DecisionIndex
+    oldest: DecisionIndex
+
+
+class Part(Struct, frozen=True, array_like=True):
+    """What one attempt of a task staged of a micro-batch for one topic, and where it lies.
+
+    ``hint`` is the log stream that it was staged for, ``holders`` are the storage nodes that have all of it on disk,
+    ``part`` is its name, which no other attempt has. ``generation`` is that of the run when it was staged. If it is
+    ``ordered``, its rows have positions by which the parts of a group are merged.
+    """
+
+    topic: TopicId
+    hint: LogStreamId
+    holders: tuple[StorageNodeId, ...]
+    part: str
+    generation: int
+    entries: int
+    rows: int
+    bytes: int
+    ordered: bool = False
+
+
 class Batch(Struct, frozen=True):
     """Records that are appended together: one write, one cut, contiguous in LLSN and GLSN.
 
     The body is opaque to everything that orders and stores it. ``checksum`` covers the body and is computed once, by
-    the client. ``declared`` is a watermark that the producer promises with this batch.
+    the client. ``declared`` is a watermark that the producer promises with this batch. ``more``: the next entry belongs
+    to the same group and is committed by the same cut; the last one of a group has its ``group``.
     """
 
     count: int
@@ -133,6 +175,8 @@ class Batch(Struct, frozen=True):
     producer: ProducerTag | None = None
     declared: EventTime | None = None
     schema: int = 0
+    more: bool = False
+    group: GroupTag | None = None
 
 
 class Entry(Struct, frozen=True):
@@ -187,7 +231,8 @@ class UncommitReport(Struct, frozen=True):
     """What one replica has: all durable, nothing that a power cut could take back.
 
     ``uncommitted_llsn_offset`` is the first LLSN whose commit is not yet on the replica's disk, and
-    ``uncommitted_llsn_length`` how many durable records follow from there.
+    ``uncommitted_llsn_length`` how many durable records follow from there. They never end inside a group; ``progress``
+    is how far the disk has come inside one, and only tells that the replica is not stuck.
     """
 
     log_stream_id: LogStreamId
@@ -197,6 +242,7 @@ class UncommitReport(Struct, frozen=True):
     uncommitted_llsn_offset: LLSN
     uncommitted_llsn_length: int
     trimmed_before: GLSN = GLSN(1)
+    progress: LLSN = LLSN(0)
 
     @property
     def committed_end(self) -> LLSN:

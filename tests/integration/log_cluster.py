@@ -39,8 +39,15 @@ def seeded() -> Random:
 
 
 class LogCluster:
-    def __init__(self, directory: Path, segments: SegmentOptions | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        segments: SegmentOptions | None = None,
+        order: OrderOptions = ORDER,
+        staged_ask_seconds: float = 60.0,
+    ) -> None:
         self.directory = directory
+        self._order, self._staged_ask_seconds = order, staged_ask_seconds
         self.data = MemoryData()
         self.metadata: MetadataServer | None = None
         self.metadata_port = 0
@@ -53,7 +60,7 @@ class LogCluster:
         return f"cutwater://127.0.0.1:{self.metadata_port}"
 
     async def start_metadata(self) -> None:
-        options = MetadataOptions(CLUSTER, MetadataNodeId(1), port=self.metadata_port, order=ORDER)
+        options = MetadataOptions(CLUSTER, MetadataNodeId(1), port=self.metadata_port, order=self._order)
         self.metadata = MetadataServer(options, MemoryStore(self.data))
         await self.metadata.start()
         self.metadata_port = parse_address(self.metadata.address)[1]
@@ -74,6 +81,7 @@ class LogCluster:
             advertise=advertise,
             segments=self._segments,
             reserve_bytes=0,
+            staged_ask_seconds=self._staged_ask_seconds,
         )
         try:
             server = StorageNodeServer(options, volumes)
@@ -130,9 +138,9 @@ class LogCluster:
 
 @asynccontextmanager
 async def log_cluster(
-    directory: Path, nodes: int = 1, segments: SegmentOptions | None = None
+    directory: Path, nodes: int = 1, segments: SegmentOptions | None = None, **options: Any
 ) -> AsyncIterator[LogCluster]:
-    cluster = LogCluster(directory, segments)
+    cluster = LogCluster(directory, segments, **options)
     try:
         await cluster.start_metadata()
         for number in range(1, nodes + 1):
@@ -152,12 +160,13 @@ def with_log(
     nodes: int = 1,
     segments: SegmentOptions | None = None,
     seconds: float = 100,
+    **options: Any,
 ) -> None:
     """Run a test with a client of a cluster."""
 
     async def main() -> None:
         async with (
-            log_cluster(directory, nodes, segments) as cluster,
+            log_cluster(directory, nodes, segments, **options) as cluster,
             cluster.client() as client,
             # uvloop does not let itself be interrupted by the signal that usually ends a test which hangs.
             asyncio.timeout(seconds),

@@ -62,7 +62,10 @@ RULES: Mapping[str, Rule] = {
     "storagenode": Rule(VOCABULARY | {"core", "storage", "wire"}),
     "metadata": Rule(VOCABULARY | {"core", "storage", "wire"}),
     # Readers get frames as they are stored, and a body has one form for those who write it and those who cut it down.
-    "client": Rule(VOCABULARY | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection"}),
+    # So do rows with positions, for those who stage them and those who merge them.
+    "client": Rule(
+        VOCABULARY | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
+    ),
     # The servers and a client of them in one process.
     "embedded": Rule(VOCABULARY | {"core", "storage", "wire", "storagenode", "metadata", "client"}),
     "admin": Rule(VOCABULARY | {"core", "wire", "client"}),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
 from cutwater.errors import InvalidArgument, NotFound, Refused, Unavailable
-from cutwater.types import GLSN, DecisionIndex, LogStreamId, Retention, StorageNodeId
+from cutwater.types import GLSN, DecisionIndex, LogStreamId, Retention, RunId, StorageNodeId
 from cutwater.wire import storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
@@ -65,6 +66,16 @@ class Admin:
                 return found, tuple(stream for stream in description.streams if stream.topic == name)
         known = ", ".join(sorted(topic.name for topic in catalog.topics)) or "none"
         raise NotFound(f"there is no topic {name!r}; topics: {known}")
+
+    async def runs(self) -> tuple[RunStatus, ...]:
+        return await describe_runs(await self.describe(), timeout_ms=self._timeout_ms, access=self._access)
+
+    async def run(self, run: RunId) -> RunStatus:
+        found = {status.run: status for status in await self.runs()}
+        if run not in found:
+            known = ", ".join(map(str, found)) or "none"
+            raise NotFound(f"there is no run {run}, or it was forgotten; runs: {known}")
+        return found[run]
 
     # Storage nodes.
 

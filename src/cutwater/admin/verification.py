@@ -15,7 +15,7 @@ from cutwater.errors import CutwaterError
 from cutwater.types import LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.storage_api import STATUS, VERIFY
+from cutwater.wire.storage_api import STATUS, VERIFY, VERIFY_STAGED
 
 CONNECT_MS_MAX = 5_000
 
@@ -66,6 +66,8 @@ async def _verify_node(node: NodeDescription, timeout_ms: int) -> Verification:
             found = await _verify_replica(connection, node, replica.stream, timeout_ms)
             findings += found
             replicas += not any(not finding.is_damage for finding in found)
+        staged = (await connection.call(VERIFY_STAGED, None, timeout_ms=timeout_ms)).value
+        findings += [Finding(node.node, None, finding.where, finding.what) for finding in staged]
     except CutwaterError as error:
         findings.append(_unseen(node, None, error))
     finally:

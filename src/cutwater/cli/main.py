@@ -44,6 +44,7 @@ ENTRIES: dict[str, Entry] = {
     "topic": Entry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
     "cluster": Entry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
     "stream": Entry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
+    "run": Entry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),
     "sn": Entry("sn", "Storage nodes: processes that hold replicas of log streams.", _CLUSTER, is_noun=True),
     "mr": Entry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
     "verify": Entry("verify", "Let every storage node check the checksums of all that it holds.", _CLUSTER),

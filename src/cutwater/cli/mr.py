@@ -92,6 +92,9 @@ def start(
     retention_every: Annotated[
         float, typer.Option(min=0.1, help="Seconds between looks at topics that do not keep everything for ever.")
     ] = 10.0,
+    staged_expire_after: Annotated[
+        float, typer.Option(min=0.1, help="Seconds after which rows that were staged and not published expire.")
+    ] = 3_600.0,
     log_format: LogFormatOption = LogFormat.TEXT,
     log_level: LogLevelOption = LogLevel.INFO,
     output: OutputOption = Output.TEXT,
@@ -114,6 +117,7 @@ def start(
         min_replication,
         snapshot_every,
         retention_every,
+        staged_expire_after,
     )
     run_metadata_node(options, lambda serving: _announce(serving, output))
 

@@ -32,6 +32,7 @@ from cutwater.cli.security import (
 from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
 from cutwater.cli.tables import show, table
 from cutwater.client.access import Access
+from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
@@ -84,6 +85,15 @@ def start(
             min=0, envvar="CUTWATER_RESERVE_MIB", help="With less room on a volume than this, appends are refused."
         ),
     ] = 64,
+    staged_max_mib: Annotated[
+        int,
+        typer.Option(
+            min=1, envvar="CUTWATER_STAGED_MAX_MIB", help="More than this is not staged here before it is published."
+        ),
+    ] = STAGED_BYTES_MAX // MIB,
+    staged_ask_every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between questions which staged rows are no longer needed.")
+    ] = ASK_SECONDS,
     metrics: Annotated[
         str | None,
         typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics."),
@@ -111,6 +121,8 @@ def start(
         metrics,
         reserve_mib * MIB,
         stop_seconds,
+        staged_max_mib * MIB,
+        staged_ask_every,
     )
     run_storage_node(options, lambda serving: _announce(serving, output), leave_at_once)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -33,13 +33,16 @@ from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
 from cutwater.client.records import Layout, Record
 from cutwater.client.repository import SCHEME, Repository, parse_servers
+from cutwater.client.runs import Published, Run, Runs
 from cutwater.client.schemas import SchemaLike, TopicSchema
+from cutwater.client.staging import AsyncStager
+from cutwater.client.staging import Positions as RowPositions
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, topic_of
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument
-from cutwater.types import GLSN, Ack, ClusterId, LogStreamId, Retention
+from cutwater.types import GLSN, Ack, ClusterId, LogStreamId, Part, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
@@ -81,6 +84,7 @@ class AsyncClient:
         self._reading = Reading(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository)
         self._positions = Positions(self._catalogs, self._reading, repository)
+        self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
         self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
@@ -491,3 +495,76 @@ class AsyncClient:
         [b'to do']
         """
         return AsyncCursor(self._repository, name, self._timeout)
+
+    # Batches that are staged, and then published as a whole.
+
+    async def open_run(self, name: str, key: str, *, once: bool = False, timeout: float | None = None) -> Run:
+        """The run of this key: the one that it had before, or a new one. A new key takes the name over from any other,
+        which is ``RunFenced`` from then on; without a name (``""``), nobody else is concerned. ``once``: for a single
+        batch, under a key that nobody else has.
+
+        >>> run = log.open_run("totals", "key in a checkpoint")
+        >>> run.last_batch
+        -1
+        >>> log.open_run("totals", "key in a checkpoint").run == run.run
+        True
+        """
+        return await self._runs.open(name, key, once, self._deadline(timeout))
+
+    async def stage(
+        self,
+        run: Run,
+        batch: int,
+        topic: str,
+        records: Records,
+        *,
+        positions: RowPositions | None = None,
+        timeout: float | None = None,
+    ) -> Part | None:
+        """Store rows of a batch where nobody sees them; durable when it returns. None if there are no rows.
+
+        ``records`` are as for ``append``, of any number. With ``positions``, bytes for each row and in their order, the
+        rows of all parts are published in the order of their positions; all parts of a topic have them or none has.
+        Parts may be staged by several tasks and processes, and sent to the one that publishes.
+
+        >>> run = log.open_run("orders", "key of the orders")
+        >>> part = log.stage(run, 0, "t", [b"a", b"b"])
+        >>> part.rows, log.table("t").num_rows
+        (2, 0)
+        """
+        return await self._runs.stage(run, batch, topic, records, positions, self._deadline(timeout))
+
+    async def stager(
+        self, run: Run, batch: int, topic: str, *, ordered: bool = False, timeout: float | None = None
+    ) -> AsyncStager:
+        """As ``stage``, for rows that come one batch after the other: ``write(rows)`` and then ``finish()``. A failure
+        of a storage node ends it; its rows have to be staged again.
+
+        >>> run = log.open_run("visits", "key of the visits")
+        >>> with log.stager(run, 0, "t") as stager:
+        ...     for value in (b"a", b"b"):
+        ...         stager.write([value])
+        ...     part = stager.finish()
+        >>> part.rows
+        2
+        """
+        return await self._runs.stager(run, batch, topic, ordered, self._deadline(timeout))
+
+    async def publish(
+        self, run: Run, batch: int, parts: Iterable[Part | None], *, timeout: float | None = None
+    ) -> tuple[Published, ...]:
+        """Let the batch consist of these parts, of one topic or several, and return when all of it is in the log: of
+        each topic the rows together, with consecutive positions. Readers see all of a topic's rows or none.
+
+        A batch that was decided before stays what it was, and these parts are ignored: so a batch may be repeated after
+        any failure, also with other rows. If the time is up, it may or may not have been decided; once it is, it will
+        be published, whatever becomes of this client. ``StagedExpired``: open the run again and stage the rows again.
+
+        >>> run = log.open_run("billing", "key of the billing")
+        >>> published = log.publish(run, 0, [log.stage(run, 0, "t", [b"a", b"b"])])
+        >>> [(group.topic, group.count) for group in published]
+        [('t', 2)]
+        >>> log.publish(run, 0, [log.stage(run, 0, "t", [b"other"])]) == published
+        True
+        """
+        return await self._runs.publish(run, batch, parts, self._deadline(timeout))

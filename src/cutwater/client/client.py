@@ -21,6 +21,7 @@ from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.producer import AsyncProducer
+from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription, abandon_with
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
@@ -197,6 +198,14 @@ class Producer(Blocking[AsyncProducer]):
         self._loop.run(self._async.close(timeout=timeout))
 
 
+class Stager(Blocking[AsyncStager]):
+    """See ``Client.stager``."""
+
+    write = blocking(AsyncStager.write)
+    finish = blocking(AsyncStager.finish)
+    close = blocking(AsyncStager.close)
+
+
 class Client(Blocking[AsyncClient]):
     """Made by ``cutwater.connect`` or ``cutwater.open``::
 
@@ -241,6 +250,10 @@ class Client(Blocking[AsyncClient]):
     batches = made(AsyncClient.batches, Subscription)
     producer = blocking_made(AsyncClient.producer, Producer)
     cursor = made(AsyncClient.cursor, Cursor)
+    open_run = blocking(AsyncClient.open_run)
+    stage = blocking(AsyncClient.stage)
+    stager = blocking_made(AsyncClient.stager, Stager)
+    publish = blocking(AsyncClient.publish)
 
     def close(self) -> None:
         """Close producers, which lets them finish what was sent, and then everything else."""

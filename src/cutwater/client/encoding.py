@@ -14,10 +14,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.errors import RecordTooLarge
-from cutwater.client.schemas import TIMESTAMP, TopicSchema
+from cutwater.client.schemas import TopicSchema
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.projection import serialize
+from cutwater.storage.projection import event_times, serialize
 from cutwater.types import Batch, EventTime
 from cutwater.wire.options import KIB, MIB, WireOptions
 
@@ -62,24 +62,12 @@ def encode(
         _check_records(batch, limits.record_bytes_max)
     if len(body) > limits.batch_bytes_max:
         raise RecordTooLarge(None, len(body), limits.batch_bytes_max)
-    first, last = times or event_times(batch, schema.event_time, now_us)
+    if times is None:
+        times = event_times(batch, schema.event_time) if schema.event_time else (now_us, now_us)
+    first, last = times
     return Batch(
         batch.num_rows, body, crc32c(body), EventTime(first), EventTime(last), declared=declared, schema=schema.number
     )
-
-
-def event_times(batch: pa.RecordBatch, event_time: str, now_us: int) -> tuple[int, int]:
-    """The smallest and the largest event time of a batch."""
-    if not event_time:
-        return now_us, now_us
-    found = pc.min_max(timestamps(batch, event_time).view(pa.int64()))
-    return found["min"].as_py(), found["max"].as_py()
-
-
-def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
-    """A column of event time in microseconds UTC; what is finer is cut off."""
-    column = batch.column(batch.schema.get_field_index(event_time))
-    return column if column.type.equals(TIMESTAMP) else column.cast(TIMESTAMP, safe=False)
 
 
 def _check_records(batch: pa.RecordBatch, limit: int) -> None:

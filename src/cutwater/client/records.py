@@ -15,12 +15,11 @@ from typing import Any, cast
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.encoding import timestamps
 from cutwater.client.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, TopicSchema, encode_schema
 from cutwater.core.subscription import Run
 from cutwater.errors import Damaged, InvalidArgument, ProtocolViolation
 from cutwater.storage.frames import frames_in
-from cutwater.storage.projection import projected_schema
+from cutwater.storage.projection import projected_schema, timestamps
 from cutwater.types import GLSN, LLSN, Batch, LogStreamId
 from cutwater.wire.frames import Body
 from cutwater.wire.storage_api import Columns, ReadAnswerHeader

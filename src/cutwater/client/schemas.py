@@ -15,8 +15,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.errors import IncompatibleSchema
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage import projection
 
-TIMESTAMP = pa.timestamp("us", "UTC")
+TIMESTAMP = projection.TIMESTAMP
 HEADERS = pa.map_(pa.string(), pa.binary())
 
 KEY_VALUE = pa.schema(

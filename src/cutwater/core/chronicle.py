@@ -10,9 +10,13 @@ EVENTS_MAX = 1_000
 """How many events are kept, in memory and in the store. Older ones are in the log files of the servers."""
 
 
+_TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPublished
+"""Decisions that come by the thousand: they would push out what operators look for."""
+
+
 def event_of(index: DecisionIndex, time: CutTime, decision: d.Decision) -> Event | None:
-    """The event that a decision is; None if it concerns no operator: some come by the thousand."""
-    if isinstance(decision, d.Cut | d.CommitCursor | d.OpenProducer):
+    """The event that a decision is; None if it concerns no operator."""
+    if isinstance(decision, _TOO_MANY):
         return None
     what, reason = _tell(decision)
     return Event(index, time, type(decision).__name__, what, reason)
@@ -60,7 +64,14 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"producer {decision.producer!r} moved to log stream {decision.stream}", ""
         case d.DropCursor():
             return f"cursor {decision.cursor!r} dropped", ""
-        case d.Cut() | d.CommitCursor() | d.OpenProducer():
+        case d.OpenRun():
+            return f"run {decision.run} opened{f' under the name {decision.name!r}' if decision.name else ''}", ""
+        case d.MoveGroup():
+            told = f"batch {decision.batch} of run {decision.run} goes to log stream {decision.stream}"
+            return f"{told} of topic number {decision.topic}", decision.reason
+        case d.ExpireStaged():
+            return f"what was staged for run {decision.run} and not decided on expired", decision.reason
+        case d.Cut() | d.CommitCursor() | d.OpenProducer() | d.DecideBatch() | d.GroupPublished():
             return "", ""
 
 

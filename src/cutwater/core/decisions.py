@@ -13,14 +13,17 @@ from cutwater.core.cut import StreamCommit
 from cutwater.types import (
     GLSN,
     LLSN,
+    BatchNumber,
     ClusterId,
     CutTime,
     Epoch,
     LogStreamId,
+    Part,
     ProducerEpoch,
     ProducerId,
     Retention,
     Revision,
+    RunId,
     Sequence,
     StorageNodeId,
     TopicId,
@@ -188,6 +191,64 @@ class DropCursor(Struct, frozen=True, tag=True):
     cursor: str
 
 
+class OpenRun(Struct, frozen=True, tag=True):
+    """A new run. One of the same name, if it has one, is over. ``once``: it publishes a single batch."""
+
+    run: RunId
+    name: str
+    key: str
+    once: bool = False
+
+
+class GroupPlan(Struct, frozen=True):
+    """The rows of a batch for one topic: these parts, in this order, go to this stream."""
+
+    topic: TopicId
+    stream: LogStreamId
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+
+class DecideBatch(Struct, frozen=True, tag=True):
+    """What the batch consists of, for ever. Each topic's rows become one group; all of them will be published."""
+
+    run: RunId
+    batch: BatchNumber
+    groups: tuple[GroupPlan, ...]
+
+
+class GroupPublished(Struct, frozen=True, tag=True):
+    """The rows of a decided batch for this topic are in the log."""
+
+    run: RunId
+    batch: BatchNumber
+    topic: TopicId
+    glsn: GLSN
+    count: int
+
+
+class MoveGroup(Struct, frozen=True, tag=True):
+    """A decided group goes to another stream: the one it was meant for is sealed and does not have it."""
+
+    run: RunId
+    batch: BatchNumber
+    topic: TopicId
+    stream: LogStreamId
+    reason: str = ""
+
+
+class ExpireStaged(Struct, frozen=True, tag=True):
+    """The run's next generation begins: nothing that was staged before can be decided on any more."""
+
+    run: RunId
+    reason: str = ""
+
+
+RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged
+
 Decision = (
     Cut
     | Seal
@@ -208,6 +269,11 @@ Decision = (
     | MoveProducer
     | CommitCursor
     | DropCursor
+    | OpenRun
+    | DecideBatch
+    | GroupPublished
+    | MoveGroup
+    | ExpireStaged
 )
 
 CATALOG_DECISIONS = (

@@ -10,6 +10,8 @@ any of them may become head. It
    enters, so the last sequence that the fence reports is final;
 5. knows who left: opening a producer and moving it to another stream both raise its epoch, so an epoch belongs to one
    stream, and a stream that a producer has left refuses every epoch below the one with which it went on elsewhere.
+
+Groups, which have no producer, are remembered beside producers in the same way: see ``groups.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
+from cutwater.core.groups import GroupMemory, RememberedGroup
 from cutwater.errors import ProducerFenced, SequenceExpired, SequenceGap, SequenceReused
 from cutwater.types import (
     GLSN,
@@ -26,6 +29,7 @@ from cutwater.types import (
     BatchKind,
     CommitContext,
     Entry,
+    GroupTag,
     ProducerEpoch,
     ProducerId,
     ProducerTag,
@@ -74,6 +78,7 @@ class DedupCheckpoint(Struct, frozen=True, array_like=True):
 
     upto: LLSN
     producers: tuple[ProducerWindow, ...]
+    groups: tuple[RememberedGroup, ...] = ()
 
 
 class _Window:
@@ -96,13 +101,14 @@ class _Window:
 
 
 class Deduplicator:
-    """The producers of one log stream."""
+    """The producers and groups of one log stream."""
 
     def __init__(self, checkpoint: DedupCheckpoint | None = None) -> None:
         self._windows: dict[ProducerId, _Window] = {}
         self._uncommitted: deque[ProducerId] = deque()
         """Producers of the uncommitted tagged entries, in LLSN order."""
         self._departed: dict[ProducerId, ProducerEpoch] = {}
+        self._groups = GroupMemory(checkpoint.groups if checkpoint else ())
         for saved in checkpoint.producers if checkpoint else ():
             window = _Window()
             window.base_epoch, window.base_sequence = saved.base_epoch, saved.base_sequence
@@ -162,8 +168,13 @@ class Deduplicator:
             "batches: whether it is in the log can no longer be told from here, read the log"
         )
 
+    def find_group(self, tag: GroupTag) -> RememberedGroup | None:
+        """The group with this tag if it is here, None if it is a new one; raises if it is older than what is here."""
+        return self._groups.find(tag)
+
     def record(self, entry: Entry) -> None:
         """An entry was given its place in the stream. Must be called for every entry, in LLSN order."""
+        self._groups.record(entry)
         tag = entry.batch.producer
         if tag is None:
             return
@@ -181,8 +192,8 @@ class Deduplicator:
         )
         self._uncommitted.append(tag.producer)
 
-    def commit(self, context: CommitContext) -> None:
-        """Everything up to the end of this commit now has a GLSN."""
+    def commit(self, context: CommitContext) -> list[RememberedGroup]:
+        """Everything up to the end of this commit now has a GLSN; the groups of which that is news."""
         while self._uncommitted:
             window = self._windows[self._uncommitted[0]]
             batch = window.batches[window.committed]
@@ -192,6 +203,11 @@ class Deduplicator:
             window.batches[window.committed] = structs.replace(batch, glsn=context.glsn_of(batch.first_llsn))
             window.committed += 1
             self._forget_oldest(window)
+        return self._groups.commit(context)
+
+    def settle(self, end: LLSN) -> None:
+        """The commits up to here are on disk."""
+        self._groups.settle(end)
 
     def _forget_oldest(self, window: _Window) -> None:
         """By the number of committed batches alone, so that all replicas forget the same."""
@@ -202,6 +218,7 @@ class Deduplicator:
 
     def truncate(self, end: LLSN) -> None:
         """The entries above ``end`` were removed; they were never committed."""
+        self._groups.truncate(end)
         for window in self._windows.values():
             while window.batches and window.batches[-1].first_llsn > end:
                 assert window.batches[-1].glsn is None
@@ -223,4 +240,4 @@ class Deduplicator:
             committed = tuple(b for b in window.batches if b.glsn is not None and b.last_llsn <= upto)
             if committed or window.base_sequence or window.base_epoch:
                 producers.append(ProducerWindow(producer, window.base_epoch, window.base_sequence, committed))
-        return DedupCheckpoint(upto, tuple(producers))
+        return DedupCheckpoint(upto, tuple(producers), self._groups.checkpoint(upto))

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from cutwater.core.liveness import Liveness
 from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.publishing import Publisher
 from cutwater.core.reports import ReportBook
 from cutwater.core.requests import Description, NodeDescription, StreamDescription
 from cutwater.errors import OrderLayerLostMemory
@@ -19,6 +20,7 @@ class Leader(Protocol):
     state: OrderState
     explanations: dict[LogStreamId, str]
     halted: OrderLayerLostMemory | None
+    publisher: Publisher
 
 
 def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant) -> Description:
@@ -32,6 +34,7 @@ def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant)
         "" if leader.halted is None else leader.halted.message,
         tuple(_node(state, node, book, liveness, now) for node in sorted(state.nodes)),
         tuple(_stream(leader, stream) for stream in sorted(state.streams.values(), key=lambda s: s.stream)),
+        leader.publisher.describe(),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 from msgspec import Struct
 
 from cutwater.core.cut import StreamCommit
@@ -10,13 +12,18 @@ from cutwater.core.sync import Extent, SyncPlan
 from cutwater.types import (
     GLSN,
     LLSN,
+    BatchNumber,
     CommitContext,
+    DecisionIndex,
     Entry,
     Epoch,
+    GroupTag,
     Incarnation,
     LeaderEpoch,
     LogStreamId,
+    Part,
     Revision,
+    RunId,
     StorageNodeId,
     TopicId,
 )
@@ -116,6 +123,26 @@ class DropReplica(Struct, frozen=True, tag=True):
     stream: LogStreamId
 
 
+class PublishGroup(Struct, frozen=True, tag=True):
+    """Append these parts to the stream as one group, unless they are there already, and say so; or, if the stream is
+    sealed in this epoch, say whether they are there. It was decided, so whoever says it, and however often, does no
+    harm. See ``GroupTag`` for ``decided`` and ``oldest``; the last entry of the group carries the tag."""
+
+    stream: LogStreamId
+    epoch: Epoch
+    run: RunId
+    batch: BatchNumber
+    topic: TopicId
+    parts: tuple[Part, ...]
+    rows: int
+    decided: DecisionIndex
+    oldest: DecisionIndex
+
+    @property
+    def tag(self) -> GroupTag:
+        return GroupTag(self.run, self.batch, self.rows, self.decided, self.oldest)
+
+
 LeaderMessage = (
     LeaderHello
     | CreateReplica
@@ -127,7 +154,38 @@ LeaderMessage = (
     | LearnFrom
     | TrimReplica
     | DropReplica
+    | PublishGroup
 )
+
+# From storage nodes to the leader, besides reports.
+
+
+class GroupState(enum.IntEnum):
+    """What has become of a group."""
+
+    PUBLISHED = 0
+    """It is in the log, at the place that is told."""
+    ABSENT = 1
+    """It is not in the stream, which is sealed in this epoch: it never will be, in this epoch."""
+    PROBLEM = 2
+    """It could not be appended; trying again may help."""
+
+
+class GroupOutcome(Struct, frozen=True, tag=True):
+    """What a storage node says of a group that it was told to publish. The metadata repository repeats its question
+    until it has an answer, so this may get lost and may come again."""
+
+    node: StorageNodeId
+    stream: LogStreamId
+    epoch: Epoch
+    run: RunId
+    batch: BatchNumber
+    state: GroupState
+    first_llsn: LLSN = LLSN(0)
+    count: int = 0
+    glsn: GLSN = GLSN(0)
+    problem: str = ""
+
 
 # Between storage nodes.
 

@@ -87,7 +87,7 @@ def replay(dedup: Deduplicator, files: ReplicaFiles, committed_end: LLSN) -> int
     context = contexts[at]
     for entry in files.heads(first, committed_end):
         count += 1
-        if entry.batch.producer is not None and entry.first_llsn > upto:
+        if (entry.batch.producer or entry.batch.group) is not None and entry.first_llsn > upto:
             while context.last_llsn < entry.first_llsn:
                 at += 1
                 context = contexts[at]

@@ -26,6 +26,7 @@ from cutwater.core.order_events import (
     Alarm,
     Asked,
     Compact,
+    GroupOutcomeArrived,
     NodeGone,
     NodeUnreachable,
     OrderEffect,
@@ -43,10 +44,12 @@ from cutwater.core.order_events import (
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_requests import Surroundings, decide
 from cutwater.core.order_state import LogStream, OrderState, Topic
-from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
+from cutwater.core.outlook import Outlook
+from cutwater.core.publishing import Publisher
+from cutwater.core.repair import is_ready
 from cutwater.core.reports import ReportBook
-from cutwater.core.requests import QUESTIONS, Answer, LearnRequest
-from cutwater.core.staffing import Load, Staff, loads, reassign, replacements, survivors
+from cutwater.core.requests import QUESTIONS, Answer, LearnRequest, PublishRequest
+from cutwater.core.staffing import Load, loads, reassign, replacements, survivors
 from cutwater.errors import (
     CutwaterError,
     ImpossibleReport,
@@ -60,7 +63,6 @@ from cutwater.errors import (
 from cutwater.types import (
     GLSN,
     LLSN,
-    SECOND,
     Epoch,
     Instant,
     LeaderEpoch,
@@ -73,6 +75,7 @@ from cutwater.types import (
 
 Effects = list[OrderEffect]
 
+LARGE_BATCH_PARTS = 512
 FINISHED_STREAMS_EVERY_WAKES = 16
 """Streams that are sealed for good are looked after too, but there may be many of them and they never hurry."""
 
@@ -89,13 +92,14 @@ class OrderLayer:
         self.explanations: dict[LogStreamId, str] = {}
         self._book = ReportBook()
         self._herald = Herald(leader_epoch, state, self._book)
+        self.publisher = Publisher(state, self._book, options)
         self._liveness = Liveness(
             state.nodes,
             now,
             dead_after_us=options.node_dead_after_us,
             links=Backoff(options.retry_us_min, options.retry_us_max),
         )
-        self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
+        self._outlook = Outlook(state, self._book, self._liveness, options, now)
         self._requests: deque[Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
         self._alarms: Effects = []
@@ -127,8 +131,7 @@ class OrderLayer:
             raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
         slept = self._liveness.notice_sleep(now)
         if slept:
-            # Nor does that time count for the patience with replicas.
-            self._sealed_since = {stream: since + slept for stream, since in self._sealed_since.items()}
+            self._outlook.note_sleep(slept)
         match event:
             case ReportArrived():
                 self._take_report(event.report, now)
@@ -142,6 +145,8 @@ class OrderLayer:
                 stream = self.state.streams.get(event.stream)
                 if stream is not None and {event.complainer, event.peer} <= set(stream.members):
                     self._liveness.accuse(event.stream, event.complainer, event.peer, now)
+            case GroupOutcomeArrived():
+                self.publisher.take(event.outcome)
             case NodeGone():
                 self._liveness.lose(event.node, now)
                 self._leave_out(event.node, f"nobody listens where storage node {event.node} did", now)
@@ -239,7 +244,7 @@ class OrderLayer:
         """Forget the ranges that no replica will ask for."""
         if not self.state.histories[stream.stream]:
             return
-        end = self._forgettable_end(stream, self._is_patient(stream, now))
+        end = self._forgettable_end(stream, self._outlook.is_patient(stream, now))
         if end is not None:
             self.state.trim_history(stream.stream, end)
 
@@ -251,9 +256,6 @@ class OrderLayer:
         if not applied or (len(applied) < len(reports) and (stream.is_open or patient)):
             return None
         return min(applied)
-
-    def _is_patient(self, stream: LogStream, now: Instant) -> bool:
-        return now.monotonic - self._sealed_since.get(stream.stream, 0) < self.options.reopen_patience_us
 
     def _distrust(self, stream: LogStream, node: StorageNodeId, why: str) -> None:
         """A replica that counts cannot be believed any more: it has to learn from a peer."""
@@ -281,6 +283,8 @@ class OrderLayer:
 
     def _wake(self, now: Instant) -> None:
         self._liveness.wake(now)
+        for asked, why in self.publisher.take_overdue(now):
+            self._held.append(Reply(asked.request_id, Unavailable(f"{why}: ask again")))
         self._wakes += 1
         if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
             self._short_topics = list(self.state.topics.values())
@@ -310,24 +314,11 @@ class OrderLayer:
             report = self._book.newest(node)
             if self._book.leaves_out(node, stream.stream):
                 self._distrust(stream, node, "the node reports without it")
-            elif self._is_stuck(stream, node, now):
+            elif self._outlook.is_stuck(stream, node, now):
                 self._liveness.avoid(stream.stream, node, now)
                 self._want_seal(stream, f"the replica on storage node {node} makes no progress")
-            elif report is not None and not self._book.is_writable(node) and self._can_spare(stream, node, now):
+            elif report is not None and not self._book.is_writable(node) and self._outlook.can_spare(stream, node, now):
                 self._want_seal(stream, f"storage node {node} has no room left")
-
-    def _can_spare(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
-        """Whether the stream can go on without one of its members."""
-        others = sum(1 for other in stream.members if other != node and self._usable(other, now))
-        return others >= max(1, self.options.min_replication)
-
-    def _is_stuck(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
-        ur = self._book.of(stream.stream, node)
-        others = [self._book.of(stream.stream, other) for other in stream.members]
-        end = max((other.durable_end for other in others if other is not None), default=LLSN(0))
-        is_behind = ur is None or ur.durable_end < end or ur.committed_end < stream.committed_end
-        place = (ur.durable_end, ur.committed_end) if ur is not None else (LLSN(0), LLSN(0))
-        return self._liveness.is_stuck(stream.stream, node, (stream.epoch, *place), now, is_behind=is_behind)
 
     # Turns.
 
@@ -342,6 +333,7 @@ class OrderLayer:
         if self.halted is not None:
             self._answer_questions(self.halted, now)
         else:
+            effects += self.publisher.messages(now, self._outlook)
             for node in sorted(self._spoke):
                 report = self._book.newest(node)
                 if report is not None:
@@ -370,6 +362,8 @@ class OrderLayer:
         cut = self._next_cut(now) or self._due_tick(now)
         if cut is not None:
             self._apply(cut, decided, now)
+        for decision in self.publisher.decide(now, self._outlook):
+            self._apply(decision, decided, now)
         self._decide_requests(now, decided)
         for lsid, reason in self._seals.items():
             self._decide_seal(self.state.streams[lsid], reason, decided, now)
@@ -388,9 +382,11 @@ class OrderLayer:
         if isinstance(decision, (d.Seal, d.Unseal)):
             self._book.void(decision.stream)
         if isinstance(decision, (d.Seal, d.CreateStream)):
-            self._sealed_since[decision.stream] = now.monotonic
+            self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
             self._forget_streams()
+        # Who waits for a batch may have waited for this.
+        self._requests.extendleft(reversed(self.publisher.take_ready(decision)))
 
     def _forget_streams(self) -> None:
         """Nothing is remembered of streams that exist no more."""
@@ -399,7 +395,7 @@ class OrderLayer:
         self._attention &= known.keys()
         self._seals = {lsid: reason for lsid, reason in self._seals.items() if lsid in known}
         self._distrusted = {lsid: nodes for lsid, nodes in self._distrusted.items() if lsid in known}
-        self._sealed_since = {lsid: since for lsid, since in self._sealed_since.items() if lsid in known}
+        self._outlook.forget_streams()
         self._liveness.forget_streams(known)
         self.explanations = {lsid: why for lsid, why in self.explanations.items() if lsid in known}
 
@@ -456,22 +452,30 @@ class OrderLayer:
                     self._liveness.hear(decision.node, now)
             if isinstance(asked.request, LearnRequest):
                 self._attention.add(asked.request.stream)
-            self._held.append(Reply(asked.request_id, answer))
+            if answer is not None:
+                self._held.append(Reply(asked.request_id, answer))
+            elif not self.publisher.wait(asked, now):
+                self._held.append(Reply(asked.request_id, ResourceExhausted("too many batches wait", retry_ms=1_000)))
+            if isinstance(asked.request, PublishRequest) and len(asked.request.parts) > LARGE_BATCH_PARTS:
+                # It fills a write almost by itself.
+                break
 
     def _surroundings(self, now: Instant) -> Surroundings:
         return Surroundings(
-            usable=lambda node: self._usable(node, now),
-            ready=lambda stream, node: self._is_ready(stream, node, now),
+            usable=lambda node: self._outlook.is_usable(node, now),
+            ready=lambda stream, node: self._outlook.is_ready(stream, node, now),
             describe=lambda: describe(self, self._book, self._liveness, now),
             time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
+            staged_expire_after_us=self.options.staged_expire_after_us,
         )
 
     def _answer_questions(self, halted: CutwaterError, now: Instant) -> None:
         """Nothing is decided any more, but whoever only wants to know something is told."""
-        for asked in self._requests:
-            outcome: Answer | CutwaterError = halted
+        for asked in (*self.publisher.take_waiting(), *self._requests):
+            outcome: Answer | CutwaterError | None = halted
             if isinstance(asked.request, QUESTIONS):
                 _, outcome = decide(asked.request, self.state, self._surroundings(now))
+            assert outcome is not None
             self._held.append(Reply(asked.request_id, outcome))
         self._requests.clear()
 
@@ -486,14 +490,14 @@ class OrderLayer:
             self._attention.add(stream.stream)
 
     def _decide_repair(self, stream: LogStream, now: Instant, decided: list[d.Decision]) -> None:
-        staff, wanted = self._staff(now), self.state.topics[stream.topic].replication
+        staff, wanted = self._outlook.staff(now), self.state.topics[stream.topic].replication
         assign = reassign(stream, wanted, staff, lambda: self._loads(now))
         if assign is not None:
             self._apply(assign, decided, now)
             self._load = None
         for survivor in survivors(stream, staff):
             self._apply(survivor, decided, now)
-        plan = self._plan(stream, now)
+        plan = self._outlook.plan(stream, now, admit=not self._admissions.waits(stream.stream, now))
         self.explanations[stream.stream] = plan.why
         for node, source in plan.learners:
             self._held.append(self._herald.learn(stream, node, source))
@@ -511,61 +515,17 @@ class OrderLayer:
             return
         time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
         least = max(1, self.options.min_replication)
-        for create in replacements(self.state, topic, self._staff(now), self._loads(now), time, min_replication=least):
+        for create in replacements(
+            self.state, topic, self._outlook.staff(now), self._loads(now), time, min_replication=least
+        ):
             self._apply(create, decided, now)
             self._attention.add(create.stream)
 
     def _loads(self, now: Instant) -> Load:
         """Worked out once per turn, as many streams may ask."""
         if self._load is None:
-            self._load = loads(self.state, lambda node: self._usable(node, now))
+            self._load = loads(self.state, lambda node: self._outlook.is_usable(node, now))
         return self._load
-
-    def _staff(self, now: Instant) -> Staff:
-        return Staff(
-            gone=lambda node: self._is_gone(node, now),
-            ready=lambda stream, node: self._is_ready(stream, node, now),
-            given_up=lambda stream: self._sealed_for(stream, now) >= self.options.replace_stream_after_us,
-        )
-
-    def _is_gone(self, node: StorageNodeId, now: Instant) -> bool:
-        silence = self._liveness.silence(node, now)
-        return silence is None or silence >= self.options.replace_node_after_us
-
-    def _sealed_for(self, stream: LogStream, now: Instant) -> int:
-        return now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
-
-    def _plan(self, stream: LogStream, now: Instant) -> Plan:
-        lsid = stream.stream
-        view = View(
-            report=lambda node: self._book.of(lsid, node),
-            alive=lambda node: self._liveness.is_alive(node, now),
-            usable=lambda node: self._usable(node, now) and not self._liveness.is_avoided(lsid, node, now),
-            fallback=lambda node: self._usable(node, now),
-            invalid=lambda node: self._is_invalid(node, lsid),
-            is_unheard=lambda node: self._liveness.is_alive(node, now) and self._book.newest(node) is None,
-            turn=now.monotonic // (2 * SECOND),
-        )
-        history = self.state.histories[lsid]
-        if stream.is_open:
-            return plan_open(stream, history, view, admit=not self._admissions.waits(lsid, now))
-        return plan_sealed(
-            stream,
-            history,
-            view,
-            min_replication=min(self.options.min_replication, self.state.topics[stream.topic].replication),
-            patient=self._is_patient(stream, now),
-        )
-
-    def _usable(self, node: StorageNodeId, now: Instant) -> bool:
-        return self._liveness.is_alive(node, now) and self._book.is_writable(node)
-
-    def _is_ready(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
-        return self._liveness.is_alive(node, now) and is_ready(stream, self._book.of(stream.stream, node))
-
-    def _is_invalid(self, node: StorageNodeId, lsid: LogStreamId) -> bool:
-        report = self._book.newest(node)
-        return report is not None and lsid in report.invalid
 
     # After the store.
 
@@ -590,7 +550,7 @@ class OrderLayer:
     def _step_down(self, reason: str) -> Effects:
         self.over = True
         effects: Effects = [StepDown(reason)]
-        for asked in self._requests:
+        for asked in (*self.publisher.take_waiting(), *self._requests):
             effects.append(Reply(asked.request_id, NotLeader("another node leads now: ask it")))
         for held in self._held:
             if isinstance(held, Reply):

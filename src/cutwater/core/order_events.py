@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from cutwater.core.decisions import Decision
-from cutwater.core.messages import LeaderMessage
+from cutwater.core.messages import GroupOutcome, LeaderMessage
 from cutwater.core.order_state import Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError
@@ -51,6 +51,12 @@ class PeerComplaint(Struct, frozen=True):
     peer: StorageNodeId
 
 
+class GroupOutcomeArrived(Struct, frozen=True):
+    """A storage node says what became of a group."""
+
+    outcome: GroupOutcome
+
+
 class NodeGone(Struct, frozen=True):
     """Nobody listens any more where the storage node did: its process has ended."""
 
@@ -67,7 +73,17 @@ class Wake(Struct, frozen=True):
     """Time has passed. Comes every few ten milliseconds."""
 
 
-OrderEvent = ReportArrived | Asked | Stored | StoreRefused | PeerComplaint | NodeGone | NodeUnreachable | Wake
+OrderEvent = (
+    ReportArrived
+    | Asked
+    | Stored
+    | StoreRefused
+    | PeerComplaint
+    | GroupOutcomeArrived
+    | NodeGone
+    | NodeUnreachable
+    | Wake
+)
 
 
 # Effects

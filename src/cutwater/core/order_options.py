@@ -21,6 +21,12 @@ class OrderOptions(Struct, frozen=True):
     requests_per_turn_max: int = 16
     """So few that, each with the largest schema, they fit into one write of any store."""
     compact_every_decisions: int = 1_024
+    publish_again_us: int = 1 * SECOND
+    """How long the leader waits for word of a group before it tells the storage node again."""
+    publish_wait_us: int = 20 * SECOND
+    """How long the request to publish a batch waits for its end before it has to be repeated."""
+    staged_expire_after_us: int = 3_600 * SECOND
+    """Rows that were staged so long ago, and not decided on, expire."""
     replace_node_after_us: int = 60 * SECOND
     """How long a dead node keeps its place in the streams that it has a replica of, if another can take it."""
     replace_stream_after_us: int = 10 * SECOND

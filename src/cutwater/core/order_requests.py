@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.order_state import LogStream, Node, OrderState, Topic
+from cutwater.core.run_requests import Outcome, open_run, publish, staged
 from cutwater.core.staffing import loads, place
 from cutwater.errors import (
     AlreadyExists,
@@ -23,6 +24,7 @@ from cutwater.errors import (
 )
 from cutwater.types import (
     GLSN,
+    SECOND,
     CutTime,
     DecisionIndex,
     LogStreamId,
@@ -46,13 +48,12 @@ class Surroundings(Struct, frozen=True):
     ready: Callable[[LogStream, StorageNodeId], bool]
     describe: Callable[[], r.Description]
     time: CutTime
-
-
-Outcome = tuple[tuple[d.Decision, ...], r.Answer]
+    staged_expire_after_us: int = 3_600 * SECOND
 
 
 def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outcome:
-    """What to decide and what to answer once that is stored; raises if the request cannot be carried out."""
+    """What to decide and what to answer once that is stored; raises if the request cannot be carried out. Without an
+    answer: it has to wait for something else to happen first."""
     match request:
         case r.FoundClusterRequest():
             return ((), r.Done()) if state.cluster_key else ((d.FoundCluster(request.cluster, request.key),), r.Done())
@@ -99,6 +100,12 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return (), r.CursorAt(state.cursors.get(request.cursor))
         case r.DropCursorRequest():
             return ((d.DropCursor(request.cursor),) if request.cursor in state.cursors else (), r.Done())
+        case r.OpenRunRequest():
+            return open_run(request, state)
+        case r.PublishRequest():
+            return publish(request, state)
+        case r.StagedRequest():
+            return staged(request, state, around.staged_expire_after_us)
         case r.CatalogRequest():
             return (), catalog(state)
         case r.ClockRequest():

@@ -18,6 +18,7 @@ from cutwater.core.dedup import Departure
 from cutwater.core.history import CommitHistory
 from cutwater.core.journal import Journal
 from cutwater.core.requests import Event
+from cutwater.core.runs import Run, Runs
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
     GLSN,
@@ -32,6 +33,7 @@ from cutwater.types import (
     ProducerId,
     Retention,
     Revision,
+    RunId,
     Sequence,
     StorageNodeId,
     TopicId,
@@ -130,6 +132,8 @@ class Snapshot(Struct, frozen=True):
     events: tuple[Event, ...] = ()
     clock_blocks: tuple[Block, ...] = ()
     clock_recent: tuple[Mark, ...] = ()
+    last_run: RunId = RunId(0)
+    runs: tuple[Run, ...] = ()
 
 
 class OrderState:
@@ -151,6 +155,7 @@ class OrderState:
         self.cursors = dict(start.cursors)
         self.events = deque(start.events, EVENTS_MAX)
         self.clock = Clock(start.clock_blocks, start.clock_recent)
+        self.runs = Runs(start.last_run, start.runs)
         self._journal = Journal("order layer")
         for decision in decisions:
             self.apply(decision)
@@ -176,6 +181,8 @@ class OrderState:
             events=tuple(self.events),
             clock_blocks=self.clock.blocks,
             clock_recent=self.clock.recent,
+            last_run=self.runs.last,
+            runs=self.runs.snapshot(),
         )
 
     def topic_named(self, name: str) -> Topic | None:
@@ -266,6 +273,11 @@ class OrderState:
                 self.cursors[decision.cursor] = decision.glsn
             case d.DropCursor():
                 self.cursors.pop(decision.cursor, None)
+            case d.OpenRun() | d.DecideBatch() | d.GroupPublished() | d.MoveGroup() | d.ExpireStaged():
+                takes_appends = {s.stream: s.topic for s in self.streams.values() if s.is_open}
+                problem = self.runs.problem(decision, takes_appends)
+                self._require(not problem, decision, problem)
+                self.runs.apply(decision, DecisionIndex(self.index + 1))
         self.index = DecisionIndex(self.index + 1)
         if isinstance(decision, d.CATALOG_DECISIONS):
             self.revision = Revision(self.revision + 1)
@@ -356,6 +368,7 @@ class OrderState:
         for lsid in gone:
             del self.streams[lsid], self.histories[lsid]
         self.producers = {name: p for name, p in self.producers.items() if p.stream not in gone}
+        self.runs.delete_topic(topic)
 
     def was_deleted(self, stream: LogStreamId) -> bool:
         return stream not in self.streams and stream <= self.last_stream

@@ -23,6 +23,8 @@ class _Pending(Struct):
     checksum: int
     last_sequence: Sequence
     waiters: list[Waiter]
+    more: bool
+    in_group: bool
 
     @property
     def last_llsn(self) -> LLSN:
@@ -35,17 +37,21 @@ class PendingEntries:
     def __init__(self, stream: LogStreamId) -> None:
         self._stream = stream
         self._entries: deque[_Pending] = deque()
+        self._appended = 0
+        """How many of them are no part of a group, whose size is given."""
 
     def require_room(self) -> None:
-        if len(self._entries) >= UNCOMMITTED_BATCHES_MAX:
-            raise ResourceExhausted(
-                f"log stream {self._stream} has {len(self._entries)} uncommitted batches", retry_ms=50
-            )
+        if self._appended >= UNCOMMITTED_BATCHES_MAX:
+            raise ResourceExhausted(f"log stream {self._stream} has {self._appended} uncommitted batches", retry_ms=50)
 
     def add(self, entry: Entry, last_sequence: Sequence, waiters: Iterable[Waiter] = ()) -> None:
         """``last_sequence`` is the producer's last one at the place of the entry, 0 if it has no producer."""
         batch = entry.batch
-        self._entries.append(_Pending(entry.first_llsn, batch.count, batch.checksum, last_sequence, list(waiters)))
+        in_group = batch.more or batch.group is not None
+        self._appended += not in_group
+        self._entries.append(
+            _Pending(entry.first_llsn, batch.count, batch.checksum, last_sequence, list(waiters), batch.more, in_group)
+        )
 
     def wait(self, first_llsn: LLSN, waiter: Waiter) -> None:
         """One more waits for the entry that begins here."""
@@ -66,8 +72,10 @@ class PendingEntries:
         acks: list[Acked] = []
         while self._entries and self._entries[0].first_llsn <= context.last_llsn:
             pending = self._entries.popleft()
-            # Records of one batch are committed by one cut.
+            self._appended -= not pending.in_group
+            # Records of one batch are committed by one cut, and so are the entries of one group.
             assert pending.last_llsn <= context.last_llsn
+            assert not (pending.more and pending.last_llsn == context.last_llsn)
             ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self._stream, pending.count)
             acks += [Acked(waiter, ack, pending.last_sequence) for waiter in pending.waiters]
         return acks
@@ -77,6 +85,7 @@ class PendingEntries:
         waiters: list[Waiter] = []
         while self._entries and self._entries[-1].last_llsn > end:
             pending = self._entries.pop()
+            self._appended -= not pending.in_group
             # The sealed position is a minimum of durable ends, and those fall on batch boundaries.
             assert pending.first_llsn > end
             waiters += pending.waiters

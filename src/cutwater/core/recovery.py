@@ -14,8 +14,8 @@ anything else                                                           invalid:
 =============================  =======================================  ==============================================
 
 Durable but uncommitted entries of the current epoch are kept and reported again: discarding them would lose data when
-all replicas stop between a cut and its application. Entries beyond the sealed position, or of another epoch than the
-current one, can never be committed and are cut off.
+all replicas stop between a cut and its application. Entries beyond the sealed position, of another epoch than the
+current one, or of a group that is not all there, can never be committed and are cut off.
 """
 
 from __future__ import annotations
@@ -125,5 +125,6 @@ def _keep_end(tail: Sequence[Entry], hard: HardState, committed_end: LLSN) -> LL
             break
         if hard.sealed_at is not None and entry.last_llsn > hard.sealed_at:
             break
-        end = entry.last_llsn
+        if not entry.batch.more:
+            end = entry.last_llsn
     return end

@@ -6,7 +6,8 @@ records their GLSNs and answers the waiter. Backups do the same from ``Replicate
 
 What always holds:
 
-1. ``durable_committed_end <= committed_end <= durable_end <= written_end``, and all four fall on batch boundaries.
+1. ``durable_committed_end <= committed_end <= durable_end <= written_end``, and all four fall on batch boundaries, the
+   first three also on group boundaries.
 2. ``report()`` tells only of what is on disk: the durable end, and the durably applied commits.
 3. A commit applies only at ``committed_end + 1`` and only in the epoch it was made for.
 4. Whatever lies beyond a stored sealed position is removed from disk before its waiters are told.
@@ -20,6 +21,8 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from cutwater.core.dedup import Deduplicator
+from cutwater.core.group_append import GroupAppender
+from cutwater.core.groups import GroupBounds
 from cutwater.core.journal import Journal
 from cutwater.core.learner import Learner
 from cutwater.core.messages import (
@@ -27,6 +30,7 @@ from cutwater.core.messages import (
     DropReplica,
     ExcludeReplica,
     LearnFrom,
+    PublishGroup,
     Replicate,
     SealReplica,
     SyncBegin,
@@ -50,6 +54,8 @@ from cutwater.core.replica_events import (
     EntriesDurable,
     Failed,
     Forward,
+    GroupEntry,
+    GroupFailed,
     RefuseEntry,
     Remove,
     Reopen,
@@ -85,6 +91,7 @@ from cutwater.types import (
     GLSN,
     LLSN,
     Ack,
+    Batch,
     CommitContext,
     Entry,
     Epoch,
@@ -140,6 +147,10 @@ class Replica:
         self.learner: Learner | None = None
         self._attempts = 0
         self._last_context: CommitContext | None = None
+        self._progress = LLSN(0)
+        """How far the disk has come, if that is inside a group."""
+        self._bounds = GroupBounds()
+        self._groups = GroupAppender(self)
         self._pending = PendingEntries(stream)
         self._untold: list[Waiter] = []
         """Whose outcome stands behind a barrier in the effects last returned: should that fail, they are not told."""
@@ -166,6 +177,7 @@ class Replica:
         """What the metadata repository may rely on; None while the data cannot be trusted."""
         if not self.trusted:
             return None
+        assert self.learner is not None or self._bounds.whole(self.durable_end) == self.durable_end
         return UncommitReport(
             log_stream_id=self.stream,
             epoch=self.hard_state.epoch,
@@ -174,6 +186,7 @@ class Replica:
             uncommitted_llsn_offset=LLSN(self.durable_committed_end + 1),
             uncommitted_llsn_length=self.durable_end - self.durable_committed_end,
             trimmed_before=self.hard_state.trimmed_before,
+            progress=self._progress,
         )
 
     def fate(self, stream_epoch: Epoch, producer: ProducerId) -> Fate:
@@ -189,9 +202,23 @@ class Replica:
         if not isinstance(event, StorageFailed):
             self._untold.clear()
             self._ends_before = None
+        effects = self._handle(event)
+        if self._groups.is_open and self.state is not ReplicaState.RUNNING:
+            # Nothing was written of what waited behind the group, so that needs no barrier to be told.
+            waiters = self._groups.give_up()
+            effects = [*(_settle(waiter, self.stream, definite=True) for waiter in waiters), *effects]
+        return effects
+
+    def _handle(self, event: ReplicaEvent) -> Effects:
         match event:
             case Append():
                 return self._append(event)
+            case PublishGroup():
+                return self._groups.publish(event)
+            case GroupEntry():
+                return self._groups.take(event)
+            case GroupFailed():
+                return self._groups.fail(event)
             case Replicate():
                 return self._replicate(event.entry)
             case EntriesDurable():
@@ -219,7 +246,10 @@ class Replica:
                 return []
             case DropReplica():
                 # A cut may have committed what somebody waits for, and nobody will tell any more.
-                return [*(Unsettled(waiter) for waiter in self._pending.waiters()), Remove()]
+                return [
+                    *(Unsettled(waiter) for waiter in (*self._pending.waiters(), *self._groups.give_up())),
+                    Remove(),
+                ]
             case Tidy():
                 return self._drop_trimmed()
             case ReplicateFailed():
@@ -233,11 +263,11 @@ class Replica:
         batch = event.batch
         if batch.count < 1:
             raise InvalidArgument("an append needs at least one record")
-        if self.state is not ReplicaState.RUNNING:
-            raise StreamSealed(f"log stream {self.stream} takes no appends now ({self.state.name}): use another one")
-        self._check_epoch(event.epoch)
-        if not self.is_head:
-            raise Refused(f"storage node {self.node} is not the head of log stream {self.stream}: append to the head")
+        if batch.more or batch.group is not None:
+            raise InvalidArgument("a group is not appended but published: stage its rows")
+        self.require_head(event.epoch)
+        if self._groups.is_open:
+            return self._groups.wait(event)
         if batch.producer is not None:
             known = self.dedup.find(batch.producer, batch.kind, batch.checksum)
             if known is not None:
@@ -245,7 +275,26 @@ class Replica:
         if event.if_llsn is not None and event.if_llsn != self.written_end + 1:
             raise ConditionFailed(self.stream, event.if_llsn, LLSN(self.written_end + 1))
         self._pending.require_room()
-        return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), (event.waiter,))
+        return self.take_next(batch, (event.waiter,))
+
+    def require_head(self, epoch: Epoch) -> None:
+        """Raise unless this replica gives out LLSNs in this epoch."""
+        if self.state is not ReplicaState.RUNNING:
+            raise StreamSealed(f"log stream {self.stream} takes no appends now ({self.state.name}): use another one")
+        self._check_epoch(epoch)
+        if not self.is_head:
+            raise Refused(f"storage node {self.node} is not the head of log stream {self.stream}: append to the head")
+
+    def take_next(self, batch: Batch, waiters: Iterable[Waiter] = ()) -> Effects:
+        return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), waiters)
+
+    def handle_waiting(self, event: Append | PublishGroup) -> Effects:
+        """What had to wait behind a group."""
+        return self._append(event) if isinstance(event, Append) else self._groups.publish(event)
+
+    def stop(self, why: str) -> None:
+        """The replica cannot go on: its stream has to be sealed."""
+        self._step(Step.FAULT, why)
 
     def _append_again(
         self, waiter: Waiter, first_llsn: LLSN, glsn: GLSN | None, count: int, last_sequence: Sequence
@@ -270,6 +319,7 @@ class Replica:
 
     def _register(self, entry: Entry, waiters: Iterable[Waiter] = ()) -> None:
         self.dedup.record(entry)
+        self._bounds.add(entry)
         tag = entry.batch.producer
         self._pending.add(entry, self.dedup.last_sequence(tag.producer) if tag else Sequence(0), waiters)
 
@@ -292,9 +342,11 @@ class Replica:
         if event.generation != self.generation:
             return []
         assert event.end <= self.written_end
-        self.durable_end = max(self.durable_end, event.end)
         if self.learner is not None:
+            self.durable_end = max(self.durable_end, event.end)
             return self._after_learning(self.learner.entries_durable())
+        self.durable_end = max(self.durable_end, self._bounds.whole(event.end))
+        self._progress = event.end if event.end > self.durable_end else LLSN(0)
         return [ReportNow()]
 
     # Commits.
@@ -341,9 +393,9 @@ class Replica:
         effects: Effects = [WriteCommit(context, self.commits_generation), *self._pending.commit(context)]
         self.committed_end = context.last_llsn
         self._last_context = context
-        self.dedup.commit(context)
+        groups = self.dedup.commit(context)
         self._journal.note("applied", context.first_llsn, "to", context.last_llsn, "as", context.first_glsn)
-        return effects
+        return [*effects, *(self._groups.tell(group) for group in groups if self.is_head)]
 
     def _assert_same_commit(self, context: CommitContext) -> None:
         last = self._last_context
@@ -359,6 +411,7 @@ class Replica:
         self.durable_high_watermark = event.context.high_watermark
         if self.learner is not None:
             return self._after_learning(self.learner.commit_durable())
+        self.dedup.settle(self.durable_committed_end)
         self._settle_seal()
         return [ReportNow()]
 
@@ -403,6 +456,8 @@ class Replica:
         effects += [_settle(waiter, self.stream, definite=definite) for waiter in waiters]
         self._untold += waiters
         self.dedup.truncate(end)
+        self._bounds.cut(end)
+        self._progress = LLSN(0)
         self.written_end = end
         self.durable_end = min(self.durable_end, end)
         return effects
@@ -582,7 +637,8 @@ class Replica:
 
     def _storage_failed(self, event: StorageFailed) -> Effects:
         self._step(Step.FAULT, event.reason)
-        effects: Effects = [Unsettled(waiter) for waiter in (*self._untold, *self._pending.waiters())]
+        waiters = (*self._untold, *self._pending.waiters(), *self._groups.give_up())
+        effects: Effects = [Unsettled(waiter) for waiter in waiters]
         end, committed_end = self._ends_before or self._durable_ends()
         return [*effects, Reopen(end, committed_end, event.reason)]
 

@@ -15,7 +15,9 @@ from cutwater.core.messages import (
     CatchUp,
     DropReplica,
     ExcludeReplica,
+    GroupOutcome,
     LearnFrom,
+    PublishGroup,
     Replicate,
     SealReplica,
     SyncMessage,
@@ -25,7 +27,19 @@ from cutwater.core.messages import (
 )
 from cutwater.core.recovery import HardState
 from cutwater.errors import CutwaterError
-from cutwater.types import GLSN, LLSN, Ack, Batch, CommitContext, Entry, Epoch, Revision, Sequence, StorageNodeId
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    Ack,
+    Batch,
+    CommitContext,
+    Entry,
+    Epoch,
+    GroupTag,
+    Revision,
+    Sequence,
+    StorageNodeId,
+)
 
 Waiter = int
 """Names whoever waits for the outcome of an append; given by the driver, never interpreted."""
@@ -41,6 +55,22 @@ class Append(Struct, frozen=True):
     epoch: Epoch
     batch: Batch
     if_llsn: LLSN | None = None
+
+
+class GroupEntry(Struct, frozen=True):
+    """The next entry of the group that ``FeedGroup`` asked for. It has neither ``more`` nor ``group``, both come from
+    ``last``."""
+
+    tag: GroupTag
+    batch: Batch
+    last: bool
+
+
+class GroupFailed(Struct, frozen=True):
+    """The rest of the group that ``FeedGroup`` asked for cannot be had."""
+
+    tag: GroupTag
+    reason: str
 
 
 class EntriesDurable(Struct, frozen=True):
@@ -93,6 +123,9 @@ class Dropped(Struct, frozen=True):
 
 ReplicaEvent = (
     Append
+    | PublishGroup
+    | GroupEntry
+    | GroupFailed
     | Replicate
     | EntriesDurable
     | CommitDurable
@@ -190,6 +223,19 @@ class Unsettled(Struct, frozen=True):
     waiter: Waiter
 
 
+class FeedGroup(Struct, frozen=True):
+    """Hand over the entries of this group, as ``GroupEntry`` events, one after the other. It ends when the last one was
+    taken, with ``GroupFailed``, or when the replica refuses one: then the group is no longer wanted."""
+
+    group: PublishGroup
+
+
+class TellGroup(Struct, frozen=True):
+    """Tell the metadata repository what became of a group."""
+
+    outcome: GroupOutcome
+
+
 class ReportNow(Struct, frozen=True):
     """Something changed that the metadata repository should know at once."""
 
@@ -231,6 +277,8 @@ ReplicaEffect = (
     | Acked
     | Failed
     | Unsettled
+    | FeedGroup
+    | TellGroup
     | ReportNow
     | Complain
     | AskSync

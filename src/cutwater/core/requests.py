@@ -11,6 +11,7 @@ from cutwater.core.clock import Mark
 from cutwater.types import (
     GLSN,
     LLSN,
+    BatchNumber,
     ClusterId,
     CutTime,
     DecisionIndex,
@@ -18,10 +19,12 @@ from cutwater.types import (
     LeaderEpoch,
     LogStreamId,
     NodeState,
+    Part,
     ProducerEpoch,
     ProducerId,
     Retention,
     Revision,
+    RunId,
     Sequence,
     StorageNodeId,
     TopicId,
@@ -169,6 +172,40 @@ class DescribeRequest(Struct, frozen=True, tag=True):
     """How nodes and log streams are, as the leader sees them."""
 
 
+class OpenRunRequest(Struct, frozen=True, tag=True):
+    """The run of this key: the one that it had before, or a new one, which takes the name over from any other key.
+    Without a name, nobody else is concerned. ``once``: for a single batch; such a run is forgotten some time after."""
+
+    name: str
+    key: str
+    once: bool = False
+
+
+class PublishRequest(Struct, frozen=True, tag=True):
+    """Publish a micro-batch that consists of these parts. If it was decided before, with whatever parts, that stands.
+    The answer comes when all of it is in the log."""
+
+    run: RunId
+    batch: BatchNumber
+    parts: tuple[Part, ...]
+
+
+class StagedBatch(Struct, frozen=True, array_like=True):
+    """What a storage node has staged of one batch in one generation of a run, and how long it has been there."""
+
+    run: RunId
+    batch: BatchNumber
+    generation: int
+    age_us: int = 0
+
+
+class StagedRequest(Struct, frozen=True, tag=True):
+    """Which of these batches are no longer needed by anyone?"""
+
+    node: StorageNodeId
+    batches: tuple[StagedBatch, ...]
+
+
 Request = (
     FoundClusterRequest
     | AddNodeRequest
@@ -188,6 +225,9 @@ Request = (
     | CommitCursorRequest
     | ReadCursorRequest
     | DropCursorRequest
+    | OpenRunRequest
+    | PublishRequest
+    | StagedRequest
     | CatalogRequest
     | ClockRequest
     | EventsRequest
@@ -227,6 +267,36 @@ class ProducerGrant(Struct, frozen=True, tag=True):
     epoch: ProducerEpoch
     stream: LogStreamId
     last_sequence: Sequence
+
+
+class RunAnswer(Struct, frozen=True, tag=True):
+    """What is staged for the run belongs to this generation. ``last_batch`` is the last one that was decided, -1 if
+    none was."""
+
+    run: RunId
+    generation: int
+    last_batch: BatchNumber
+
+
+class PublishedGroup(Struct, frozen=True):
+    """The rows of a batch for one topic: ``count`` records from ``glsn`` on."""
+
+    topic: TopicId
+    stream: LogStreamId
+    glsn: GLSN
+    count: int
+
+
+class PublishAnswer(Struct, frozen=True, tag=True):
+    """All of the batch is in the log. Where is known of the run's last batch only, and of topics that still exist."""
+
+    topics: tuple[PublishedGroup, ...] = ()
+
+
+class StagedAnswer(Struct, frozen=True, tag=True):
+    """These may be dropped, now and for ever."""
+
+    drop: tuple[StagedBatch, ...]
 
 
 class StreamInfo(Struct, frozen=True):
@@ -340,6 +410,28 @@ class StreamDescription(Struct, frozen=True):
     next_step: str
 
 
+class GroupDescription(Struct, frozen=True):
+    """A decided group that is not in the log yet, and what it waits for."""
+
+    topic: str
+    stream: LogStreamId
+    rows: int
+    parts: int
+    why: str
+
+
+class RunDescription(Struct, frozen=True):
+    """``fenced_by``: the run that took over the name, 0 if none did."""
+
+    run: RunId
+    name: str
+    key: str
+    generation: int
+    last_batch: BatchNumber
+    fenced_by: RunId
+    unpublished: tuple[GroupDescription, ...]
+
+
 class Description(Struct, frozen=True, tag=True):
     cluster: ClusterId
     cluster_key: str
@@ -349,6 +441,21 @@ class Description(Struct, frozen=True, tag=True):
     halted: str
     nodes: tuple[NodeDescription, ...]
     streams: tuple[StreamDescription, ...]
+    runs: tuple[RunDescription, ...] = ()
 
 
-Answer = Done | Joined | Created | SealedAt | ProducerGrant | Catalog | ClockMarks | CursorAt | Events | Description
+Answer = (
+    Done
+    | Joined
+    | Created
+    | SealedAt
+    | ProducerGrant
+    | RunAnswer
+    | PublishAnswer
+    | StagedAnswer
+    | Catalog
+    | ClockMarks
+    | CursorAt
+    | Events
+    | Description
+)

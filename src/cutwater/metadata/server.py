@@ -17,8 +17,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from cutwater.core.messages import LeaderHello
-from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
+from cutwater.core.messages import GroupOutcome, LeaderHello
+from cutwater.core.order_events import GroupOutcomeArrived, NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.requests import Answer, FoundClusterRequest, Joined, JoinRequest, Request
@@ -161,6 +161,8 @@ class MetadataServer:
         methods.hears(storage_api.COMPLAINT)(self._complaint)
         methods.hears(api.REPORT_UP)(self._report_up)
         methods.hears(api.COMPLAINT_UP)(self._complaint_up)
+        methods.hears(storage_api.GROUP_OUTCOME)(self._group_outcome)
+        methods.hears(api.GROUP_OUTCOME_UP)(self._group_outcome_up)
         methods.hears(api.SUSPECT_UP)(self._suspect_up)
         methods.hears(api.FOLLOW)(self._follow)
         methods.hears(api.HEARTBEAT)(self._heartbeat)
@@ -433,7 +435,15 @@ class MetadataServer:
             self._suspect(complaint.peer)
         self._take(PeerComplaint(complaint.stream, complaint.complainer, complaint.peer))
 
-    def _take(self, event: ReportArrived | PeerComplaint) -> None:
+    def _group_outcome(self, notification: Notification[GroupOutcome]) -> None:
+        self._group_outcome_up(notification)
+        if self.term is None:
+            self._pass_up(api.GROUP_OUTCOME_UP, notification.argument)
+
+    def _group_outcome_up(self, notification: Notification[GroupOutcome]) -> None:
+        self._take(GroupOutcomeArrived(notification.argument))
+
+    def _take(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
         if self.term is not None:
             self.counters.reports += 1
             self.term.feed(event)

@@ -35,6 +35,7 @@ class StartOptions(Struct, frozen=True):
     min_replication: int = 1
     snapshot_every_decisions: int = 1_024
     retention_seconds: float = 10.0
+    staged_expire_after_seconds: float = 3_600.0
 
     @property
     def order(self) -> OrderOptions:
@@ -44,6 +45,7 @@ class StartOptions(Struct, frozen=True):
             replace_stream_after_us=round(self.replace_stream_after_seconds * SECOND),
             min_replication=self.min_replication,
             compact_every_decisions=self.snapshot_every_decisions,
+            staged_expire_after_us=round(self.staged_expire_after_seconds * SECOND),
         )
 
 

@@ -36,6 +36,7 @@ MANIFEST = b"CWMANIFS"
 HARD_STATE = b"CWHARDST"
 DEDUP = b"CWDEDUPL"
 NODE = b"CWNODEID"
+STAGED = b"CWSTAGED"
 
 SECTOR_BYTES = 512
 """What a disk writes at once. Nothing that is rewritten in place shares a sector with anything else."""
@@ -254,7 +255,7 @@ def decode_context(record: bytes, number: int) -> CommitContext | None:
 # Small files, always replaced as a whole.
 
 T = TypeVar("T")
-_WHOLE_START = _PREFIX.size + _WHOLE.size + _CRC.size
+WHOLE_START_BYTES = _PREFIX.size + _WHOLE.size + _CRC.size
 
 
 def encode_whole(magic: bytes, body: bytes) -> bytes:
@@ -262,15 +263,23 @@ def encode_whole(magic: bytes, body: bytes) -> bytes:
     return start + _CRC.pack(crc32c(start)) + body
 
 
+def whole_bytes(start: bytes, path: Path) -> int:
+    """How long a whole file is, or a header in its form, that begins with these ``WHOLE_START_BYTES``."""
+    check_prefix(start, start[:8], path)
+    if len(start) < WHOLE_START_BYTES:
+        raise DamagedFile(path, f"{len(start)} bytes are less than its header")
+    return WHOLE_START_BYTES + int(_WHOLE.unpack_from(start, _PREFIX.size)[0])
+
+
 def decode_whole(data: bytes, magic: bytes, path: Path) -> bytes:
     check_prefix(data, magic, path)
-    if len(data) < _WHOLE_START:
+    if len(data) < WHOLE_START_BYTES:
         raise DamagedFile(path, f"{len(data)} bytes are less than its header")
-    end = _WHOLE_START - _CRC.size
-    if crc32c(data[:end]) != int.from_bytes(data[end:_WHOLE_START], "little"):
+    end = WHOLE_START_BYTES - _CRC.size
+    if crc32c(data[:end]) != int.from_bytes(data[end:WHOLE_START_BYTES], "little"):
         raise DamagedFile(path, "the checksum of its header is wrong")
     size, crc = _WHOLE.unpack_from(data, _PREFIX.size)
-    body = data[_WHOLE_START:]
+    body = data[WHOLE_START_BYTES:]
     if len(body) != size:
         raise DamagedFile(path, f"it has {len(body)} bytes after its header and not {size}")
     if crc32c(body) != crc:

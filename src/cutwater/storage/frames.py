@@ -2,7 +2,7 @@
 
 ::
 
-    header    fixed part, the producer's name, CRC32C of both
+    header    fixed part, the producer's name, the group's tag, CRC32C of all three
     body      opaque; its CRC32C, which the client computed, is in the header
     trailer   length, first LLSN, the header's CRC32C again, CRC32C of the trailer
 
@@ -17,30 +17,48 @@ import struct
 from collections.abc import Iterator
 from struct import Struct as Layout
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import NewerFormat
 from cutwater.storage.format import NUMBER_MAX, Running
-from cutwater.types import LLSN, Batch, BatchKind, Entry, Epoch, EventTime, ProducerEpoch, ProducerId, ProducerTag
+from cutwater.types import (
+    LLSN,
+    Batch,
+    BatchKind,
+    BatchNumber,
+    DecisionIndex,
+    Entry,
+    Epoch,
+    EventTime,
+    GroupTag,
+    ProducerEpoch,
+    ProducerId,
+    ProducerTag,
+    RunId,
+)
 from cutwater.types import Sequence as BatchSequence
 
-FRAME_VERSION = 1
+FRAME_VERSION = 2
+"""Of frames that belong to a group: whoever knows only version 1 could cut a group in two, so it must not read them.
+All others are still of version 1."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 """No frame is larger; far above what the wire lets through."""
 PRODUCER_BYTES_MAX = 1024
 
 _MAGIC = b"CWFR"
 _FIXED = Layout("<4sBBHHHIIIQqqqqqQQII")
+_GROUP = Layout("<QQQQQ")
 _CRC = Layout("<I")
 _TRAILER = Layout("<IQII")
 
 TRAILER_BYTES = _TRAILER.size
 HEADER_BYTES_MIN = _FIXED.size + _CRC.size
-HEADER_BYTES_MAX = HEADER_BYTES_MIN + PRODUCER_BYTES_MAX
+HEADER_BYTES_MAX = HEADER_BYTES_MIN + PRODUCER_BYTES_MAX + _GROUP.size
 
 _HAS_PRODUCER, _HAS_DECLARED, _HAS_RUNNING_MAX, _HAS_RUNNING_DECLARED = 1, 2, 4, 8
+_MORE, _HAS_GROUP = 16, 32
 _KINDS = frozenset(BatchKind)
 
 
@@ -59,6 +77,8 @@ class FrameHeader(Struct, frozen=True):
     header_bytes: int
     body_bytes: int
     header_crc: int
+    more: bool = False
+    group: GroupTag | None = None
 
     @property
     def last_llsn(self) -> LLSN:
@@ -80,6 +100,8 @@ class FrameHeader(Struct, frozen=True):
             producer=self.producer,
             declared=self.declared,
             schema=self.schema,
+            more=self.more,
+            group=self.group,
         )
         return Entry(self.first_llsn, self.epoch, batch)
 
@@ -94,7 +116,7 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
     """What is written before and after the body of an entry, which is not touched. ``running`` is before it."""
     batch, tag = entry.batch, entry.batch.producer
     producer = tag.producer.encode() if tag else b""
-    header_bytes = HEADER_BYTES_MIN + len(producer)
+    header_bytes = HEADER_BYTES_MIN + len(producer) + (_GROUP.size if batch.group else 0)
     frame_bytes = header_bytes + len(batch.body) + TRAILER_BYTES
     if len(producer) > PRODUCER_BYTES_MAX:
         raise InvalidArgument(f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {len(producer)}")
@@ -105,11 +127,13 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
         | (_HAS_DECLARED if batch.declared is not None else 0)
         | (_HAS_RUNNING_MAX if running.time_max is not None else 0)
         | (_HAS_RUNNING_DECLARED if running.declared is not None else 0)
+        | (_MORE if batch.more else 0)
+        | (_HAS_GROUP if batch.group else 0)
     )
     try:
         fixed = _FIXED.pack(
             _MAGIC,
-            FRAME_VERSION,
+            FRAME_VERSION if flags & (_MORE | _HAS_GROUP) else 1,
             batch.kind,
             flags,
             header_bytes,
@@ -128,7 +152,7 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
             batch.schema,
             batch.checksum,
         )
-        header = fixed + producer
+        header = fixed + producer + (_GROUP.pack(*structs.astuple(batch.group)) if batch.group else b"")
         crc = _CRC.pack(crc32c(header))
         start = _TRAILER.pack(frame_bytes, entry.first_llsn, *_CRC.unpack(crc), 0)[: -_CRC.size]
     except struct.error as error:
@@ -136,11 +160,17 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
     return header + crc, start + _CRC.pack(crc32c(start))
 
 
+def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
+    """The whole frame of a batch that has no place in a log stream yet: the ``first`` record of its part, and so on."""
+    header, trailer = encode_frame(Entry(LLSN(first), Epoch(0), batch), Running())
+    return header, batch.body, trailer
+
+
 def frame_bytes_of(entry: Entry) -> int:
     """How long the entry's frame is."""
     tag = entry.batch.producer
-    producer_bytes = len(tag.producer.encode()) if tag else 0
-    return HEADER_BYTES_MIN + producer_bytes + len(entry.batch.body) + TRAILER_BYTES
+    variable_bytes = (len(tag.producer.encode()) if tag else 0) + (_GROUP.size if entry.batch.group else 0)
+    return HEADER_BYTES_MIN + variable_bytes + len(entry.batch.body) + TRAILER_BYTES
 
 
 def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
@@ -158,14 +188,16 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
     if version > FRAME_VERSION:
         raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
     time_min, time_max, running_max, declared, running_declared, epoch_of, sequence, schema, checksum = fields[10:]
-    if kind not in _KINDS or producer_bytes != header_bytes - HEADER_BYTES_MIN or not count or not first_llsn:
+    group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
+    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
+    if kind not in _KINDS or not is_whole or not count or not first_llsn:
         return None
     if first_llsn + count > NUMBER_MAX:
         return None
     producer = None
     if flags & _HAS_PRODUCER:
         try:
-            name = bytes(data[offset + _FIXED.size : end - _CRC.size]).decode()
+            name = bytes(data[offset + _FIXED.size : end - _CRC.size - group_bytes]).decode()
         except UnicodeDecodeError:
             return None
         producer = ProducerTag(ProducerId(name), ProducerEpoch(epoch_of), BatchSequence(sequence))
@@ -187,7 +219,14 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         header_bytes,
         body_bytes,
         header_crc,
+        bool(flags & _MORE),
+        _decode_group(data, end - _CRC.size - group_bytes) if group_bytes else None,
     )
+
+
+def _decode_group(data: Buffer, offset: int) -> GroupTag:
+    run, batch, count, decided, oldest = _GROUP.unpack_from(data, offset)
+    return GroupTag(RunId(run), BatchNumber(batch), count, DecisionIndex(decided), DecisionIndex(oldest))
 
 
 def decode_trailer(data: Buffer) -> Trailer | None:

@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer
 
 END_OF_STREAM_BYTES = 8
+TIMESTAMP = pa.timestamp("us", "UTC")
+"""Event time."""
 
 
 def project(body: Buffer, schema: pa.Schema, columns: Sequence[str], compression: str | None = None) -> pa.Buffer:
@@ -30,6 +33,18 @@ def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffe
         writer.write_batch(batch)
     stream, start = sink.getvalue(), batch.schema.serialize().size
     return stream.slice(start, stream.size - start - END_OF_STREAM_BYTES)
+
+
+def event_times(batch: pa.RecordBatch, event_time: str) -> tuple[int, int]:
+    """The smallest and the largest event time of a batch, by the column with this name."""
+    found = pc.min_max(timestamps(batch, event_time).view(pa.int64()))
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
+    """A column of event time in microseconds UTC; what is finer is cut off."""
+    column = batch.column(batch.schema.get_field_index(event_time))
+    return column if column.type.equals(TIMESTAMP) else column.cast(TIMESTAMP, safe=False)
 
 
 @lru_cache(maxsize=64)

@@ -5,6 +5,7 @@
     <volume>/cid=<cid>/snid=<snid>/            the storage node's path on this volume
         lock                                   held while the node runs, and says by which process
         node                                   keys of cluster and node, number of starts
+        staged/                                parts that are staged and not published yet, see ``staging.py``
         lsid=<lsid>/                           one replica
         lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
         lsid=<lsid>.removed/                   one whose topic was deleted, until it is gone
@@ -243,6 +244,11 @@ class NodeVolumes:
         return found
 
     # Running.
+
+    @property
+    def staged(self) -> tuple[Path, ...]:
+        """Where staged parts lie, on each volume."""
+        return tuple(self._path(volume) / "staged" for volume in self.volumes)
 
     def check_cluster_key(self, cluster_key: str) -> None:
         if self.identity.cluster_key not in (None, cluster_key):

@@ -41,7 +41,9 @@ def check_entry(entry: Entry) -> None:
 
 
 def check_batch(batch: Batch) -> None:
-    """The same, of a batch that has no place yet."""
+    """The same, of a batch that has no place yet and belongs to no group."""
+    if batch.more or batch.group is not None:
+        raise InvalidArgument("an append is no part of a group: groups are published, see PublishRequest")
     check_entry(Entry(LLSN(1), Epoch(0), batch))
 
 

@@ -48,3 +48,12 @@ class Counters(Struct):
     damage_met: int = 0
     entries_repaired: int = 0
     contexts_repaired: int = 0
+    staged_bytes: int = 0
+    """What clients staged, ever; how much of it is here now is known elsewhere."""
+    parts_staged: int = 0
+    parts_copied: int = 0
+    """Those that were copied from another holder, in order to publish them."""
+    parts_dropped: int = 0
+    groups_published: int = 0
+    """Given to a replica here, to the last entry."""
+    groups_failed: int = 0

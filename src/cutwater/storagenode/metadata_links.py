@@ -10,17 +10,21 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from cutwater.errors import CutwaterError, WrongIdentity
+from cutwater.core.requests import Request
+from cutwater.errors import CutwaterError, Unavailable, WrongIdentity
 from cutwater.storagenode.links import Link
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import WrongCluster
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.metadata_api import ASK
 from cutwater.wire.methods import Notice
 from cutwater.wire.storage_api import JOIN, JoinAnswer, JoinArguments
 
 _log = logging.getLogger(__name__)
+
+A = TypeVar("A")
 
 JOIN_MS_MAX = 2_000
 JOIN_AGAIN_SECONDS = 1.0
@@ -71,6 +75,18 @@ class MetadataLinks:
         found = sorted(self._joined, key=lambda connection: connection.peer.name if connection.peer else "")
         start = self._node.introduce().node
         return [found[(start + i) % len(found)] for i in range(COVERED_BY)]
+
+    async def ask(self, request: Request, expected: type[A], *, timeout_ms: int) -> A:
+        """The answer of the metadata repository, by way of any of its nodes."""
+        for connection in self._covering():
+            try:
+                answer = (await connection.call(ASK, request, timeout_ms=timeout_ms)).value
+            except CutwaterError as error:
+                _log.debug("%r does not answer: %s", connection, error.message)
+                continue
+            if isinstance(answer, expected):
+                return answer
+        raise Unavailable("no node of the metadata repository answers now")
 
     def has_joined(self, connection: Connection) -> bool:
         """Whether this connection leads to a metadata repository that knows this node."""

@@ -49,6 +49,12 @@ class NodeCollector(Collector):
             ("damage_met", "Times that something was found damaged", counters.damage_met),
             ("entries_repaired", "Damaged entries replaced by a copy of a peer's", counters.entries_repaired),
             ("contexts_repaired", "Damaged commit contexts replaced by a copy of a peer's", counters.contexts_repaired),
+            ("parts_staged", "Parts that were staged completely", counters.parts_staged),
+            ("parts_copied", "Staged parts that were copied from another holder", counters.parts_copied),
+            ("parts_dropped", "Staged parts that were not needed any more", counters.parts_dropped),
+            ("stage_bytes", "Bytes that were staged", counters.staged_bytes),
+            ("groups_published", "Groups that were handed to a replica here as head", counters.groups_published),
+            ("groups_failed", "Times that a group could not be handed over", counters.groups_failed),
         ):
             yield CounterMetricFamily(PREFIX + name, text, value=value)
         outcomes = CounterMetricFamily(
@@ -70,6 +76,9 @@ class NodeCollector(Collector):
             ("unreadable_replicas", "Replicas whose files cannot be opened", len(node.unreadable)),
             ("appends_waiting", "Appends that wait for their commit", waiting),
             ("appends_waiting_bytes", "Bytes of those appends", waiting_bytes),
+            ("staged_parts", "Staged parts that are here, complete or not", server.staging.parts),
+            ("staged_bytes", "Bytes of those parts", server.staging.bytes),
+            ("staged_bytes_max", "How many bytes may be staged here", server.staging.bytes_max),
         ):
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
 

@@ -15,9 +15,11 @@ from cutwater.core.messages import (
     CreateReplica,
     DropReplica,
     ExcludeReplica,
+    GroupOutcome,
     LeaderHello,
     LeaderMessage,
     LearnFrom,
+    PublishGroup,
     Replicate,
     SealReplica,
     SyncFailed,
@@ -83,6 +85,14 @@ class Outside(Protocol):
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         """Raises if the source cannot be reached."""
+
+    def publish(self, group: PublishGroup) -> None:
+        """Have the parts of a group here, then let its replica take it."""
+
+    def feed_group(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+        """A replica wants the entries of this group."""
+
+    def send_outcome(self, outcome: GroupOutcome) -> None: ...
 
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
         """Get an intact copy of what cannot be read."""
@@ -302,6 +312,8 @@ class StorageNode:
                 if message.stream not in self._at_work:
                     del self.unreadable[message.stream]
                     self._erase(message.stream)
+            case PublishGroup():
+                self._outside.publish(message)
             case CatchUp() | TrimReplica() | DropReplica():
                 self._pass_on(message.stream, message)
 
@@ -450,6 +462,12 @@ class StorageNode:
         except CutwaterError as error:
             failed = SyncFailed(request.stream, request.attempt, error.message)
             self._loop.call_soon(self.replicas[request.stream].feed, failed)
+
+    def feed_group(self, stream: LogStreamId, group: PublishGroup) -> None:
+        self._outside.feed_group(self.replicas[stream], group)
+
+    def tell_group(self, outcome: GroupOutcome) -> None:
+        self._outside.send_outcome(outcome)
 
     def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
         self.counters.damage_met += 1

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from cutwater.core.messages import Replicate, SyncBegin, SyncRequest
+from cutwater.core.messages import GroupOutcome, PublishGroup, Replicate, SyncBegin, SyncRequest
 from cutwater.core.opening import open_replica
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
@@ -24,6 +24,7 @@ from cutwater.core.replica_events import (
     Dropped,
     EntriesDurable,
     Failed,
+    FeedGroup,
     Forward,
     RefuseEntry,
     Remove,
@@ -35,6 +36,7 @@ from cutwater.core.replica_events import (
     SaveDedup,
     SaveHardState,
     StorageFailed,
+    TellGroup,
     Tidy,
     Truncate,
     Unsettled,
@@ -85,6 +87,12 @@ class Host(Protocol):
     def complain(self, stream: LogStreamId, peer: StorageNodeId) -> None: ...
 
     def ask_sync(self, source: StorageNodeId, request: SyncRequest) -> None: ...
+
+    def feed_group(self, stream: LogStreamId, group: PublishGroup) -> None:
+        """The replica wants the entries of this group."""
+
+    def tell_group(self, outcome: GroupOutcome) -> None:
+        """What became of a group, for the metadata repository."""
 
     def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
         """Something that is committed cannot be read: an intact copy is wanted."""
@@ -332,6 +340,10 @@ class ReplicaDriver:
                 host.ask_sync(effect.source, effect.request)
             case DropBefore():
                 self._drop(effect)
+            case FeedGroup():
+                host.feed_group(self.stream, effect.group)
+            case TellGroup():
+                host.tell_group(effect.outcome)
 
     def _barrier(self, effect: ReplicaEffect) -> Job:
         storage = self.storage

@@ -69,6 +69,10 @@ class RoomWatch:
         if self._free_bytes < self._reserve_bytes and self._state is NodeState.READY:
             self.look()
 
+    def has(self, size: int) -> bool:
+        """Whether so much can be written and the reserve is still there, as far as is known."""
+        return self._state is NodeState.READY and self._free_bytes - size >= self._reserve_bytes
+
     def found_full(self) -> None:
         """A write found no room, whatever the file system says."""
         self._full_until = time.monotonic() + FULL_FOR_SECONDS_MIN

@@ -11,11 +11,13 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from cutwater.core.messages import LeaderMessage, Replicate, SyncRequest
+from cutwater.core.messages import GroupOutcome, LeaderMessage, PublishGroup, Replicate, SyncRequest
 from cutwater.core.producer_session import Fate
-from cutwater.errors import CutwaterError, Damaged
+from cutwater.core.requests import StagedAnswer, StagedRequest
+from cutwater.errors import CutwaterError, Damaged, Unavailable
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.segment_log import SegmentOptions
+from cutwater.storage.staging import StagingFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.checking import check_batch
 from cutwater.storagenode.following import Following
@@ -23,9 +25,12 @@ from cutwater.storagenode.links import Peers
 from cutwater.storagenode.mending import Mender
 from cutwater.storagenode.metadata_links import MetadataLinks
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.publishing import Publishing
 from cutwater.storagenode.reading import Reading
+from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.room import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.scanning import Scanning
+from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
 from cutwater.types import LogStreamId, Report, StorageNodeId
@@ -47,6 +52,8 @@ PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
 What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
 
 
+STAGED_ASK_MS_MAX = 10_000
+
 ROLE = "storage node"
 """What a storage node calls itself when it connects."""
 
@@ -63,6 +70,9 @@ class NodeOptions(Struct, frozen=True):
     insecure: bool = False
     reserve_bytes: int = RESERVE_BYTES
     segments: SegmentOptions = SegmentOptions()
+    staged_bytes_max: int = STAGED_BYTES_MAX
+    """What may be staged here and not be published yet."""
+    staged_ask_seconds: float = ASK_SECONDS
 
 
 class StorageNodeServer:
@@ -82,11 +92,15 @@ class StorageNodeServer:
         self._listener: Listener | None = None
         self._metadata: MetadataLinks | None = None
         self._syncing = Syncing(self.node)
+        staged_files = StagingFiles(volumes.staged)
+        self.staging = Staging(self.node, staged_files, self.disk_is_full, options.staged_bytes_max)
         self._methods = self._table()
         self._client_tls = options.tls.client if options.tls else None
         peer_endpoint = self._endpoint(PEER_OPTIONS)
         self.peers = Peers(peer_endpoint, self._client_tls, self.node.peer_lost, self._spawn)
         self._mender = Mender(self.node, self.peers, self._spawn)
+        self._publishing = Publishing(self.node, self.staging, staged_files, self.peers, self.room.has, self._spawn)
+        self._methods.answers(api.KEEP_UP)(self._publishing.keep_up)
 
     @property
     def port(self) -> int:
@@ -112,6 +126,7 @@ class StorageNodeServer:
         self.room.look()
         try:
             self.node.start()
+            self.staging.start()
             self._listener = await listen(
                 self._endpoint(WireOptions()),
                 options.host,
@@ -128,6 +143,7 @@ class StorageNodeServer:
             self._endpoint(WireOptions()), options.metadata, self._client_tls, self, self._spawn
         )
         self._spawn(self.room.watch())
+        self._spawn(self.staging.tidy_for_ever(self._ask_staged, options.staged_ask_seconds))
 
     async def stop(self, *, timeout_ms: int = 5_000) -> bool:
         """Take nothing new, let what was asked be answered, make everything durable; whether that was possible in
@@ -144,6 +160,8 @@ class StorageNodeServer:
         if self._metadata is not None:
             await self._metadata.close()
         await self.peers.close()
+        self._publishing.stop()
+        self.staging.stop()
         return await asyncio.to_thread(self.node.stop, max(0.1, deadline - loop.time()))
 
     def describe(self) -> api.NodeDescription:
@@ -197,6 +215,21 @@ class StorageNodeServer:
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         self._spawn(self._syncing.learn(self.peers.require(source), request))
 
+    def publish(self, group: PublishGroup) -> None:
+        self._publishing.publish(group)
+
+    def feed_group(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+        self._publishing.feed(driver, group)
+
+    def send_outcome(self, outcome: GroupOutcome) -> None:
+        if self._metadata is not None:
+            self._metadata.tell(api.GROUP_OUTCOME, outcome)
+
+    async def _ask_staged(self, request: StagedRequest) -> StagedAnswer:
+        if self._metadata is None:
+            raise Unavailable("the metadata repository is not known yet")
+        return await self._metadata.ask(request, StagedAnswer, timeout_ms=STAGED_ASK_MS_MAX)
+
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
         self._mender.mend(stream, error)
 
@@ -245,6 +278,12 @@ class StorageNodeServer:
         methods.answers(api.STATUS)(self._status)
         methods.answers(api.DESCRIBE)(lambda call: self.describe())
         methods.answers(api.VERIFY)(self._verify)
+        methods.answers(api.STAGE)(self.staging.stage)
+        methods.answers(api.FINISH_PART)(self.staging.finish_part)
+        methods.answers(api.DISCARD_PART)(self.staging.discard_part)
+        methods.answers(api.FETCH)(self.staging.fetch)
+        methods.answers(api.STAGED)(lambda call: self.staging.summary())
+        methods.answers(api.VERIFY_STAGED)(self.staging.verify)
         methods.streams_to(api.SYNC)(self._syncing.serve)
         methods.hears(api.REPLICATE)(self._replicate)
         methods.hears(api.ENTRY_REFUSED)(self._entry_refused)

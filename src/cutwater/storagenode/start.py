@@ -19,6 +19,7 @@ from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.room import RESERVE_BYTES
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
+from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import is_loopback
@@ -50,6 +51,8 @@ class StartOptions(Struct, frozen=True):
     metrics: str | None = None
     reserve_bytes: int = RESERVE_BYTES
     stop_seconds: float = STOP_SECONDS
+    staged_bytes_max: int = STAGED_BYTES_MAX
+    staged_ask_seconds: float = ASK_SECONDS
 
 
 class Serving(Struct, frozen=True):
@@ -97,6 +100,8 @@ def _checked(options: StartOptions) -> NodeOptions:
         load_tls(options.tls) if options.tls is not None else None,
         options.insecure,
         options.reserve_bytes,
+        staged_bytes_max=options.staged_bytes_max,
+        staged_ask_seconds=options.staged_ask_seconds,
     )
 
 

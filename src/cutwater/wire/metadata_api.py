@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.messages import LeaderMessage
+from cutwater.core.messages import GroupOutcome, LeaderMessage
 from cutwater.core.requests import Answer, Request
 from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire.methods import Method, Notice
@@ -69,5 +69,6 @@ FOLLOW: Notice[Follow] = Notice("follow", Follow)
 HEARTBEAT: Notice[Heartbeat] = Notice("heartbeat", Heartbeat)
 REPORT_UP: Notice[Report] = Notice("report_up", Report)
 COMPLAINT_UP: Notice[Complaint] = Notice("complaint_up", Complaint)
+GROUP_OUTCOME_UP: Notice[GroupOutcome] = Notice("group_outcome_up", GroupOutcome)
 SUSPECT_UP: Notice[Suspect] = Notice("suspect_up", Suspect)
 RELAY_DOWN: Notice[RelayDown] = Notice("relay_down", RelayDown)

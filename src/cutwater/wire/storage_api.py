@@ -8,13 +8,24 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.messages import LeaderMessage, Replicate, SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
+from cutwater.core.messages import (
+    GroupOutcome,
+    LeaderMessage,
+    Replicate,
+    SyncBegin,
+    SyncEnd,
+    SyncEntries,
+    SyncFailed,
+    SyncRequest,
+)
 from cutwater.core.producer_session import Fate
+from cutwater.core.staged import PartSize, StagedPart
 from cutwater.types import (
     GLSN,
     LLSN,
     Ack,
     Batch,
+    BatchNumber,
     ClusterId,
     CommitContext,
     CutTime,
@@ -26,6 +37,7 @@ from cutwater.types import (
     ReplicaState,
     Report,
     Revision,
+    RunId,
     Sequence,
     StorageNodeId,
 )
@@ -149,9 +161,61 @@ class NodeDescription(Struct, frozen=True):
 
 
 class VerifyFinding(Struct, frozen=True):
+    """``stream`` is ``NO_STREAM`` for what is staged."""
+
     stream: LogStreamId
     where: str
     what: str
+
+
+NO_STREAM = LogStreamId(0)
+
+
+class StageArguments(Struct, frozen=True):
+    """The next frames of a part, which are the body of the message: each whole, numbered within the part, and so many
+    as fit. ``offset``: how many bytes of frames came before."""
+
+    part: StagedPart
+    offset: int
+
+
+class StageAnswer(Struct, frozen=True):
+    """How many bytes of the part are there now. They are durable when it is complete, not before."""
+
+    end: int
+
+
+class FinishArguments(Struct, frozen=True):
+    """The part is complete and has this size."""
+
+    part: str
+    size: PartSize
+
+
+class FetchArguments(Struct, frozen=True):
+    """Frames of a complete part from this offset on: at least one and otherwise at most ``bytes_max``."""
+
+    part: str
+    offset: int
+    bytes_max: int
+
+
+class FetchAnswer(Struct, frozen=True):
+    """The frames are the body; none are left if it is empty."""
+
+    part: StagedPart
+    size: PartSize
+
+
+class StagedInfo(Struct, frozen=True):
+    """What a storage node has staged of a batch. ``age_us``: how long its newest part has been there."""
+
+    run: RunId
+    batch: BatchNumber
+    generation: int
+    parts: int
+    bytes: int
+    age_us: int
 
 
 APPEND: Method[AppendArguments, AppendAnswer] = Method("append", AppendArguments, AppendAnswer)
@@ -163,6 +227,15 @@ FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)
 STATUS: Method[None, NodeStatus] = Method("status", None, NodeStatus)
 DESCRIBE: Method[None, NodeDescription] = Method("describe", None, NodeDescription)
 VERIFY: Method[LogStreamId, tuple[VerifyFinding, ...]] = Method("verify", int, tuple[VerifyFinding, ...])
+STAGE: Method[StageArguments, StageAnswer] = Method("stage", StageArguments, StageAnswer)
+"""What is repeated, because an answer was lost, is not taken twice. ``NotFound``: the node has not, or no longer, what
+came before, so the part has to be staged again, under another name."""
+FINISH_PART: Method[FinishArguments, None] = Method("finish_part", FinishArguments, None)
+"""The part is durable when this is answered."""
+DISCARD_PART: Method[str, None] = Method("discard_part", str, None)
+"""A part that is not complete is not wanted any more."""
+STAGED: Method[None, tuple[StagedInfo, ...]] = Method("staged", None, tuple[StagedInfo, ...])
+VERIFY_STAGED: Method[None, tuple[VerifyFinding, ...]] = Method("verify_staged", None, tuple[VerifyFinding, ...])
 
 # Storage nodes among each other.
 
@@ -197,6 +270,15 @@ class CopyAnswer(Struct, frozen=True):
     commits: tuple[CommitContext, ...]
 
 
+class KeepUpArguments(Struct, frozen=True):
+    """Whoever sends a group, of which nothing is committed before the end, waits for those that follow in the chain.
+    ``bytes_to_come``: what they should have room for."""
+
+    stream: LogStreamId
+    epoch: Epoch
+    bytes_to_come: int = 0
+
+
 REPLICATE: Notice[Replicate] = Notice("replicate", Replicate)
 """The entry's batch has an empty body; the real one is the body of the message."""
 ENTRY_REFUSED: Notice[EntryRefused] = Notice("entry_refused", EntryRefused)
@@ -205,6 +287,11 @@ SYNC: StreamMethod[SyncRequest, SyncItem] = StreamMethod("sync", SyncRequest, Sy
 """With ``SyncBegin`` comes, as the body, how far event time had come before the first entry; with ``SyncEntries`` the
 entries, as frames. Commit contexts and deduplication come in parts before ``SyncEnd``, which itself has neither."""
 COPY: Method[CopyArguments, CopyAnswer] = Method("copy", CopyArguments, CopyAnswer)
+FETCH: Method[FetchArguments, FetchAnswer] = Method("fetch", FetchArguments, FetchAnswer)
+"""Staged entries, of one who holds them."""
+KEEP_UP: Method[KeepUpArguments, None] = Method("keep_up", KeepUpArguments, None)
+"""Answered when little of the log stream waits for a disk, here and further down the chain. ``ReadOnly``: someone there
+has no room."""
 
 # The metadata repository.
 
@@ -244,5 +331,6 @@ JOIN: Method[JoinArguments, JoinAnswer] = Method("join", JoinArguments, JoinAnsw
 ``WrongIdentity``, which the node takes as a reason to stop."""
 REPORT: Notice[Report] = Notice("report", Report)
 COMPLAINT: Notice[Complaint] = Notice("complaint", Complaint)
+GROUP_OUTCOME: Notice[GroupOutcome] = Notice("group_outcome", GroupOutcome)
 LEADER_SAYS: Notice[LeaderMessage] = Notice("leader_says", LeaderMessage)
 ADDRESSES: Notice[Addresses] = Notice("addresses", Addresses)

@@ -1,0 +1,86 @@
+"""Runs, as an operator sees them: what they have published, what is staged for them, what is held up and why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.core.requests import Description, GroupDescription, NodeDescription, RunDescription
+from cutwater.errors import CutwaterError
+from cutwater.types import BatchNumber, RunId, StorageNodeId
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.storage_api import STAGED, StagedInfo
+
+NODE_MS_MAX = 2_000
+
+
+class NodeShare(Struct, frozen=True):
+    """What one storage node holds of what is staged; ``trouble`` if it did not answer."""
+
+    node: StorageNodeId
+    parts: int = 0
+    bytes: int = 0
+    trouble: str = ""
+
+
+class RunStatus(Struct, frozen=True):
+    """``fenced_by``: the run that took over the name, 0 if none did. ``staged`` counts every copy."""
+
+    run: RunId
+    name: str
+    key: str
+    generation: int
+    last_batch: BatchNumber
+    fenced_by: RunId
+    unpublished: tuple[GroupDescription, ...]
+    staged: tuple[NodeShare, ...]
+
+    @property
+    def staged_bytes(self) -> int:
+        return sum(share.bytes for share in self.staged)
+
+
+async def describe_runs(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> tuple[RunStatus, ...]:
+    """All runs that are known, the newest last. Storage nodes are asked at the same time, and those that do not answer
+    are not waited for as long as the metadata repository."""
+    node_ms = min(timeout_ms, NODE_MS_MAX)
+    found = await asyncio.gather(*(_staged_on(node, node_ms, access) for node in description.nodes))
+    shares = list(zip(description.nodes, found, strict=True))
+    return tuple(_status(run, shares) for run in sorted(description.runs, key=lambda run: run.run))
+
+
+async def _staged_on(node: NodeDescription, timeout_ms: int, access: Access) -> tuple[StagedInfo, ...] | str:
+    try:
+        connection = await open_connection(Endpoint(ANY_CLUSTER, "admin"), node.address, access, timeout_ms=timeout_ms)
+    except CutwaterError as error:
+        return error.message
+    try:
+        return (await connection.call(STAGED, None, timeout_ms=timeout_ms)).value
+    except CutwaterError as error:
+        return error.message
+    finally:
+        connection.abort()
+
+
+def _status(run: RunDescription, shares: Sequence[tuple[NodeDescription, tuple[StagedInfo, ...] | str]]) -> RunStatus:
+    staged = []
+    for node, found in shares:
+        if isinstance(found, str):
+            staged.append(NodeShare(node.node, trouble=found))
+            continue
+        own = [info for info in found if info.run == run.run]
+        if own:
+            staged.append(NodeShare(node.node, sum(info.parts for info in own), sum(info.bytes for info in own)))
+    return RunStatus(
+        run.run,
+        run.name,
+        run.key,
+        run.generation,
+        run.last_batch,
+        run.fenced_by,
+        run.unpublished,
+        tuple(staged),
+    )

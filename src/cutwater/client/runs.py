@@ -1,0 +1,141 @@
+"""Publishing in batches that are in the log exactly once and as a whole, over all their topics.
+
+Many tasks, also in other processes, *stage* the rows of a batch; one driver then *publishes* it. Nobody sees what is
+staged. What was published first under the number of a batch stands for ever, so a batch may be repeated, also with
+other rows. ``Run``, ``Part`` and what ``publish`` returns are plain data that can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from cutwater.client.catalogs import Catalogs
+from cutwater.client.conversion import Records
+from cutwater.client.deadlines import Deadline
+from cutwater.client.encoding import Compression, Limits
+from cutwater.client.nodes import Nodes
+from cutwater.client.repository import Repository
+from cutwater.client.staging import AsyncStager, Positions, rows_in
+from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId
+
+RETRY_SECONDS_MIN = 0.05
+RETRY_SECONDS_MAX = 1.0
+NAME_CHARS_MAX = 255
+
+
+class Run(Struct, frozen=True):
+    """One life of a query, or one batch write. ``last_batch`` is the last batch that was decided, -1 if none was. What
+    is staged belongs to ``generation``; when it expires, the run has to be opened again."""
+
+    run: RunId
+    generation: int
+    last_batch: int
+    name: str
+    key: str
+
+
+class Published(Struct, frozen=True):
+    """Where the rows of a batch for one topic are: ``count`` records from ``glsn`` on."""
+
+    topic: str
+    stream: LogStreamId
+    glsn: GLSN
+    count: int
+
+
+class Runs:
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        nodes: Nodes,
+        repository: Repository,
+        limits: Limits,
+        compression: Compression | None,
+    ) -> None:
+        self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
+        self._limits, self._compression = limits, compression
+
+    async def open(self, name: str, key: str, once: bool, deadline: Deadline) -> Run:
+        for what, text in (("name", name), ("key", key)):
+            if len(text) > NAME_CHARS_MAX:
+                raise InvalidArgument(f"the {what} of a run is a text of at most {NAME_CHARS_MAX} characters")
+        if not key:
+            raise InvalidArgument("a run has a key: one that its checkpoint keeps, or a random one for a single write")
+        request = OpenRunRequest(name, key, once)
+        answer = await self._repository.ask(request, RunAnswer, timeout_ms=deadline.left_ms())
+        return Run(answer.run, answer.generation, answer.last_batch, name, key)
+
+    async def stager(self, run: Run, batch: int, topic: str, ordered: bool, deadline: Deadline) -> AsyncStager:
+        """One that has begun: the nodes that will hold the part are known."""
+        if batch < 0:
+            raise InvalidArgument(f"batches are numbered from 0, there is no batch {batch}")
+        info = await self._catalogs.topic(topic, deadline)
+        stager = AsyncStager(
+            self._catalogs,
+            self._nodes,
+            self._limits,
+            self._compression,
+            run=(run.run, run.generation),
+            batch=BatchNumber(batch),
+            topic=info,
+            ordered=ordered,
+            seconds=deadline.seconds,
+        )
+        await stager.begin(deadline)
+        return stager
+
+    async def stage(
+        self, run: Run, batch: int, topic: str, records: Records, positions: Positions | None, deadline: Deadline
+    ) -> Part | None:
+        """Until it is staged or the time is up: after a failure of a storage node, all of it again, on others."""
+        if not rows_in(records):
+            return None
+        await self._catalogs.topic(topic, deadline)
+        wait = RETRY_SECONDS_MIN
+        while True:
+            try:
+                async with await self.stager(run, batch, topic, positions is not None, deadline) as stager:
+                    await stager.write(records, positions=positions, timeout=max(deadline.left, 0.001))
+                    return await stager.finish(timeout=max(deadline.left, 0.001))
+            except (Unavailable, NotFound) as error:
+                if topic not in self._catalogs.view.topics or deadline.left <= wait:
+                    raise
+                failed = error
+            await deadline.pause(wait)
+            wait = min(wait * 2, RETRY_SECONDS_MAX)
+            await self._look_again(failed, deadline)
+
+    async def _look_again(self, failed: CutwaterError, deadline: Deadline) -> None:
+        """The catalog may say something else by now. If it cannot be had, what failed before is the better reason."""
+        try:
+            await self._catalogs.fresh(deadline)
+        except CutwaterError as error:
+            raise failed from error
+
+    async def publish(
+        self, run: Run, batch: int, parts: Iterable[Part | None], deadline: Deadline
+    ) -> tuple[Published, ...]:
+        wanted = tuple(part for part in parts if part is not None)
+        _check_parts(batch, wanted)
+        request = PublishRequest(run.run, BatchNumber(batch), wanted)
+        answer = await self._repository.ask(request, PublishAnswer, timeout_ms=deadline.left_ms())
+        if any(group.topic not in self._catalogs.view.names for group in answer.topics):
+            await self._catalogs.fresh(deadline)
+        names = self._catalogs.view.names
+        return tuple(
+            Published(names[group.topic], group.stream, group.glsn, group.count)
+            for group in answer.topics
+            if group.topic in names
+        )
+
+
+def _check_parts(batch: int, parts: Sequence[Part]) -> None:
+    if batch < 0:
+        raise InvalidArgument(f"batches are numbered from 0, there is no batch {batch}")
+    ordered = {(part.topic, part.ordered) for part in parts}
+    if len(ordered) > len({topic for topic, _ in ordered}):
+        raise InvalidArgument("of one topic, either all parts of a batch have positions or none has: stage them alike")

@@ -1,0 +1,173 @@
+"""The head's side of publishing: one group at a time, entry by entry, and whoever has to wait behind it.
+
+The leader says ``PublishGroup`` until it has heard what became of the group. A group that the stream has already gets
+the same answer again; a new one is opened: the driver hands over its entries, at the pace that disk and chain allow.
+While a group is open, nothing else may come between its entries, so appends and other groups wait, in a queue with an
+end. When the replica leaves RUNNING, the group is given up; the next seal removes what was written of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from cutwater.core.groups import RememberedGroup
+from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
+from cutwater.core.replica_events import (
+    Append,
+    FeedGroup,
+    GroupEntry,
+    GroupFailed,
+    ReplicaEffect,
+    ReportNow,
+    TellGroup,
+    Waiter,
+)
+from cutwater.core.replica_events import Failed as AppendFailed
+from cutwater.errors import CutwaterError, Refused, ResourceExhausted
+from cutwater.types import GLSN, LLSN, BatchKind, GroupTag, ReplicaState
+
+if TYPE_CHECKING:
+    from cutwater.core.replica import Replica
+
+Effects = list[ReplicaEffect]
+
+WAITING_MAX = 1_024
+WAITING_BYTES_MAX = 64 * 1024 * 1024
+"""What waits behind an open group, in memory."""
+
+
+class GroupAppender:
+    """The groups that one replica appends as head. What changes is the replica's own doing."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._open: PublishGroup | None = None
+        self._rows = 0
+        """How many records of the open group were taken."""
+        self._waiting: deque[Append | PublishGroup] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
+    def publish(self, event: PublishGroup) -> Effects:
+        replica = self._replica
+        if not replica.trusted or replica.state is ReplicaState.LEARNING:
+            raise Refused(f"the replica of log stream {replica.stream} on storage node {replica.node} must learn first")
+        known = replica.dedup.find_group(event.tag)
+        if known is not None and known.glsn is not None:
+            return [self.tell(known)]
+        if replica.state is ReplicaState.SEALED and replica.hard_state.epoch == event.epoch:
+            return [TellGroup(self._outcome(event.tag, GroupState.ABSENT))]
+        replica.require_head(event.epoch)
+        if known is not None or self._is_coming(event):
+            # Its commit will be told.
+            return []
+        if self._open is not None:
+            return self.wait(event)
+        self._open, self._rows = event, 0
+        return [FeedGroup(event)]
+
+    def _is_coming(self, event: PublishGroup) -> bool:
+        coming = [group for group in (self._open, *self._waiting) if isinstance(group, PublishGroup)]
+        return any((group.run, group.decided) == (event.run, event.decided) for group in coming)
+
+    def take(self, event: GroupEntry) -> Effects:
+        replica, batch = self._replica, event.batch
+        if self._open is None or self._open.tag != event.tag:
+            raise Refused(f"this group is not being appended to log stream {replica.stream}: leave it")
+        if batch.count < 1 or batch.kind is not BatchKind.DATA or batch.producer is not None:
+            return self.fail(GroupFailed(event.tag, "an entry of a group has records, and no producer"))
+        rows = self._rows + batch.count
+        if rows > event.tag.count or (event.last and rows < event.tag.count):
+            return self.fail(GroupFailed(event.tag, f"its parts have {rows} rows, {event.tag.count} were decided on"))
+        self._rows = rows
+        batch = structs.replace(batch, more=not event.last, group=event.tag if event.last else None)
+        effects = replica.take_next(batch)
+        return [*effects, *self._close()] if event.last else effects
+
+    def fail(self, event: GroupFailed) -> Effects:
+        """If nothing of the group was written, it is as if nothing had been said; otherwise only a seal helps."""
+        if self._open is None or self._open.tag != event.tag:
+            return []
+        told = TellGroup(self._outcome(event.tag, GroupState.PROBLEM, event.reason))
+        if self._rows == 0:
+            return [told, *self._close()]
+        self._replica.stop(f"batch {event.tag.batch} of run {event.tag.run} cannot be finished: {event.reason}")
+        return [told, ReportNow()]
+
+    def wait(self, event: Append | PublishGroup) -> Effects:
+        """Something comes while a group is open: it is its turn when the group is complete."""
+        size = _size(event)
+        if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+            raise ResourceExhausted(
+                f"log stream {self._replica.stream} is taking a group of {self._open.rows if self._open else 0} "
+                f"records, and {len(self._waiting)} appends wait behind it",
+                retry_ms=200,
+            )
+        self._waiting.append(event)
+        self._waiting_bytes += size
+        return []
+
+    def give_up(self) -> list[Waiter]:
+        """The group is not finished; who waited behind it, of whom nothing was written."""
+        waiters = [event.waiter for event in self._waiting if isinstance(event, Append)]
+        self._open = None
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return waiters
+
+    def tell(self, group: RememberedGroup) -> TellGroup:
+        """A group is committed."""
+        replica = self._replica
+        assert group.glsn is not None
+        return TellGroup(
+            GroupOutcome(
+                replica.node,
+                replica.stream,
+                replica.hard_state.epoch,
+                group.run,
+                group.batch,
+                GroupState.PUBLISHED,
+                group.first_llsn,
+                group.count,
+                group.glsn,
+            )
+        )
+
+    def _outcome(self, tag: GroupTag, state: GroupState, problem: str = "") -> GroupOutcome:
+        replica = self._replica
+        return GroupOutcome(
+            replica.node,
+            replica.stream,
+            replica.hard_state.epoch,
+            tag.run,
+            tag.batch,
+            state,
+            LLSN(0),
+            0,
+            GLSN(0),
+            problem,
+        )
+
+    def _close(self) -> Effects:
+        """The group is complete, or never began: now for those who waited, up to the next group."""
+        self._open = None
+        effects: Effects = []
+        while self._waiting and self._open is None:
+            event = self._waiting.popleft()
+            self._waiting_bytes -= _size(event)
+            try:
+                effects += self._replica.handle_waiting(event)
+            except CutwaterError as error:
+                if isinstance(event, Append):
+                    effects.append(AppendFailed(event.waiter, error))
+        return effects
+
+
+def _size(event: Append | PublishGroup) -> int:
+    return len(event.batch.body) if isinstance(event, Append) else 0

@@ -1,0 +1,146 @@
+"""Groups in a log stream: where they lie, and which of them a replica remembers.
+
+A group is several entries that are committed by one cut: every one but the last says that more follows, and the last
+has the group's tag. What a replica remembers of groups is a pure function of the entries of one log stream and of their
+commits, like all of its deduplication state. It
+
+1. covers uncommitted groups: a repeated order finds the first one and waits with it;
+2. is truncated together with the tail of the log, is checkpointed, and travels with sync;
+3. holds the last group of each run, and of these only the ones that were not decided before ``oldest`` of a later
+   group: nobody asks for an older one any more, except with an order that was under way for long, which is refused.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from msgspec import Struct, structs
+
+from cutwater.errors import Refused
+from cutwater.types import GLSN, LLSN, BatchNumber, CommitContext, DecisionIndex, Entry, GroupTag, RunId
+
+
+class RememberedGroup(Struct, frozen=True, array_like=True):
+    """A group as it lies in the log; ``glsn`` is None until it is committed."""
+
+    run: RunId
+    batch: BatchNumber
+    decided: DecisionIndex
+    oldest: DecisionIndex
+    first_llsn: LLSN
+    count: int
+    glsn: GLSN | None
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.first_llsn + self.count - 1)
+
+
+class GroupMemory:
+    """The groups of one log stream that matter, in the order of the log."""
+
+    def __init__(self, groups: Iterable[RememberedGroup] = ()) -> None:
+        """With the groups of a checkpoint, all of them committed."""
+        self._groups = deque(groups)
+        self._committed = len(self._groups)
+        """How many of the groups, from the oldest on, are committed."""
+        self._settled = self._committed
+
+    def find(self, tag: GroupTag) -> RememberedGroup | None:
+        """The group with this tag if it is here, None if it is a new one; raises if it is older than what is here."""
+        oldest = max((group.oldest for group in self._groups), default=DecisionIndex(0))
+        last = next((group for group in reversed(self._groups) if group.run == tag.run), None)
+        if last is not None and last.decided == tag.decided:
+            return last
+        if tag.decided < oldest or (last is not None and tag.decided < last.decided):
+            raise Refused(f"batch {tag.batch} of run {tag.run} was published long ago")
+        return None
+
+    def record(self, entry: Entry) -> None:
+        """An entry was given its place in the stream. Must be called for every entry that ends a group, in order."""
+        tag = entry.batch.group
+        if tag is not None:
+            first = LLSN(entry.last_llsn - tag.count + 1)
+            self._groups.append(RememberedGroup(tag.run, tag.batch, tag.decided, tag.oldest, first, tag.count, None))
+
+    def commit(self, context: CommitContext) -> list[RememberedGroup]:
+        """Everything up to the end of this commit now has a GLSN; the groups of which that is news."""
+        news: list[RememberedGroup] = []
+        while self._committed < len(self._groups):
+            group = self._groups[self._committed]
+            if group.first_llsn > context.last_llsn:
+                break
+            # A group is committed by one cut. Of one that is trimmed in part, the rest may have come without its begin.
+            assert context.first_llsn <= group.first_llsn <= group.last_llsn <= context.last_llsn, (group, context)
+            self._groups[self._committed] = structs.replace(group, glsn=context.glsn_of(group.first_llsn))
+            news.append(self._groups[self._committed])
+            self._committed += 1
+        return news
+
+    def settle(self, end: LLSN) -> None:
+        """The commits up to here are on disk: what they made superfluous is forgotten."""
+        if self._committed == self._settled:
+            return
+        kept = _that_matter(self._upto(end))
+        rest = [group for group in self._groups if group.last_llsn > end]
+        self._groups = deque([*kept, *rest])
+        self._committed = sum(1 for group in self._groups if group.glsn is not None)
+        self._settled = len(kept)
+
+    def truncate(self, end: LLSN) -> None:
+        """The entries above ``end`` were removed; they were never committed."""
+        while self._groups and self._groups[-1].last_llsn > end:
+            assert self._groups.pop().glsn is None
+
+    def checkpoint(self, upto: LLSN) -> tuple[RememberedGroup, ...]:
+        """The groups of the committed prefix that ends at ``upto``, as far as they matter."""
+        return tuple(_that_matter(self._upto(upto)))
+
+    def _upto(self, end: LLSN) -> list[RememberedGroup]:
+        return [group for group in self._groups if group.glsn is not None and group.last_llsn <= end]
+
+
+def _that_matter(groups: list[RememberedGroup]) -> list[RememberedGroup]:
+    """The last one of each run that may still be asked for, in the order of the log. The one that says which these are
+    is among them, as no group is older than its own ``oldest``."""
+    oldest = max((group.oldest for group in groups), default=DecisionIndex(0))
+    last: dict[RunId, RememberedGroup] = {}
+    for group in groups:
+        last.pop(group.run, None)
+        last[group.run] = group
+    return [group for group in last.values() if group.decided >= oldest]
+
+
+class GroupBounds:
+    """Where the groups lie that a replica has begun to write and not yet on disk as a whole. What it reports must not
+    end inside one."""
+
+    def __init__(self) -> None:
+        self._groups: deque[tuple[LLSN, LLSN]] = deque()
+        """First and last LLSN of each."""
+        self._begun: LLSN | None = None
+        """Where the one begins that is not all written."""
+
+    def add(self, entry: Entry) -> None:
+        """An entry was written. Must be called for every entry, in LLSN order."""
+        if entry.batch.more:
+            self._begun = entry.first_llsn if self._begun is None else self._begun
+        elif self._begun is not None:
+            self._groups.append((self._begun, entry.last_llsn))
+            self._begun = None
+
+    def whole(self, end: LLSN) -> LLSN:
+        """Everything up to ``end`` is on disk: how far that goes without a group that is there in part only."""
+        while self._groups and self._groups[0][1] <= end:
+            self._groups.popleft()
+        first = self._groups[0][0] if self._groups else self._begun
+        return end if first is None or end < first else LLSN(first - 1)
+
+    def cut(self, end: LLSN) -> None:
+        """The entries above ``end`` were removed."""
+        while self._groups and self._groups[-1][1] > end:
+            assert self._groups.pop()[0] > end, "a group is removed as a whole"
+        if self._begun is not None:
+            assert self._begun > end, "a group is removed as a whole"
+            self._begun = None

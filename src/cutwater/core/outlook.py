@@ -1,0 +1,105 @@
+"""What one leader sees of nodes and replicas: their reports, how lively they are, and for how long streams are sealed.
+
+It answers questions and decides nothing. A new leader starts with a fresh one.
+"""
+
+from __future__ import annotations
+
+from cutwater.core.liveness import Liveness
+from cutwater.core.order_options import OrderOptions
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
+from cutwater.core.reports import ReportBook
+from cutwater.core.staffing import Staff
+from cutwater.types import LLSN, SECOND, Instant, LogStreamId, StorageNodeId
+
+
+class Outlook:
+    def __init__(
+        self, state: OrderState, book: ReportBook, liveness: Liveness, options: OrderOptions, now: Instant
+    ) -> None:
+        self._state, self._book, self._liveness, self._options = state, book, liveness, options
+        self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
+
+    # How long streams are sealed.
+
+    def note_sealed(self, stream: LogStreamId, now: Instant) -> None:
+        self._sealed_since[stream] = now.monotonic
+
+    def note_sleep(self, slept_us: int) -> None:
+        """The time that the leader itself was stopped does not count for the patience with replicas."""
+        self._sealed_since = {stream: since + slept_us for stream, since in self._sealed_since.items()}
+
+    def forget_streams(self) -> None:
+        known = self._state.streams
+        self._sealed_since = {lsid: since for lsid, since in self._sealed_since.items() if lsid in known}
+
+    def is_patient(self, stream: LogStream, now: Instant) -> bool:
+        return now.monotonic - self._sealed_since.get(stream.stream, 0) < self._options.reopen_patience_us
+
+    def is_given_up(self, stream: LogStream, now: Instant) -> bool:
+        """Whether the stream has been sealed for so long that nobody should wait for it."""
+        sealed_for = now.monotonic - self._sealed_since.get(stream.stream, now.monotonic)
+        return not stream.is_open and sealed_for >= self._options.replace_stream_after_us
+
+    # Nodes and replicas.
+
+    def is_usable(self, node: StorageNodeId, now: Instant) -> bool:
+        return self._liveness.is_alive(node, now) and self._book.is_writable(node)
+
+    def is_ready(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        return self._liveness.is_alive(node, now) and is_ready(stream, self._book.of(stream.stream, node))
+
+    def is_gone(self, node: StorageNodeId, now: Instant) -> bool:
+        silence = self._liveness.silence(node, now)
+        return silence is None or silence >= self._options.replace_node_after_us
+
+    def is_invalid(self, node: StorageNodeId, lsid: LogStreamId) -> bool:
+        report = self._book.newest(node)
+        return report is not None and lsid in report.invalid
+
+    def can_spare(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        """Whether the stream can go on without one of its members."""
+        others = sum(1 for other in stream.members if other != node and self.is_usable(other, now))
+        return others >= max(1, self._options.min_replication)
+
+    def is_stuck(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
+        ur = self._book.of(stream.stream, node)
+        others = [self._book.of(stream.stream, other) for other in stream.members]
+        end = max((other.durable_end for other in others if other is not None), default=LLSN(0))
+        is_behind = ur is None or ur.durable_end < end or ur.committed_end < stream.committed_end
+        # Inside a large group the durable end stands still, but the disk does not.
+        reached = max(ur.durable_end, ur.progress) if ur is not None else LLSN(0)
+        place = (stream.epoch, reached, ur.committed_end if ur is not None else LLSN(0))
+        return self._liveness.is_stuck(stream.stream, node, place, now, is_behind=is_behind)
+
+    # For those who plan.
+
+    def staff(self, now: Instant) -> Staff:
+        return Staff(
+            gone=lambda node: self.is_gone(node, now),
+            ready=lambda stream, node: self.is_ready(stream, node, now),
+            given_up=lambda stream: self.is_given_up(stream, now),
+        )
+
+    def plan(self, stream: LogStream, now: Instant, *, admit: bool) -> Plan:
+        lsid = stream.stream
+        view = View(
+            report=lambda node: self._book.of(lsid, node),
+            alive=lambda node: self._liveness.is_alive(node, now),
+            usable=lambda node: self.is_usable(node, now) and not self._liveness.is_avoided(lsid, node, now),
+            fallback=lambda node: self.is_usable(node, now),
+            invalid=lambda node: self.is_invalid(node, lsid),
+            is_unheard=lambda node: self._liveness.is_alive(node, now) and self._book.newest(node) is None,
+            turn=now.monotonic // (2 * SECOND),
+        )
+        history = self._state.histories[lsid]
+        if stream.is_open:
+            return plan_open(stream, history, view, admit=admit)
+        return plan_sealed(
+            stream,
+            history,
+            view,
+            min_replication=min(self._options.min_replication, self._state.topics[stream.topic].replication),
+            patient=self.is_patient(stream, now),
+        )

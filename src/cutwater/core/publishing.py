@@ -1,0 +1,220 @@
+"""The leader's part in publishing: it tells storage nodes what was decided until all of it is in the log.
+
+Nothing here has to outlive the leader: the next one finds the decided groups in the state and asks again. A group that
+is in the log, or for certain not in a log stream that is sealed, becomes a decision; the rest is repetition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from cutwater.core import decisions as d
+from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
+from cutwater.core.order_events import Asked, RequestId, Send
+from cutwater.core.order_options import OrderOptions
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.outlook import Outlook
+from cutwater.core.reports import ReportBook
+from cutwater.core.requests import GroupDescription, PublishRequest, RunDescription
+from cutwater.core.run_requests import open_streams
+from cutwater.core.runs import Group, Run
+from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
+
+DESCRIBED_RUNS_MAX = 1_000
+
+Key = tuple[RunId, BatchNumber, TopicId]
+
+
+class _Told(Struct, frozen=True):
+    """To whom a group was given last, and when."""
+
+    stream: LogStreamId
+    epoch: Epoch
+    at: int
+
+
+class Publisher:
+    """What one leader remembers of the groups that are under way, and of who waits for them."""
+
+    def __init__(self, state: OrderState, book: ReportBook, options: OrderOptions) -> None:
+        self._state, self._book, self._options = state, book, options
+        self._told: dict[Key, _Told] = {}
+        self._outcomes: dict[Key, GroupOutcome] = {}
+        """What was heard and is not decided on yet."""
+        self._why: dict[Key, str] = {}
+        self._waiting: dict[RequestId, Asked] = {}
+        """Who waits for a batch."""
+        self._until: dict[RequestId, int] = {}
+        """Until when, also of those who are just asked again."""
+
+    # Who waits.
+
+    def wait(self, asked: Asked, now: Instant) -> bool:
+        """The request has no answer yet. Whether there is room for one more that waits."""
+        if len(self._waiting) >= self._options.requests_max:
+            return False
+        self._waiting[asked.request_id] = asked
+        self._until.setdefault(asked.request_id, now.monotonic + self._options.publish_wait_us)
+        return True
+
+    def take_ready(self, decision: d.Decision) -> list[Asked]:
+        """Who waited for this decision, perhaps, and should ask again."""
+        if isinstance(decision, (d.DeleteTopic, d.OpenRun)):
+            # Something may never have to be published, or a run may have been fenced.
+            return self.take_waiting()
+        if not isinstance(decision, d.GroupPublished):
+            return []
+        ready = [asked for asked in self._waiting.values() if _run_of(asked) == decision.run]
+        for asked in ready:
+            del self._waiting[asked.request_id]
+        return ready
+
+    def take_overdue(self, now: Instant) -> list[tuple[Asked, str]]:
+        """Who has waited long enough, and for what."""
+        late = [request for request, until in self._until.items() if now.monotonic >= until]
+        for request in late:
+            del self._until[request]
+        overdue = [self._waiting.pop(request) for request in late if request in self._waiting]
+        return [(asked, self._explain(asked)) for asked in overdue]
+
+    def take_waiting(self) -> list[Asked]:
+        waiting, self._waiting = self._waiting, {}
+        return list(waiting.values())
+
+    def _explain(self, asked: Asked) -> str:
+        run = self._state.runs.get(_run_of(asked))
+        if run is None or not run.unpublished:
+            return "it was just published"
+        groups = "; ".join(f"log stream {group.stream}: {self._reason(run, group)}" for group in run.unpublished)
+        return f"batch {run.batch} of run {run.run} is decided, but not in the log yet ({groups})"
+
+    # What storage nodes say.
+
+    def take(self, outcome: GroupOutcome) -> None:
+        stream = self._state.streams.get(outcome.stream)
+        run = self._state.runs.get(outcome.run)
+        group = run.group(stream.topic) if run is not None and stream is not None else None
+        if run is None or stream is None or group is None or run.batch != outcome.batch or group.is_published:
+            return
+        if group.stream != outcome.stream:
+            # It was moved away since: what is said of a stream that is sealed says nothing new.
+            return
+        key = (run.run, run.batch, group.topic)
+        if outcome.state is GroupState.PROBLEM:
+            self._why[key] = f"storage node {outcome.node} cannot publish it: {outcome.problem}"
+        else:
+            self._outcomes[key] = outcome
+
+    def decide(self, now: Instant, outlook: Outlook) -> Iterator[d.Decision]:
+        """What follows from what was heard. Each decision must be applied before the next one is asked for."""
+        for key, outcome in list(self._outcomes.items()):
+            run = self._state.runs.get(key[0])
+            group = run.group(key[2]) if run is not None and run.batch == key[1] else None
+            if group is None or group.is_published or group.stream != outcome.stream:
+                del self._outcomes[key]
+            elif outcome.state is GroupState.PUBLISHED:
+                del self._outcomes[key]
+                if outcome.glsn + outcome.count - 1 <= self._state.high_watermark and outcome.count == group.rows:
+                    yield d.GroupPublished(*key, outcome.glsn, outcome.count)
+            else:
+                yield from self._decide_move(key, group, outcome, now, outlook)
+
+    def _decide_move(
+        self, key: Key, group: Group, outcome: GroupOutcome, now: Instant, outlook: Outlook
+    ) -> Iterator[d.Decision]:
+        """The stream does not have it, and as long as it is sealed it never will. Orders of that epoch which are still
+        under way are refused when it is opened in the next one."""
+        stream = self._state.streams[group.stream]
+        if stream.is_open or stream.epoch != outcome.epoch:
+            del self._outcomes[key]
+            return
+        targets = open_streams(self._state, group.topic)
+        if self._is_lost(stream, now, outlook) and targets:
+            del self._outcomes[key]
+            reason = f"log stream {stream.stream} is sealed without it: {stream.reason}"
+            yield d.MoveGroup(*key, targets[key[1] % len(targets)], reason)
+
+    def _is_lost(self, stream: LogStream, now: Instant, outlook: Outlook) -> bool:
+        """Whether waiting for the stream to open makes no sense."""
+        return not stream.is_open and (stream.final or stream.held or outlook.is_given_up(stream, now))
+
+    # What storage nodes are told.
+
+    def messages(self, now: Instant, outlook: Outlook) -> Iterator[Send]:
+        """Everything in the state must be stored."""
+        publishing = self._state.runs.publishing
+        keys = {(run.run, run.batch, group.topic) for run in publishing for group in run.unpublished}
+        for known in (self._told, self._why, self._outcomes):
+            for key in known.keys() - keys:
+                del known[key]
+        for run in publishing:
+            for group in run.unpublished:
+                yield from self._publish(run, group, now, outlook)
+
+    def _publish(self, run: Run, group: Group, now: Instant, outlook: Outlook) -> Iterator[Send]:
+        key, stream = (run.run, run.batch, group.topic), self._state.streams[group.stream]
+        told = self._told.get(key)
+        is_new = told is None or (told.stream, told.epoch) != (stream.stream, stream.epoch)
+        if told is not None and not is_new and now.monotonic - told.at < self._options.publish_again_us:
+            return
+        if stream.is_open:
+            head = stream.members[0]
+            nodes = [head] if self._runs(stream, head) else []
+        else:
+            # Whoever is sealed at the end of the epoch knows whether the group is there.
+            nodes = list(stream.members) if self._is_lost(stream, now, outlook) else []
+        if not nodes:
+            return
+        self._told[key] = _Told(stream.stream, stream.epoch, now.monotonic)
+        message = PublishGroup(
+            stream.stream,
+            stream.epoch,
+            run.run,
+            run.batch,
+            group.topic,
+            group.parts,
+            group.rows,
+            run.decided,
+            self._state.runs.oldest(group.topic),
+        )
+        for node in nodes:
+            yield Send(node, message)
+
+    def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
+        ur = self._book.of(stream.stream, node)
+        return ur is not None and ur.epoch == stream.epoch and ur.state is ReplicaState.RUNNING
+
+    # For operators.
+
+    def describe(self) -> tuple[RunDescription, ...]:
+        runs = list(self._state.runs)[-DESCRIBED_RUNS_MAX:]
+        return tuple(
+            RunDescription(
+                run.run,
+                run.name,
+                run.key,
+                run.generation,
+                run.batch,
+                run.fenced_by,
+                tuple(self._describe_group(run, group) for group in run.unpublished),
+            )
+            for run in runs
+        )
+
+    def _describe_group(self, run: Run, group: Group) -> GroupDescription:
+        topic = self._state.topics[group.topic].name
+        return GroupDescription(topic, group.stream, group.rows, len(group.parts), self._reason(run, group))
+
+    def _reason(self, run: Run, group: Group) -> str:
+        why = self._why.get((run.run, run.batch, group.topic))
+        stream = self._state.streams[group.stream]
+        if not stream.is_open:
+            return f"the log stream is sealed ({stream.reason})" + (f"; before, {why}" if why else "")
+        return why or f"storage node {stream.members[0]} is appending it"
+
+
+def _run_of(asked: Asked) -> RunId:
+    assert isinstance(asked.request, PublishRequest)
+    return asked.request.run

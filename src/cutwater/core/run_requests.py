@@ -1,0 +1,147 @@
+"""Requests about runs: from what is asked to what is decided, by the rules of ``runs.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cutwater.core import decisions as d
+from cutwater.core import requests as r
+from cutwater.core.order_state import OrderState
+from cutwater.core.runs import Run
+from cutwater.errors import InvalidArgument, NotFound, RunFenced, StagedExpired, Unavailable
+from cutwater.types import BatchNumber, LogStreamId, Part, RunId, TopicId
+
+NAME_LENGTH_MAX = 255
+PARTS_MAX = 8_192
+"""Of one batch: so many that the decision about them fits into one write of any store and one message."""
+HOLDERS_MAX = 16
+STAGED_BATCHES_MAX = 10_000
+
+Outcome = tuple[tuple[d.Decision, ...], r.Answer | None]
+
+
+def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
+    if not 1 <= len(request.key) <= NAME_LENGTH_MAX or len(request.name) > NAME_LENGTH_MAX:
+        raise InvalidArgument(
+            f"the key of a run has 1 to {NAME_LENGTH_MAX} characters and its name at most as many, "
+            f"not {len(request.key)} and {len(request.name)}"
+        )
+    run = state.runs.with_key(request.key)
+    if run is not None:
+        _check_fence(run)
+        if run.name != request.name:
+            raise InvalidArgument(f"run {run.run} has the name {run.name!r}, not {request.name!r}: keep a run's name")
+        return (), r.RunAnswer(run.run, run.generation, run.batch)
+    number = RunId(state.runs.last + 1)
+    opened = d.OpenRun(number, request.name, request.key, request.once)
+    return (opened,), r.RunAnswer(number, 1, BatchNumber(-1))
+
+
+def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
+    """Without an answer: the batch, or the one before it, is not published yet. Ask again when that has changed."""
+    run = state.runs.get(request.run)
+    if run is None:
+        raise NotFound(f"there is no run {request.run}, or its only batch was published long ago: open one")
+    _check_fence(run)
+    if request.batch <= run.batch:
+        return (), _answer(request, run)
+    if run.unpublished:
+        return (), None
+    _check_parts(request, run, state)
+    groups = tuple(_plan(request.batch, parts, state) for parts in _by_topic(request.parts))
+    decided = d.DecideBatch(request.run, request.batch, groups)
+    return (decided,), None if groups else r.PublishAnswer()
+
+
+def _answer(request: r.PublishRequest, run: Run) -> r.PublishAnswer | None:
+    """The first decision stands: whatever is asked for now, the answer is about that."""
+    if request.batch < run.batch:
+        return r.PublishAnswer()
+    if run.unpublished:
+        return None
+    groups = (r.PublishedGroup(group.topic, group.stream, group.glsn, group.rows) for group in run.groups)
+    return r.PublishAnswer(tuple(groups))
+
+
+def _check_fence(run: Run) -> None:
+    if run.fenced_by:
+        raise RunFenced(run.name, run.run, run.fenced_by)
+
+
+def _check_parts(request: r.PublishRequest, run: Run, state: OrderState) -> None:
+    if request.batch < 0:
+        raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
+    if len(request.parts) > PARTS_MAX:
+        raise InvalidArgument(
+            f"a batch has at most {PARTS_MAX} parts, this one {len(request.parts)}: write it with fewer tasks"
+        )
+    names = {part.part for part in request.parts}
+    if len(names) < len(request.parts):
+        raise InvalidArgument("the same part is in the batch twice")
+    for part in request.parts:
+        if part.topic not in state.topics:
+            raise NotFound(f"topic number {part.topic} does not exist (any more): nothing of the batch was published")
+        if part.generation != run.generation:
+            raise StagedExpired(run.run, part.generation, run.generation)
+        if not part.part or len(part.part) > NAME_LENGTH_MAX or min(part.rows, part.entries, part.bytes) < 0:
+            raise InvalidArgument(f"this cannot be a part: {part}")
+        if not 1 <= len(part.holders) <= HOLDERS_MAX:
+            raise InvalidArgument(f"1 to {HOLDERS_MAX} storage nodes hold a part, not {len(part.holders)}")
+
+
+def _by_topic(parts: Iterable[Part]) -> list[list[Part]]:
+    """The parts that have rows, by topic, in the order in which they were given."""
+    topics: dict[TopicId, list[Part]] = {}
+    for part in parts:
+        if part.rows:
+            topics.setdefault(part.topic, []).append(part)
+    return [topics[topic] for topic in sorted(topics)]
+
+
+def _plan(batch: BatchNumber, parts: list[Part], state: OrderState) -> d.GroupPlan:
+    """To the open stream for which most of it was staged, as that has it already."""
+    topic = parts[0].topic
+    streams = open_streams(state, topic)
+    if not streams:
+        raise Unavailable(f"no log stream of topic {state.topics[topic].name!r} takes appends now")
+    staged = dict.fromkeys(streams, 0)
+    for part in parts:
+        if part.hint in staged:
+            staged[part.hint] += part.bytes
+    most = max(staged.values())
+    stream = next(stream for stream in streams if staged[stream] == most) if most else streams[batch % len(streams)]
+    return d.GroupPlan(topic, stream, tuple(parts))
+
+
+def open_streams(state: OrderState, topic: TopicId) -> list[LogStreamId]:
+    return sorted(stream.stream for stream in state.streams_of(topic) if stream.is_open)
+
+
+def staged(request: r.StagedRequest, state: OrderState, expire_after_us: int) -> Outcome:
+    """Rows that were staged so long ago that nobody will decide on them expire: their run gets a new generation."""
+    if len(request.batches) > STAGED_BATCHES_MAX:
+        raise InvalidArgument(f"ask about at most {STAGED_BATCHES_MAX} batches at once, not {len(request.batches)}")
+    expired: dict[RunId, d.ExpireStaged] = {}
+    for batch in request.batches:
+        run = state.runs.get(batch.run)
+        if run is None or _is_over(batch, run) or batch.batch <= run.batch:
+            continue
+        if batch.age_us > expire_after_us and batch.run not in expired:
+            reason = f"batch {batch.batch} was staged {batch.age_us // 1_000_000} s ago on storage node {request.node}"
+            expired[batch.run] = d.ExpireStaged(batch.run, reason)
+    drop = tuple(batch for batch in request.batches if _may_drop(batch, state, expired))
+    return tuple(expired.values()), r.StagedAnswer(drop)
+
+
+def _may_drop(batch: r.StagedBatch, state: OrderState, expired: dict[RunId, d.ExpireStaged]) -> bool:
+    run = state.runs.get(batch.run)
+    if run is None:
+        return state.runs.was_forgotten(batch.run)
+    if batch.batch <= run.batch:
+        return batch.batch < run.batch or not run.unpublished
+    return _is_over(batch, run) or (batch.run in expired and batch.generation <= run.generation)
+
+
+def _is_over(batch: r.StagedBatch, run: Run) -> bool:
+    """Whether what was staged of an undecided batch can never be decided on."""
+    return bool(run.fenced_by) or batch.generation < run.generation

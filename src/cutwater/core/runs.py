@@ -1,0 +1,195 @@
+"""Runs and what they publish: the part of the state that the decisions about runs make.
+
+A *run* is one life of a query's checkpoint, known by its key; under one name only the newest may go on. Its batches are
+decided one after the other: the first decision about a batch stands for ever, and the next batch is decided only when
+all groups of the one before are published. So of each run only the last batch has to be known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct, structs
+
+from cutwater.core import decisions as d
+from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, Part, RunId, TopicId
+
+FINISHED_RUNS_MAX = 1_000
+"""How many runs for a single batch are remembered after their batch is published; and how many earlier runs of one
+name, so that their keys are known to be over."""
+UNDECIDED_RUNS_MAX = 10_000
+"""How many runs for a single batch may be open without having published anything."""
+
+
+class Group(Struct, frozen=True):
+    """The rows of a decided batch for one topic. ``parts`` is empty once it is published."""
+
+    topic: TopicId
+    stream: LogStreamId
+    parts: tuple[Part, ...]
+    rows: int
+    glsn: GLSN = GLSN(0)
+
+    @property
+    def is_published(self) -> bool:
+        return self.glsn > 0
+
+
+class Run(Struct):
+    """``batch`` is the last one that was decided, by decision ``decided``, and ``groups`` what it consists of."""
+
+    run: RunId
+    name: str
+    key: str
+    once: bool = False
+    generation: int = 1
+    batch: BatchNumber = BatchNumber(-1)
+    decided: DecisionIndex = DecisionIndex(0)
+    groups: tuple[Group, ...] = ()
+    fenced_by: RunId = RunId(0)
+
+    @property
+    def unpublished(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.groups if not group.is_published)
+
+    def group(self, topic: TopicId) -> Group | None:
+        return next((group for group in self.groups if group.topic == topic), None)
+
+    def replace(self, new: Group) -> None:
+        self.groups = tuple(new if group.topic == new.topic else group for group in self.groups)
+
+
+class Runs:
+    """All runs that are known, by number."""
+
+    def __init__(self, last: RunId, runs: Iterable[Run]) -> None:
+        self.last = last
+        self._runs = {run.run: structs.replace(run) for run in runs}
+        self._by_key = {run.key: run.run for run in self._runs.values()}
+        self._by_name = {run.name: run.run for run in self._runs.values() if run.name and not run.fenced_by}
+        self._publishing = {run.run for run in self._runs.values() if run.unpublished}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    def snapshot(self) -> tuple[Run, ...]:
+        return tuple(structs.replace(run) for run in self._runs.values())
+
+    def get(self, run: RunId) -> Run | None:
+        return self._runs.get(run)
+
+    def with_key(self, key: str) -> Run | None:
+        return self._runs.get(self._by_key.get(key, RunId(0)))
+
+    def was_forgotten(self, run: RunId) -> bool:
+        """All of it was published, long ago. Numbers are never given out twice."""
+        return run <= self.last and run not in self._runs
+
+    @property
+    def publishing(self) -> list[Run]:
+        """The runs that have something to be published, in the order in which that was decided."""
+        return sorted((self._runs[run] for run in self._publishing), key=lambda run: run.decided)
+
+    def oldest(self, topic: TopicId) -> DecisionIndex:
+        """The first decision of which something is still to be published to the topic."""
+        for run in self.publishing:
+            if any(group.topic == topic for group in run.unpublished):
+                return run.decided
+        raise AssertionError(f"nothing is to be published to topic {topic}")
+
+    # Decisions.
+
+    def problem(self, decision: d.RunDecision, open_streams: Mapping[LogStreamId, TopicId]) -> str:
+        """Why the decision cannot be, or nothing. ``open_streams`` are those that take appends."""
+        if isinstance(decision, d.OpenRun):
+            if decision.run != self.last + 1:
+                return "its number is out of turn"
+            return "its key is known already" if decision.key in self._by_key else ""
+        run = self._runs.get(decision.run)
+        if run is None:
+            return "the run is unknown"
+        if isinstance(decision, d.ExpireStaged):
+            return ""
+        if isinstance(decision, d.DecideBatch):
+            return self._problem_of_batch(run, decision, open_streams)
+        group = run.group(decision.topic) if run.batch == decision.batch else None
+        if group is None or group.is_published:
+            return "no such group is to be published"
+        if isinstance(decision, d.MoveGroup):
+            if group.stream in open_streams:
+                return "the log stream it leaves is open"
+            return "" if open_streams.get(decision.stream) == group.topic else "it cannot go there"
+        return "" if (decision.glsn > 0 and decision.count == group.rows) else "it has another number of records"
+
+    def _problem_of_batch(self, run: Run, batch: d.DecideBatch, open_streams: Mapping[LogStreamId, TopicId]) -> str:
+        if run.fenced_by:
+            return "the run is over"
+        if batch.batch <= run.batch:
+            return "the batch was decided before"
+        if run.unpublished:
+            return "the batch before it is not published yet"
+        if len({group.topic for group in batch.groups}) < len(batch.groups):
+            return "a topic is in it twice"
+        for group in batch.groups:
+            if open_streams.get(group.stream) != group.topic or not group.rows:
+                return "a group of it cannot go where it should"
+            if any(part.generation != run.generation or part.topic != group.topic for part in group.parts):
+                return "a part of it is of another topic or generation"
+        return ""
+
+    def apply(self, decision: d.RunDecision, index: DecisionIndex) -> None:
+        """``index`` is that of the decision, which has no ``problem``."""
+        if isinstance(decision, d.OpenRun):
+            self._open(decision)
+            return
+        run = self._runs[decision.run]
+        match decision:
+            case d.DecideBatch():
+                run.batch, run.decided = decision.batch, index
+                run.groups = tuple(
+                    Group(group.topic, group.stream, group.parts, group.rows) for group in decision.groups
+                )
+            case d.GroupPublished():
+                group = run.group(decision.topic)
+                assert group is not None
+                run.replace(structs.replace(group, parts=(), glsn=decision.glsn))
+            case d.MoveGroup():
+                group = run.group(decision.topic)
+                assert group is not None
+                run.replace(structs.replace(group, stream=decision.stream))
+            case d.ExpireStaged():
+                run.generation += 1
+        self._note(run)
+
+    def _open(self, decision: d.OpenRun) -> None:
+        self.last = decision.run
+        older = self._runs.get(self._by_name.get(decision.name, RunId(0))) if decision.name else None
+        if older is not None:
+            older.fenced_by = decision.run
+            self._forget([run for run in self if run.name == decision.name and run.fenced_by], FINISHED_RUNS_MAX)
+        self._runs[decision.run] = Run(decision.run, decision.name, decision.key, decision.once)
+        self._by_key[decision.key] = decision.run
+        if decision.name:
+            self._by_name[decision.name] = decision.run
+        if decision.once:
+            self._forget([run for run in self if run.once and run.batch >= 0], FINISHED_RUNS_MAX)
+            self._forget([run for run in self if run.once and run.batch < 0], UNDECIDED_RUNS_MAX)
+
+    def _forget(self, runs: list[Run], keep: int) -> None:
+        """Only the newest are kept, by their number alone, so that everyone forgets the same."""
+        for run in runs[:-keep]:
+            if not run.unpublished:
+                del self._runs[run.run], self._by_key[run.key]
+
+    def _note(self, run: Run) -> None:
+        if run.unpublished:
+            self._publishing.add(run.run)
+        else:
+            self._publishing.discard(run.run)
+
+    def delete_topic(self, topic: TopicId) -> None:
+        """What was decided and not yet published for it, nobody wants any more."""
+        for run in self:
+            if run.group(topic) is not None:
+                run.groups = tuple(group for group in run.groups if group.topic != topic)
+                self._note(run)

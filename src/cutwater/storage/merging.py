@@ -1,0 +1,203 @@
+"""Puts the rows of ordered parts into one order: a merge of sorted runs, in whole columns and in bounded memory.
+
+Each part is sorted by its positions, and so is what comes out: by position, then by part, then as staged. The result
+depends on nothing else, in particular not on how the parts are cut into blocks. Of each part one block is in memory. If
+that would be too much, some parts are first merged into one, which is kept elsewhere.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.core.staged import PartOrder
+from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage.checksum import Buffer, crc32c
+from cutwater.storage.projection import decode_schema, event_times, serialize
+from cutwater.types import Batch, EventTime
+
+POSITION = pa.field("cutwater.position", pa.binary(), nullable=False)
+ENTRY_BYTES = 1024 * 1024
+"""About what an entry of the result has."""
+WINDOW_BYTES = 64 * 1024 * 1024
+"""About what the blocks of all parts together may take."""
+
+Blocks = Iterator[pa.RecordBatch]
+"""The rows of a part, the positions last, one block after the other."""
+
+
+class Form(Struct, frozen=True):
+    """What the rows of a group look like."""
+
+    order: PartOrder
+    schema: pa.Schema
+    """With the positions."""
+
+    @property
+    def rows(self) -> pa.Schema:
+        """Without them."""
+        return pa.schema(list(self.schema)[:-1])
+
+
+def form_of(order: PartOrder) -> Form:
+    """Raises if this describes no ordered part."""
+    schema = decode_schema(order.schema)
+    if len(schema) < 2 or not schema.field(len(schema) - 1).type.equals(POSITION.type):
+        raise InvalidArgument(f"the last column of an ordered part holds its positions, as {POSITION.type}")
+    if order.event_time and pa.schema(list(schema)[:-1]).get_field_index(order.event_time) < 0:
+        raise InvalidArgument(f"event time is in column {order.event_time!r}, which the part does not have")
+    if order.compression not in ("", "lz4", "zstd"):
+        raise InvalidArgument(f"{order.compression!r} is no compression of Arrow batches: lz4 or zstd")
+    return Form(order, schema)
+
+
+def read_block(body: Buffer, form: Form, count: int) -> pa.RecordBatch:
+    """The rows of a staged entry, checked as far as that is possible without looking at every value."""
+    try:
+        block = pa.ipc.read_record_batch(pa.py_buffer(body), form.schema)
+        block.validate()
+    except (pa.ArrowException, OSError, EOFError) as error:
+        raise Damaged(f"a staged entry is no record batch of its schema: {error}") from error
+    if block.num_rows != count:
+        raise Damaged(f"a staged entry has {block.num_rows} rows, not {count}")
+    return block
+
+
+def check_order(block: pa.RecordBatch, last: bytes | None) -> bytes:
+    """Raise if the positions are not in order, after ``last`` of the block before; the last one of this block."""
+    positions = positions_of(block)
+    if positions.null_count:
+        raise InvalidArgument("each row of an ordered part has a position, and here is one without")
+    if last is not None and positions[0].as_py() < last:
+        raise InvalidArgument("the rows of an ordered part are staged in the order of their positions: sort them first")
+    if len(positions) > 1 and not pc.all(pc.less_equal(positions[:-1], positions[1:])).as_py():
+        raise InvalidArgument("the rows of an ordered part are staged in the order of their positions: sort them first")
+    end: bytes = positions[-1].as_py()
+    return end
+
+
+def positions_of(block: pa.RecordBatch) -> pa.Array:
+    return block.column(block.num_columns - 1)
+
+
+def common_form(forms: Sequence[Form]) -> Form:
+    """That of the newest schema, which has all columns of the older ones."""
+    return max(forms, key=lambda form: form.order.number)
+
+
+def adapt(block: pa.RecordBatch, form: Form) -> pa.RecordBatch:
+    """A block of an older schema in the form of a newer one: what it lacks is null."""
+    if block.schema.equals(form.schema):
+        return block
+    names = block.schema.names[:-1]
+    arrays = [
+        block.column(names.index(field.name)) if field.name in names else pa.nulls(block.num_rows, field.type)
+        for field in form.rows
+    ]
+    return pa.RecordBatch.from_arrays([*arrays, positions_of(block)], schema=form.schema)
+
+
+def merge(parts: Sequence[Blocks]) -> Blocks:
+    """The rows of all parts in order, in blocks of any size. All parts have one form."""
+    heads = [_Head(blocks) for blocks in parts]
+    while heads := [head for head in heads if head.rows is not None]:
+        if len(heads) == 1:
+            yield heads[0].take_all()
+            continue
+        # Whatever follows in a part is not below the end of its present block. So everything up to the smallest of
+        # these ends is known; rows at that very position only of the parts before, and of the one that ends there.
+        at = min(range(len(heads)), key=lambda i: (heads[i].end, i))
+        bound = heads[at].end
+        taken = [head.take_to(bound, with_equal=i <= at) for i, head in enumerate(heads)]
+        yield _in_order([rows for rows in taken if rows is not None])
+
+
+class _Head:
+    """The present block of a part; None when the part is over."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self.rows: pa.RecordBatch | None = None
+        self.end = b""
+        self._next()
+
+    def _next(self) -> None:
+        self.rows = next(self._blocks, None)
+        if self.rows is not None:
+            self.end = positions_of(self.rows)[-1].as_py()
+
+    def take_all(self) -> pa.RecordBatch:
+        rows = self.rows
+        self._next()
+        return rows
+
+    def take_to(self, bound: bytes, *, with_equal: bool) -> pa.RecordBatch | None:
+        """The rows below the bound, or up to it."""
+        assert self.rows is not None
+        positions = positions_of(self.rows)
+        find = bisect_right if with_equal else bisect_left
+        count = find(range(len(positions)), bound, key=lambda i: positions[i].as_py())
+        if count == 0:
+            return None
+        if count == self.rows.num_rows:
+            return self.take_all()
+        taken, self.rows = self.rows.slice(0, count), self.rows.slice(count)
+        return taken
+
+
+def _in_order(pieces: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Several sorted pieces as one. Sorting is stable, so equal positions stay in the order of the parts."""
+    if len(pieces) == 1:
+        return pieces[0]
+    rows = pa.concat_batches(pieces)
+    return rows.take(pc.sort_indices(positions_of(rows)))
+
+
+def merge_in_bounds(
+    parts: Sequence[Callable[[], Blocks]], block_bytes: int, keep: Callable[[Blocks], Callable[[], Blocks]]
+) -> Blocks:
+    """As ``merge``, of parts whose blocks have up to ``block_bytes``. If too many of them would be in memory, ``keep``
+    is given merged rows to put them elsewhere, and returns how to read them again."""
+    fan_in = max(2, WINDOW_BYTES // max(block_bytes, 1))
+    while len(parts) > fan_in:
+        # Neighbours are merged, so the order of the parts stays what it was.
+        parts = [
+            keep(merge([read() for read in parts[i : i + fan_in]])) if len(parts[i : i + fan_in]) > 1 else parts[i]
+            for i in range(0, len(parts), fan_in)
+        ]
+    yield from merge([read() for read in parts])
+
+
+def in_entries(blocks: Blocks, entry_bytes: int = ENTRY_BYTES) -> Blocks:
+    """The same rows in blocks of about this size, cut only by the rows themselves."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = 0
+    for block in blocks:
+        for piece in _cut(block, entry_bytes):
+            held.append(piece)
+            held_bytes += piece.nbytes
+            if held_bytes >= entry_bytes:
+                yield pa.concat_batches(held)
+                held, held_bytes = [], 0
+    if held:
+        yield pa.concat_batches(held)
+
+
+def _cut(block: pa.RecordBatch, entry_bytes: int) -> Iterator[pa.RecordBatch]:
+    pieces = -(-block.nbytes // entry_bytes)
+    rows = max(1, -(-block.num_rows // pieces))
+    for start in range(0, block.num_rows, rows):
+        yield block.slice(start, rows)
+
+
+def to_batch(block: pa.RecordBatch, form: Form, time: int) -> Batch:
+    """An entry of the log, without the positions. ``time`` is the event time of rows that have none of their own."""
+    rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=form.rows)
+    order = form.order
+    body = (serialize(rows, order.compression) if order.compression else rows.serialize()).to_pybytes()
+    first, last = event_times(rows, order.event_time) if order.event_time else (time, time)
+    return Batch(rows.num_rows, body, crc32c(body), EventTime(first), EventTime(last), schema=order.number)

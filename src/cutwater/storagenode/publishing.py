@@ -1,0 +1,284 @@
+"""Publishes decided groups: has their staged parts here, and hands their entries to the replica at the head.
+
+The metadata repository says what to publish, again and again until it knows the outcome, so nothing here is remembered.
+Parts that this node does not hold are first copied from one that does; meanwhile the log stream goes on. Once a group
+has begun, everything else that is appended waits behind it. Its entries are read no faster than the disks of the whole
+chain take them: nothing of a group is committed before its end, so there are no acknowledgements to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from cutwater.core.messages import PublishGroup
+from cutwater.core.replica_events import GroupEntry, GroupFailed
+from cutwater.core.staged import PartSize, StagedPart
+from cutwater.errors import CutwaterError, Damaged, ReadOnly, Unavailable
+from cutwater.storage.staging import StagingFiles
+from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, entries_of
+from cutwater.storagenode.links import Peers
+from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.staging import Staging
+from cutwater.types import Batch, Epoch, LogStreamId, Part, ReplicaState
+from cutwater.wire import storage_api as api
+from cutwater.wire.serving import Call
+
+_log = logging.getLogger(__name__)
+
+BACKLOG_BYTES_MAX = 16 * 1024 * 1024
+"""What may wait for a disk before more of a group is taken."""
+KEEP_UP_BYTES = 8 * 1024 * 1024
+"""After so many bytes, the next node of the chain is asked whether it keeps up."""
+STEP_BYTES = 1024 * 1024
+"""About what is read at a time."""
+LOOK_SECONDS = 0.002
+RETRY_SECONDS = 0.02
+PEER_MS_MAX = 10_000
+FETCH_SECONDS_MAX = 60.0
+THREADS = 4
+"""How many groups are read at the same time."""
+
+Name = tuple[LogStreamId, int, int]
+
+
+class _NotWanted(Exception):
+    """The replica does not take the rest of the group, and has said what is to be said."""
+
+
+class Publishing:
+    def __init__(
+        self,
+        node: StorageNode,
+        staging: Staging,
+        files: StagingFiles,
+        peers: Peers,
+        has_room: Callable[[int], bool],
+        spawn: Callable[[Awaitable[None]], None],
+    ) -> None:
+        self._node, self._staging, self._files, self._peers, self._spawn = node, staging, files, peers, spawn
+        self._has_room = has_room
+        self._collecting: set[Name] = set()
+        """Groups whose parts are on their way here."""
+        self._loop = asyncio.get_running_loop()
+        # Not those of the staging area, which peers wait for, while these may wait for peers.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"publishing of storage node {node.node}")
+
+    def stop(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # What the metadata repository wants.
+
+    def publish(self, group: PublishGroup) -> None:
+        driver = self._node.replicas.get(group.stream)
+        name = group.stream, group.run, group.batch
+        if driver is None or name in self._collecting:
+            return
+        lacking = [part for part in group.parts if part.part not in self._staging.held]
+        if lacking and _leads(driver, group.epoch):
+            self._collecting.add(name)
+            self._spawn(self._collect(name, driver, group, lacking))
+        else:
+            driver.feed(group)
+
+    async def _collect(self, name: Name, driver: ReplicaDriver, group: PublishGroup, lacking: list[Part]) -> None:
+        try:
+            for part in lacking:
+                await self._copy(part)
+        except CutwaterError as error:
+            # Perhaps the group is there already; otherwise the replica asks for the parts, and this is found again.
+            _log.warning("the parts of batch %s of run %s cannot be had: %s", group.batch, group.run, error.message)
+        finally:
+            self._collecting.discard(name)
+        driver.feed(group)
+
+    async def _copy(self, part: Part) -> None:
+        """Have a part here that another node holds."""
+        offset, size = 0, PartSize()
+        while offset < part.bytes:
+            staged, size, data = await self._fetch(part, offset, CHUNK_BYTES)
+            offset = await self._staging.add(staged, offset, data)
+        await self._staging.finish(part.part, size)
+        self._node.counters.parts_copied += 1
+
+    async def _fetch(self, part: Part, offset: int, bytes_max: int) -> tuple[StagedPart, PartSize, bytes]:
+        """Frames of a part from any node that holds it."""
+        reasons = []
+        for peer in part.holders:
+            if peer == self._node.node:
+                reasons.append(f"storage node {peer} does not have it any more, or it is damaged there")
+                continue
+            try:
+                arguments = api.FetchArguments(part.part, offset, bytes_max)
+                received = await self._peers.require(peer).call(api.FETCH, arguments, timeout_ms=PEER_MS_MAX)
+                answer: api.FetchAnswer = received.value
+                if answer.size != _size_of(part):
+                    raise Damaged(f"storage node {peer} has {answer.size} of it, not {_size_of(part)}")
+                return answer.part, answer.size, bytes(received.body)
+            except CutwaterError as error:
+                reasons.append(error.message)
+        raise Unavailable(f"staged part {part.part} cannot be had of any holder: {'; '.join(reasons)}")
+
+    # What a replica wants.
+
+    def feed(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+        """The replica wants the entries of this group."""
+        self._spawn(self._feed(driver, group))
+
+    async def _feed(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+        problem = "it was broken off"
+        try:
+            await self._feed_all(driver, group)
+            problem = ""
+            self._node.counters.groups_published += 1
+        except _NotWanted as refusal:
+            problem = ""
+            _log.info("log stream %s does not take the rest of a group: %s", group.stream, refusal)
+        except CutwaterError as error:
+            problem = error.message
+            self._node.counters.groups_failed += 1
+            _log.error("batch %s of run %s cannot be published now: %s", group.batch, group.run, problem)
+        finally:
+            # Whatever happened: a replica that is not told goes on waiting.
+            if problem:
+                driver.feed(GroupFailed(group.tag, problem))
+
+    async def _feed_all(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+        sources = [await self._source(part) for part in group.parts]
+        taking = _Taking(driver, group)
+        size = sum(part.bytes for part in group.parts)
+        self._require_room(size)
+        await self._let_the_chain_keep_up(driver, taking, size)
+        entries = entries_of(group, sources, self._files)
+        held: Batch | None = None
+        since_asked = 0
+        try:
+            while batches := await self._loop.run_in_executor(self._threads, _some, entries):
+                for batch in batches:
+                    if held is not None:
+                        await self._let_the_disk_keep_up(driver, taking)
+                        taking.give(held, last=False)
+                    held = batch
+                    since_asked += len(batch.body)
+                if since_asked >= KEEP_UP_BYTES:
+                    since_asked = 0
+                    await self._let_the_chain_keep_up(driver, taking)
+            assert held is not None, "a group without records was decided on"
+            await self._let_the_disk_keep_up(driver, taking)
+            taking.give(held, last=True)
+        finally:
+            # What was kept for a second merge goes.
+            self._threads.submit(entries.close)
+
+    async def _source(self, part: Part) -> Source:
+        held = self._staging.held.get(part.part)
+        if held is not None and held.size != _size_of(part):
+            raise Damaged(f"staged part {part.part} has {held.size} here, and {_size_of(part)} was decided on")
+        staged = held.part if held is not None else (await self._fetch(part, 0, 1))[0]
+
+        def read(offset: int, bytes_max: int) -> bytes:
+            """In a thread. All holders have the same bytes, so what is damaged here is read elsewhere."""
+            if held is not None:
+                try:
+                    return self._staging.read(held, offset, bytes_max)
+                except Damaged as error:
+                    _log.error("a staged part is damaged: %s", error.message)
+                    self._loop.call_soon_threadsafe(self._count_damage)
+            fetching = asyncio.run_coroutine_threadsafe(self._fetch(part, offset, bytes_max), self._loop)
+            return fetching.result(FETCH_SECONDS_MAX)[2]
+
+        return Source(part, staged, read)
+
+    def _count_damage(self) -> None:
+        self._node.counters.damage_met += 1
+
+    # Neither faster than the disk here, nor than the others of the chain.
+
+    async def _let_the_disk_keep_up(self, driver: ReplicaDriver, taking: _Taking) -> None:
+        while driver.is_busy or driver.writer.backlog_bytes > BACKLOG_BYTES_MAX:
+            taking.check(self._node)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _let_the_chain_keep_up(self, driver: ReplicaDriver, taking: _Taking, bytes_to_come: int = 0) -> None:
+        """Whoever does not answer holds the group up until its log stream is sealed for that."""
+        arguments = api.KeepUpArguments(driver.stream, taking.epoch, bytes_to_come)
+        while True:
+            taking.check(self._node)
+            try:
+                await self._ask_next(driver, arguments, PEER_MS_MAX)
+                return
+            except ReadOnly:
+                raise
+            except CutwaterError:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _require_room(self, size: int) -> None:
+        if not self._has_room(size):
+            raise ReadOnly(f"storage node {self._node.node} has no room for {size} bytes: make room on its volumes")
+
+    async def keep_up(self, call: Call[api.KeepUpArguments]) -> None:
+        """Answer when little waits for a disk here and behind."""
+        driver, epoch = self._node.driver(call.argument.stream), call.argument.epoch
+        self._require_room(call.argument.bytes_to_come)
+        while driver.is_busy or driver.writer.backlog_bytes > KEEP_UP_BYTES:
+            if driver.replica.hard_state.epoch != epoch:
+                raise Unavailable(f"log stream {driver.stream} is in another epoch on storage node {self._node.node}")
+            await asyncio.sleep(LOOK_SECONDS)
+        await self._ask_next(driver, call.argument, max(1, round((call.deadline - self._loop.time()) * 1_000)))
+
+    async def _ask_next(self, driver: ReplicaDriver, arguments: api.KeepUpArguments, timeout_ms: int) -> None:
+        chain = driver.replica.hard_state.chain
+        if self._node.node not in chain:
+            raise Unavailable(f"storage node {self._node.node} is no member of log stream {driver.stream} now")
+        for peer in chain[chain.index(self._node.node) + 1 :][:1]:
+            await self._peers.require(peer).call(api.KEEP_UP, arguments, timeout_ms=timeout_ms)
+
+
+class _Taking:
+    """What a replica takes of a group, as long as it does."""
+
+    def __init__(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+        self.epoch = group.epoch
+        self._driver, self._group = driver, group
+        self._refusal = ""
+
+    def give(self, batch: Batch, *, last: bool) -> None:
+        self._driver.feed(GroupEntry(self._group.tag, batch, last), self._refused)
+        if self._refusal:
+            raise _NotWanted(self._refusal)
+
+    def check(self, node: StorageNode) -> None:
+        """Raise if it makes no sense to go on."""
+        if node.replicas.get(self._group.stream) is not self._driver:
+            raise _NotWanted("the replica is no longer here")
+        if not self._refusal and not self._driver.is_busy and not _leads(self._driver, self.epoch):
+            raise _NotWanted("it is not the head of this epoch any more")
+        if self._refusal:
+            raise _NotWanted(self._refusal)
+
+    def _refused(self, error: CutwaterError) -> None:
+        self._refusal = error.message
+
+
+def _leads(driver: ReplicaDriver, epoch: Epoch) -> bool:
+    replica = driver.replica
+    return replica.state is ReplicaState.RUNNING and replica.is_head and replica.hard_state.epoch == epoch
+
+
+def _size_of(part: Part) -> PartSize:
+    return PartSize(part.entries, part.rows, part.bytes)
+
+
+def _some(entries: Iterator[Batch]) -> list[Batch]:
+    """The next few entries; none at the end."""
+    found: list[Batch] = []
+    size = 0
+    for batch in entries:
+        found.append(batch)
+        size += len(batch.body)
+        if size >= STEP_BYTES:
+            break
+    return found

@@ -1,0 +1,353 @@
+"""The staging area of a storage node: takes parts, keeps them, gives them to whoever publishes them.
+
+Whatever is held counts towards a limit, so those who stage and never publish cannot fill the volumes. A complete part
+is removed only when the metadata repository says so, which this node asks for now and then. All file work is done in a
+few threads; what concerns one part is done in the order in which it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
+from cutwater.core.staged import PartSize, StagedPart
+from cutwater.errors import (
+    AlreadyExists,
+    CutwaterError,
+    InvalidArgument,
+    NotFound,
+    ResourceExhausted,
+)
+from cutwater.storage.checksum import Buffer
+from cutwater.storage.errors import DiskFull
+from cutwater.storage.frames import frames_in
+from cutwater.storage.staging import Held, PartWriter, StagingFiles, check_part
+from cutwater.storagenode.node import StorageNode
+from cutwater.types import BatchNumber, RunId
+from cutwater.wire import storage_api as api
+from cutwater.wire.methods import Reply
+from cutwater.wire.serving import Call
+
+_log = logging.getLogger(__name__)
+
+STAGED_BYTES_MAX = 64 * 1024 * 1024 * 1024
+PARTS_MAX = 65_536
+"""Each is a file."""
+ASK_SECONDS = 60.0
+"""How often the metadata repository is asked what is no longer needed."""
+ASKED_AT_ONCE = 4_096
+IDLE_SECONDS_MAX = 600.0
+"""A part that is not complete and to which nothing was added for this long is given up. Nobody was told that it is
+here."""
+FETCH_BYTES_MAX = 8 * 1024 * 1024
+RETRY_MS = 1_000
+RETRY_SOON_MS = 20
+THREADS = 4
+
+T = TypeVar("T")
+Ask = Callable[[StagedRequest], Awaitable[StagedAnswer]]
+
+
+class _Writing:
+    """A part that is not complete yet."""
+
+    def __init__(self, part: StagedPart) -> None:
+        self.part = part
+        self.lock = asyncio.Lock()
+        self.writer: PartWriter | None = None
+        self.check = _check_of(part)
+        self.reserved = 0
+        """Its bytes that count as being here."""
+        self.touched = time.monotonic()
+
+
+class Staging:
+    """Runs on the event loop of the node. ``on_full`` is told when a write found no room."""
+
+    def __init__(
+        self, node: StorageNode, files: StagingFiles, on_full: Callable[[], None], bytes_max: int = STAGED_BYTES_MAX
+    ) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+        """Of all parts, also of those that are not complete."""
+        self.held: dict[str, Held] = {}
+        self._node, self._files, self._on_full = node, files, on_full
+        self._writing: dict[str, _Writing] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
+
+    def start(self) -> None:
+        """Find what was staged before."""
+        found, broken = self._files.open()
+        for held in found:
+            self._hold(held)
+        for one in broken:
+            _log.error("a staged part cannot be used: %s", one.why, extra={"path": str(one.path)})
+
+    def stop(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def parts(self) -> int:
+        return len(self.held) + len(self._writing)
+
+    # What is asked of it.
+
+    async def stage(self, call: Call[api.StageArguments]) -> api.StageAnswer:
+        """More of a part, at the place where it ends so far. What is repeated is not taken twice."""
+        asked, size = call.argument, len(call.body)
+        check_part(asked.part)
+        end = await self.add(asked.part, asked.offset, call.body)
+        self._node.counters.staged_bytes += size
+        return api.StageAnswer(end)
+
+    async def finish_part(self, call: Call[api.FinishArguments]) -> None:
+        await self.finish(call.argument.part, call.argument.size)
+
+    async def discard_part(self, call: Call[str]) -> None:
+        """Whoever staged it gives it up. Complete parts stay: they may be decided on already."""
+        writing = self._writing.get(call.argument)
+        if writing is not None:
+            async with writing.lock:
+                await self._give_up(writing)
+
+    async def fetch(self, call: Call[api.FetchArguments]) -> Reply[api.FetchAnswer]:
+        asked = call.argument
+        held = self.require(asked.part)
+        data = await self.in_thread(
+            lambda: self._files.read(held, asked.offset, min(max(asked.bytes_max, 1), FETCH_BYTES_MAX))
+        )
+        return Reply(api.FetchAnswer(held.part, held.size), data)
+
+    async def verify(self, call: Call[None]) -> tuple[api.VerifyFinding, ...]:
+        found = []
+        for held in list(self.held.values()):
+            findings = await self.in_thread(lambda held=held: self._files.verify(held))  # type: ignore[misc]
+            if held.part.part in self.held:
+                found += [api.VerifyFinding(api.NO_STREAM, finding.where, finding.what) for finding in findings]
+        return tuple(found)
+
+    # The same for those inside the node.
+
+    async def add(self, part: StagedPart, offset: int, data: Buffer) -> int:
+        """Where the part ends now."""
+        writing = self._writing_of(part, offset)
+        async with writing.lock:
+            end = writing.writer.size.bytes if writing.writer is not None else 0
+            if offset + len(data) <= end:
+                return end
+            if self._writing.get(part.part) is not writing or offset < end:
+                raise NotFound(f"part {part.part} was given up on storage node {self._node.node}: stage it again")
+            if offset > end:
+                # Several messages are on their way at a time, and one before this one was refused.
+                raise ResourceExhausted(
+                    f"part {part.part} has {end} bytes so far, not {offset}", retry_ms=RETRY_SOON_MS
+                )
+            self._reserve(writing, len(data))
+            try:
+                await self.in_thread(lambda: self._write(writing, data))
+            except InvalidArgument:
+                # Nothing was written: whoever sends nonsense may still send sense.
+                self._reserve(writing, -len(data))
+                if writing.writer is None or not writing.writer.size.bytes:
+                    await self._give_up(writing)
+                raise
+            except BaseException:
+                await self._give_up(writing)
+                raise
+            writing.touched = time.monotonic()
+            return end + len(data)
+
+    async def finish(self, part: str, size: PartSize) -> Held:
+        """The part is complete and has this size. Durable when this returns."""
+        held = self.held.get(part)
+        if held is None:
+            writing = self._writing.get(part)
+            if writing is None:
+                raise NotFound(f"storage node {self._node.node} has no part {part}: stage it again")
+            async with writing.lock:
+                writer = writing.writer
+                if writer is None or writer.size != size:
+                    have = PartSize() if writer is None else writer.size
+                    raise InvalidArgument(f"part {part} has {have} on storage node {self._node.node}, not {size}")
+                held = self.held.get(part) or await self._complete(writing, writer)
+        if held.size != size:
+            raise InvalidArgument(f"part {part} has {held.size} on storage node {self._node.node}, not {size}")
+        return held
+
+    def require(self, part: str) -> Held:
+        held = self.held.get(part)
+        if held is None:
+            raise NotFound(f"storage node {self._node.node} has no staged part {part[:32]!r}: ask another holder")
+        return held
+
+    def read(self, held: Held, offset: int, bytes_max: int) -> bytes:
+        """For threads."""
+        return self._files.read(held, offset, bytes_max)
+
+    async def in_thread(self, job: Callable[[], T]) -> T:
+        """Also whoever gives up waits for the end of what was begun: the next one finds things as they are."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, job)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait({future})
+            raise
+        except DiskFull:
+            self._on_full()
+            raise
+
+    def _writing_of(self, part: StagedPart, offset: int) -> _Writing:
+        writing = self._writing.get(part.part)
+        if writing is not None:
+            if writing.part != part:
+                raise InvalidArgument(f"part {part.part} was begun as another one: each attempt has a name of its own")
+            return writing
+        if part.part in self.held:
+            raise AlreadyExists(f"part {part.part} is complete: nothing can be added to it")
+        if offset:
+            raise NotFound(
+                f"storage node {self._node.node} has nothing of part {part.part}, it may have been started anew: stage "
+                "it again"
+            )
+        if self.parts >= PARTS_MAX:
+            raise ResourceExhausted(
+                f"storage node {self._node.node} holds {self.parts} staged parts", retry_ms=RETRY_MS
+            )
+        writing = self._writing[part.part] = _Writing(part)
+        return writing
+
+    def _reserve(self, writing: _Writing, size: int) -> None:
+        if size > 0:
+            self._require_room(size)
+        writing.reserved += size
+        self.bytes += size
+
+    def _require_room(self, size: int) -> None:
+        if self.bytes + size > self.bytes_max:
+            raise ResourceExhausted(
+                f"storage node {self._node.node} holds {self.bytes} staged bytes of at most {self.bytes_max}; they go "
+                "when their batches are published, or expire",
+                retry_ms=RETRY_MS,
+            )
+        self._node.require_room(size)
+
+    def _write(self, writing: _Writing, data: Buffer) -> None:
+        """In a thread."""
+        writing.check(data)
+        if writing.writer is None:
+            directory = max(self._files.directories, key=_room)
+            writing.writer = self._files.begin(writing.part, directory)
+        writing.writer.append(data)
+
+    async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
+        staged_us = time.time_ns() // 1_000
+        try:
+            held = await self.in_thread(lambda: writer.finish(staged_us))
+        except BaseException:
+            await self._give_up(writing)
+            raise
+        self._writing.pop(held.part.part, None)
+        self.held[held.part.part] = held
+        self._node.counters.parts_staged += 1
+        return held
+
+    async def _give_up(self, writing: _Writing) -> None:
+        if self._writing.get(writing.part.part) is not writing:
+            return
+        del self._writing[writing.part.part]
+        self.bytes -= writing.reserved
+        writing.reserved = 0
+        if writing.writer is not None:
+            try:
+                await self.in_thread(writing.writer.discard)
+            except CutwaterError as error:
+                _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
+
+    def _hold(self, held: Held) -> None:
+        self.held[held.part.part] = held
+        self.bytes += held.size.bytes
+
+    # What is no longer needed.
+
+    async def tidy_for_ever(self, ask: Ask, every_seconds: float = ASK_SECONDS) -> None:
+        while True:
+            await asyncio.sleep(every_seconds)
+            try:
+                await self.tidy(ask)
+            except CutwaterError as error:
+                _log.info("staged parts are kept for now: %s", error.message)
+
+    async def tidy(self, ask: Ask) -> None:
+        """Remove what the metadata repository says is not needed any more, and what was never completed."""
+        now = time.monotonic()
+        for writing in [one for one in self._writing.values() if now - one.touched > IDLE_SECONDS_MAX]:
+            async with writing.lock:
+                await self._give_up(writing)
+        batches = [StagedBatch(info.run, info.batch, info.generation, info.age_us) for info in self.summary()]
+        for start in range(0, len(batches), ASKED_AT_ONCE):
+            asked = tuple(batches[start : start + ASKED_AT_ONCE])
+            answer = await ask(StagedRequest(self._node.node, asked))
+            await self._drop(answer.drop)
+
+    def summary(self) -> tuple[api.StagedInfo, ...]:
+        """What is held, by batch. A batch is as old as its newest part: tasks may still be at work on it."""
+        now_us = time.time_ns() // 1_000
+        found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
+        for held in self.held.values():
+            found.setdefault((held.part.run, held.part.batch, held.part.generation), []).append(held)
+        return tuple(
+            api.StagedInfo(
+                *key,
+                parts=len(some),
+                bytes=sum(held.size.bytes for held in some),
+                age_us=max(0, now_us - max(held.staged_us for held in some)),
+            )
+            for key, some in sorted(found.items(), key=lambda item: item[0])
+        )
+
+    async def _drop(self, batches: Iterable[StagedBatch]) -> None:
+        named = {(batch.run, batch.batch, batch.generation) for batch in batches}
+        doomed = [h for h in self.held.values() if (h.part.run, h.part.batch, h.part.generation) in named]
+        if not doomed:
+            return
+        for held in doomed:
+            del self.held[held.part.part]
+            self.bytes -= held.size.bytes
+        self._node.counters.parts_dropped += len(doomed)
+        await self.in_thread(lambda: self._files.drop(doomed))
+
+
+def _room(directory: Path) -> int:
+    """What is free on the volume; the directory itself need not exist yet."""
+    while not directory.exists():
+        directory = directory.parent
+    stats = os.statvfs(directory)
+    return stats.f_bavail * stats.f_frsize
+
+
+def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
+    """What is checked of each message beyond its frames. Ordered parts are looked into, so that whoever stages what
+    cannot be put in order hears of it, and not the one who has to publish it."""
+    if part.order is None:
+        return lambda data: None
+    # Only nodes that are given ordered parts need Arrow, which takes long to import.
+    from cutwater.storage import merging  # noqa: PLC0415
+
+    form = merging.form_of(part.order)
+    last: bytes | None = None
+
+    def check(data: Buffer) -> None:
+        nonlocal last
+        end = last
+        for frame in frames_in(data):
+            end = merging.check_order(merging.read_block(frame.body, form, frame.header.count), end)
+        last = end
+
+    return check

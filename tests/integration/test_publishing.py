@@ -1,0 +1,259 @@
+"""Publishing staged batches through real servers, files and sockets: whole, once, in order, and by the leader alone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from msgspec import structs
+
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.runs import Published
+from cutwater.core.requests import DescribeRequest, Description, SealRequest
+from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
+from cutwater.storage import merging
+from cutwater.types import LogStreamId
+from tests.integration.log_cluster import ORDER, LogCluster, seeded, with_log
+
+pytestmark = pytest.mark.timeout(100)
+
+MIB = 1024 * 1024
+SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+
+
+def rows(numbers: list[int], width: int = 20) -> pa.Table:
+    return pa.table({"n": numbers, "text": [f"{n:0{width}}" for n in numbers]}, schema=SCHEMA)
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def groups_in(table: pa.Table, published: Published) -> list[int]:
+    """The numbers that lie where a group is said to be."""
+    numbers, glsns = table["n"].to_pylist(), table["glsn"].to_pylist()
+    start = glsns.index(published.glsn)
+    assert glsns[start : start + published.count] == list(range(published.glsn, published.glsn + published.count))
+    return numbers[start : start + published.count]
+
+
+def test_a_batch_of_two_topics_and_several_parts_is_published_as_it_was_decided_first(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("plain", schema=SCHEMA, streams=2)
+        await log.create_topic("sorted", schema=SCHEMA, streams=2)
+        run = await log.open_run("totals", "one checkpoint")
+        assert (run.last_batch, (await log.open_run("totals", "one checkpoint")).run) == (-1, run.run)
+        shuffled = list(range(5_000))
+        seeded().shuffle(shuffled)
+        for batch in range(3):
+            base = batch * 10_000
+            plain = [await log.stage(run, batch, "plain", rows([base + i for i in part])) for part in ([1, 2], [0])]
+            ordered = []
+            for i in range(3):
+                own = sorted(base + n for n in shuffled[i::3])
+                ordered.append(await log.stage(run, batch, "sorted", rows(own), positions=[key_of(n) for n in own]))
+            assert (await log.table("plain")).num_rows == 3 * batch
+            published = await log.publish(run, batch, [*plain, *ordered])
+            assert [(group.topic, group.count) for group in published] == [("plain", 3), ("sorted", 5_000)]
+            assert groups_in(await log.table("plain"), published[0]) == [base + i for i in (1, 2, 0)]
+            assert groups_in(await log.table("sorted"), published[1]) == [base + i for i in range(5_000)]
+            again = [await log.stage(run, batch, "plain", rows([666]))]
+            assert await log.publish(run, batch, again) == published
+        assert await log.publish(run, 0, []) == ()
+        assert await log.publish(run, 3, []) == ()
+        assert (await log.open_run("totals", "one checkpoint")).last_batch == 3
+        assert (await log.table("plain")).num_rows == 9
+        assert (await log.table("sorted"))["text"].to_pylist()[-1] == f"{24_999:020}"
+        # Neighbouring batches take turns with the log streams.
+        assert len(set((await log.table("plain"))["stream"].to_pylist())) == 2
+
+    with_log(tmp_path, test, nodes=3)
+
+
+def test_records_of_key_and_value_and_compressed_ones(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("kv")
+        async with cluster.client(compression="zstd") as squeezed:
+            run = await squeezed.open_run("", "a key")
+            first = pa.table({"key": [b"a", b"c"], "value": [b"1", b"3"], "timestamp": pa.array([5, 7], pa.int64())})
+            second = pa.table({"key": [b"b"], "value": [b"2"], "timestamp": pa.array([6], pa.int64())})
+            parts = [
+                await squeezed.stage(run, 0, "kv", first, positions=[b"1", b"3"]),
+                await squeezed.stage(run, 0, "kv", second, positions=pa.array([b"2"])),
+            ]
+            (published,) = await squeezed.publish(run, 0, parts)
+            records = [record async for record in log.subscribe("kv", follow=False)]
+            assert [(r.key, r.value, r.timestamp_us) for r in records] == [
+                (b"a", b"1", 5),
+                (b"b", b"2", 6),
+                (b"c", b"3", 7),
+            ]
+            assert records[0].glsn == published.glsn
+            with pytest.raises(InvalidArgument, match="alike"):
+                await squeezed.publish(run, 1, [parts[0], await squeezed.stage(run, 1, "kv", [b"x"])])
+
+    with_log(tmp_path, test)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_group_far_larger_than_what_is_held_in_memory(
+    tmp_path: Path, ordered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also appends go on while it is published, before and after it."""
+    monkeypatch.setattr(merging, "WINDOW_BYTES", MIB)
+    count, parts = 42_000, 6
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("", "a key")
+        staged = []
+        for i in range(parts):
+            numbers = list(range(i, count, parts))
+            positions = [key_of(n) for n in numbers] if ordered else None
+            async with await log.stager(run, 0, "t", ordered=ordered) as stager:
+                for at in range(0, len(numbers), 2_000):
+                    some = slice(at, at + 2_000)
+                    await stager.write(rows(numbers[some], 1_000), positions=positions and positions[some])
+                staged.append(await stager.finish())
+        stop = asyncio.Event()
+
+        async def append_meanwhile() -> int:
+            appended = 0
+            while not stop.is_set():
+                await log.append("t", rows([-1]))
+                appended += 1
+            return appended
+
+        appending = asyncio.create_task(append_meanwhile())
+        (published,) = await log.publish(run, 0, staged)
+        stop.set()
+        appended = await appending
+        table = await log.table("t")
+        assert table.num_rows == count + appended
+        expected = list(range(count)) if ordered else [n for i in range(parts) for n in range(i, count, parts)]
+        assert groups_in(table, published) == expected
+        assert sum(part.bytes for part in staged if part) > 40 * MIB
+        statuses = [server.node.replicas[published.stream].replica for server in cluster.nodes.values()]
+        await cluster.until(lambda: len({replica.committed_end for replica in statuses}) == 1, "all replicas have it")
+        assert not list(tmp_path.glob("volume*/*/*/staged/*.tmp"))
+
+    with_log(tmp_path, test, nodes=2)
+
+
+async def final_seal(cluster: LogCluster, stream: LogStreamId) -> None:
+    await cluster.ask(SealRequest(stream, final=True))
+
+
+def test_parts_are_had_from_other_holders_when_the_group_goes_elsewhere(tmp_path: Path) -> None:
+    """The log stream for which the parts were staged is sealed for good, and one of the holders is gone."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA, streams=2, replication=2)
+        catalog = (await log.topic("t")).name and log._catalogs.view
+        run = await log.open_run("", "a key")
+        part = await log.stage(run, 0, "t", rows(list(range(1_000))))
+        assert part is not None
+        others = [s for s in catalog.streams.values() if s.stream != part.hint and not set(s.chain) & set(part.holders)]
+        assert others, "two of the four nodes hold nothing of the part"
+        await final_seal(cluster, part.hint)
+        await cluster.stop_node(part.holders[0])
+        (published,) = await log.publish(run, 0, [part])
+        assert published.stream != part.hint
+        assert groups_in(await log.table("t"), published) == list(range(1_000))
+        copied = sum(server.node.counters.parts_copied for server in cluster.nodes.values())
+        assert copied == (published.stream in {s.stream for s in others})
+
+    with_log(tmp_path, test, nodes=4)
+
+
+def test_what_is_damaged_at_the_head_is_read_from_another_holder(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("", "a key")
+        part = await log.stage(run, 0, "t", rows(list(range(100_000)), 100))
+        assert part is not None
+        path = cluster.nodes[part.holders[0]].staging.held[part.part].path
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+        (published,) = await log.publish(run, 0, [part])
+        assert groups_in(await log.table("t"), published) == list(range(100_000))
+        assert cluster.nodes[part.holders[0]].node.counters.damage_met == 1
+
+    with_log(tmp_path, test, nodes=2)
+
+
+def test_a_part_that_nobody_has_is_told_and_published_when_it_is_back(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("lost", "a key")
+        part = await log.stage(run, 0, "t", rows([1, 2, 3]))
+        assert part is not None
+        staging = cluster.nodes[1].staging
+        held = staging.held.pop(part.part)
+        with pytest.raises(DeadlineExceeded):
+            await log.publish(run, 0, [part], timeout=1)
+
+        async def is_told() -> bool:
+            description: Description = await cluster.ask(DescribeRequest())
+            (group,) = description.runs[0].unpublished
+            return "cannot be had" in group.why and part.part in group.why
+
+        await cluster.until(is_told, "the description says what is missing")
+        # The log stream itself is not disturbed.
+        await log.append("t", rows([0]))
+        staging.held[part.part] = held
+        (published,) = await log.publish(run, 0, [])
+        assert groups_in(await log.table("t"), published) == [1, 2, 3]
+
+    with_log(tmp_path, test)
+
+
+def test_what_is_published_is_dropped_and_what_is_never_decided_expires(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("", "a key")
+        staging = cluster.nodes[1].staging
+        assert cluster.metadata is not None
+        first = await log.stage(run, 0, "t", rows([1]))
+        await log.publish(run, 0, [first])
+        await cluster.until(lambda: not staging.held, "the published part is dropped")
+        second = await log.stage(run, 1, "t", rows([2]))
+        await cluster.until(lambda: not staging.held, "the part that nobody publishes expires")
+        with pytest.raises(StagedExpired):
+            await log.publish(run, 1, [second])
+        assert (await log.table("t"))["n"].to_pylist() == [1]
+        again = await log.open_run("", "a key")
+        assert (again.run, again.generation > run.generation) == (run.run, True)
+        await log.publish(again, 1, [await log.stage(again, 1, "t", rows([3]))])
+        assert (await log.table("t"))["n"].to_pylist() == [1, 3]
+        assert not list(tmp_path.glob("volume*/*/*/staged/*.part")) or staging.held
+
+    order = structs.replace(ORDER, staged_expire_after_us=1_000_000)
+    with_log(tmp_path, test, order=order, staged_ask_seconds=0.2)
+
+
+def test_a_newer_run_fences_the_older_one_of_its_name(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        old = await log.open_run("totals", "old checkpoint")
+        part = await log.stage(old, 0, "t", rows([1]))
+        new = await log.open_run("totals", "new checkpoint")
+        assert new.run > old.run
+        with pytest.raises(RunFenced):
+            await log.publish(old, 0, [part])
+        with pytest.raises(RunFenced):
+            await log.open_run("totals", "old checkpoint")
+        await log.publish(new, 0, [await log.stage(new, 0, "t", rows([2]))])
+        assert (await log.table("t"))["n"].to_pylist() == [2]
+        nameless = [await log.open_run("", f"key {i}", once=True) for i in range(2)]
+        for i, run in enumerate(nameless):
+            await log.publish(run, 0, [await log.stage(run, 0, "t", rows([i]))])
+        await log.delete_topic("t")
+        await log.create_topic("t", schema=SCHEMA)
+        with pytest.raises(NotFound):
+            await log.publish(new, 1, [structs.replace(part, generation=new.generation)] if part else [])
+
+    with_log(tmp_path, test)

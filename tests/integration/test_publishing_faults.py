@@ -1,0 +1,204 @@
+"""Real processes are killed while batches are published: each is in the log once and as a whole, by the work of the
+leader alone, and nobody ever sees a part of one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cutwater.admin.local_cluster import LocalCluster, Member
+from cutwater.admin.operations import Admin
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.runs import Run
+from cutwater.core.requests import RunDescription, StreamInfo
+from cutwater.errors import CutwaterError
+from cutwater.types import Part
+from tests.integration.real_cluster import RECOVERY_SECONDS, kill, restart, resume, running_cluster, stop, until
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
+
+SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
+BATCH = 1_000_000
+LARGE, SMALL = 24_000, 3_000
+"""How many rows each batch has for one topic and the other."""
+INSIDE_BYTES = 4 * 1024 * 1024
+
+
+def rows(numbers: list[int], width: int) -> pa.Table:
+    return pa.table({"n": numbers, "text": ["x" * width] * len(numbers)}, schema=SCHEMA)
+
+
+async def stage(log: AsyncClient, run: Run, batch: int, *, shift: int = 0) -> list[Part | None]:
+    """The same rows each time, unless they are shifted: large parts for one topic, ordered ones for the other."""
+    base = batch * BATCH + shift
+    parts = []
+    for i in range(2):
+        large = [base + n for n in range(LARGE) if n // (LARGE // 2) == i]
+        parts.append(await log.stage(run, batch, "large", rows(large, 1_000)))
+        small = [base + n for n in range(SMALL) if n % 2 == i]
+        positions = [n.to_bytes(8, "big") for n in small]
+        parts.append(await log.stage(run, batch, "small", rows(small, 10), positions=positions))
+    return parts
+
+
+async def check(log: AsyncClient, topic: str, count: int) -> int:
+    """Whatever can be read consists of whole batches, each once and in order; how many those are."""
+    table = await log.table(topic, columns=["glsn", "n"])
+    numbers, glsns = table["n"].to_pylist(), table["glsn"].to_pylist()
+    assert len(numbers) % count == 0, f"{topic}: part of a batch can be seen"
+    for batch in range(len(numbers) // count):
+        some = slice(batch * count, (batch + 1) * count)
+        assert numbers[some] == [batch * BATCH + n for n in range(count)]
+        assert glsns[some] == list(range(glsns[some.start], glsns[some.start] + count))
+    return len(numbers) // count
+
+
+@asynccontextmanager
+async def watched(cluster: LocalCluster) -> AsyncIterator[None]:
+    """Somebody reads all the time and must never see part of a batch."""
+
+    async def watch() -> None:
+        async with await AsyncClient.connect(cluster.servers, timeout=5) as log:
+            while True:
+                try:
+                    await check(log, "large", LARGE)
+                    await check(log, "small", SMALL)
+                except CutwaterError:
+                    pass
+                await asyncio.sleep(0.05)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+        outcome = (await asyncio.gather(watching, return_exceptions=True))[0]
+    if not isinstance(outcome, asyncio.CancelledError):
+        raise outcome if isinstance(outcome, BaseException) else AssertionError(outcome)
+
+
+async def run_of(cluster: LocalCluster, run: Run) -> RunDescription:
+    async with Admin(cluster.addresses) as admin:
+        return next(found for found in (await admin.describe()).runs if found.run == run.run)
+
+
+async def chain_of(cluster: LocalCluster, topic: str) -> tuple[StreamInfo, list[Member]]:
+    async with Admin(cluster.addresses) as admin:
+        catalog = await admin.catalog()
+    number = next(found.topic for found in catalog.topics if found.name == topic)
+    info = next(found for found in catalog.streams if found.topic == number)
+    members = {member.id: member for member in cluster.storage_nodes}
+    return info, [members[node] for node in info.chain]
+
+
+def stored_bytes(directory: Path, node: Member, info: StreamInfo) -> int:
+    files = directory.glob(f"sn{node.id}/*/*/lsid={info.stream}/*.entries")
+    return sum(path.stat().st_blocks * 512 for path in files)
+
+
+async def reach(moment: str, directory: Path, cluster: LocalCluster, log: AsyncClient, run: Run, batch: int) -> Member:
+    """Publish a batch up to the given moment and leave it there: one process is stopped, which is returned."""
+
+    async def is_decided() -> bool:
+        return (await run_of(cluster, run)).last_batch == batch
+
+    parts = await stage(log, run, batch)
+    info, (head, backup, *_) = await chain_of(cluster, "large")
+    before = stored_bytes(directory, head, info)
+    halted = head if moment == "before" else backup
+    stop(halted)
+    asking = asyncio.create_task(log.publish(run, batch, parts))
+    try:
+        await until(is_decided, "the batch is decided")
+        if moment == "inside":
+
+            async def is_inside() -> bool:
+                return stored_bytes(directory, head, info) - before > INSIDE_BYTES
+
+            await until(is_inside, "the group has begun")
+    finally:
+        # The driver of the query dies too.
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    return halted
+
+
+async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}: the order of the faults")
+    cases = [(moment, victim) for moment in ("before", "inside") for victim in ("head", "leader", "all")]
+    random.Random(seed).shuffle(cases)
+    async with running_cluster(tmp_path) as cluster, await AsyncClient.connect(cluster.servers) as log:
+        for topic in ("large", "small"):
+            await log.create_topic(topic, schema=SCHEMA)
+        run = await log.open_run("totals", "a checkpoint")
+        async with watched(cluster):
+            for batch, (moment, victim) in enumerate(cases):
+                print(f"batch {batch}: {victim} killed {moment}")
+                halted = await reach(moment, tmp_path, cluster, log, run, batch)
+                _, chain = await chain_of(cluster, "large")
+                victims = {
+                    "head": chain[:1],
+                    "leader": cluster.metadata,
+                    "all": [*cluster.metadata, *cluster.storage_nodes],
+                }[victim]
+                for member in victims:
+                    kill(member)
+                if halted not in victims:
+                    resume(halted)
+                await restart(tmp_path, cluster, *victims)
+
+                async def is_published() -> bool:
+                    return not (await run_of(cluster, run)).unpublished
+
+                await until(is_published, f"batch {batch} is published by itself", 3 * RECOVERY_SECONDS)
+                # Spark asks again, with other rows: the first decision stands.
+                again = await log.open_run("totals", "a checkpoint")
+                other = await stage(log, again, batch, shift=500)
+                published = await log.publish(again, batch, other, timeout=60)
+                assert [(group.topic, group.count) for group in published] == [("large", LARGE), ("small", SMALL)]
+        assert await check(log, "large", LARGE) == len(cases)
+        assert await check(log, "small", SMALL) == len(cases)
+
+
+def memory_of(member: Member) -> int:
+    """The most that the process has ever had in memory, in bytes."""
+    status = Path(f"/proc/{member.pid}/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_group_of_200_mb_is_published_in_little_memory(tmp_path: Path, ordered: bool) -> None:
+    count, parts, width = 200_000, 4, 1_000
+    async with (
+        running_cluster(tmp_path, storage_nodes=2) as cluster,
+        await AsyncClient.connect(cluster.servers, timeout=120) as log,
+    ):
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("", "a key")
+        first = await log.stage(run, 0, "t", rows([0], 1), positions=[b""] if ordered else None)
+        await log.publish(run, 0, [first])
+        before = [memory_of(member) for member in cluster.storage_nodes]
+        staged = []
+        for i in range(parts):
+            numbers = list(range(i, count, parts))
+            async with await log.stager(run, 1, "t", ordered=ordered) as stager:
+                for at in range(0, len(numbers), 5_000):
+                    some = numbers[at : at + 5_000]
+                    positions = [n.to_bytes(8, "big") for n in some] if ordered else None
+                    await stager.write(rows(some, width), positions=positions)
+                staged.append(await stager.finish())
+        assert sum(part.bytes for part in staged if part) > 200_000_000
+        (published,) = await log.publish(run, 1, staged)
+        after = [memory_of(member) for member in cluster.storage_nodes]
+        print("memory before and after, in MB:", [round(m / 1e6) for m in before], [round(m / 1e6) for m in after])
+        table = await log.table("t", start=published.glsn, columns=["n"])
+        expected = list(range(count)) if ordered else [n for i in range(parts) for n in range(i, count, parts)]
+        assert table["n"].to_pylist() == expected
+        assert all(now - then < 150_000_000 for now, then in zip(after, before, strict=True))

@@ -1,0 +1,168 @@
+"""Staged parts on disk: complete and durable under their names, or not there; damage is found, and whole frames come
+back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutwater.core.staged import PartSize, StagedPart
+from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.errors import DiskFull, StorageBroken
+from cutwater.storage.format import NO_TIME
+from cutwater.storage.frames import encode_frame, frames_in, staged_frame
+from cutwater.storage.staging import Held, StagingFiles, name_of
+from cutwater.testing.fault_files import FaultFiles
+from cutwater.types import LLSN, Batch, BatchNumber, Entry, Epoch, EventTime, RunId, TopicId
+
+STAGED = Path("/volume/cid=1/snid=1/staged")
+PART = StagedPart(RunId(3), BatchNumber(7), 1, TopicId(2), "0123456789abcdef" * 2)
+
+
+def batch(body: bytes, count: int = 1) -> Batch:
+    return Batch(count, body, crc32c(body), EventTime(1), EventTime(2), schema=4)
+
+
+def frames(*bodies: bytes, first: int = 1) -> bytes:
+    return b"".join(b"".join(staged_frame(batch(body), first + i)) for i, body in enumerate(bodies))
+
+
+def staged(files: FaultFiles, *bodies: bytes) -> Held:
+    writer = StagingFiles([STAGED], files).begin(PART, STAGED)
+    for i, body in enumerate(bodies):
+        writer.append(frames(body, first=i + 1))
+    return writer.finish(99)
+
+
+def test_a_part_comes_back_after_a_restart_as_it_was_staged() -> None:
+    files = FaultFiles()
+    held = staged(files, b"one", b"two" * 1000, b"three")
+    found, broken = StagingFiles([STAGED, Path("/never/used")], files).open()
+    assert (found, broken) == ([held], [])
+    assert (held.part, held.size.entries, held.size.rows, held.staged_us) == (PART, 3, 3, 99)
+    data = StagingFiles([STAGED], files).read(held, 0, 1 << 20)
+    assert data == frames(b"one", b"two" * 1000, b"three")
+    assert [frame.entry.batch for frame in frames_in(data)] == [batch(b"one"), batch(b"two" * 1000), batch(b"three")]
+
+
+@pytest.mark.parametrize("bytes_max", [1, 200, 3_300, 1 << 20])
+def test_reading_goes_by_whole_frames_and_at_least_one(bytes_max: int) -> None:
+    files = FaultFiles()
+    bodies = [b"a" * 50, b"b" * 3_000, b"c", b"d" * 2_000]
+    held, area = staged(files, *bodies), StagingFiles([STAGED], files)
+    offset, found = 0, []
+    while data := area.read(held, offset, bytes_max):
+        got = [bytes(frame.body) for frame in frames_in(data)]
+        assert len(got) == 1 or len(data) <= bytes_max
+        found += got
+        offset += len(data)
+    assert (found, offset) == (bodies, held.size.bytes)
+    with pytest.raises(InvalidArgument):
+        area.read(held, offset + 1, bytes_max)
+
+
+def test_what_was_never_finished_is_gone_after_a_restart() -> None:
+    files = FaultFiles()
+    StagingFiles([STAGED], files).begin(PART, STAGED).append(frames(b"half"))
+    files.kill()
+    assert StagingFiles([STAGED], files).open() == ([], [])
+    assert files.paths() == []
+
+
+@given(st.integers(0, 2**32), st.integers(0, 40))
+def test_after_a_power_cut_an_acknowledged_part_is_whole_and_any_other_is_whole_or_gone(seed: int, until: int) -> None:
+    rng, files = Random(seed), FaultFiles()
+    acknowledged = None
+    try:
+        whole = FaultFiles()
+        staged(whole, b"one", b"two" * 500)
+        for operation in whole.operations[:until]:
+            files.do(operation)
+        if until >= len(whole.operations):
+            acknowledged = PART
+    finally:
+        files.make_dir(STAGED)
+    files.crash(rng)
+    found, broken = StagingFiles([STAGED], files).open()
+    assert not broken
+    if acknowledged is not None:
+        assert [held.part for held in found] == [acknowledged]
+    for held in found:
+        assert StagingFiles([STAGED], files).verify(held) == []
+        assert StagingFiles([STAGED], files).read(held, 0, 1 << 20) == frames(b"one", b"two" * 500)
+
+
+@given(st.data())
+def test_every_wrong_bit_is_found(data: st.DataObject) -> None:
+    files = FaultFiles()
+    held = staged(files, b"one", b"two" * 20)
+    offset = data.draw(st.integers(0, files.size_of(held.path) - 1))
+    files.flip(held.path, offset, data.draw(st.integers(0, 7)))
+    area = StagingFiles([STAGED], files)
+    assert area.verify(held) != []
+    found, broken = area.open()
+    if found:
+        with pytest.raises(Damaged):
+            area.read(held, len(area.read(held, 0, 1)), 1)
+    else:
+        assert broken[0].path == held.path
+
+
+def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledged() -> None:
+    files = FaultFiles()
+    area = StagingFiles([STAGED], files)
+    writer = area.begin(PART, STAGED)
+    files.room_bytes = 10
+    with pytest.raises(DiskFull):
+        writer.append(frames(b"x" * 100))
+    files.room_bytes = None
+    writer.append(frames(b"x" * 100))
+    files.fail_sync = lambda path: True
+    with pytest.raises(StorageBroken):
+        writer.finish(1)
+    writer.discard()
+    files.fail_sync = lambda path: False
+    assert area.open() == ([], [])
+
+
+def test_frames_that_a_part_cannot_have_are_refused_and_change_nothing() -> None:
+    files = FaultFiles()
+    writer = StagingFiles([STAGED], files).begin(PART, STAGED)
+    writer.append(frames(b"one"))
+    header, trailer = encode_frame(Entry(LLSN(2), Epoch(3), batch(b"two")), NO_TIME)
+    in_a_stream = header + b"two" + trailer
+    for wrong in (frames(b"again"), frames(b"later", first=3), in_a_stream):
+        with pytest.raises(InvalidArgument):
+            writer.append(wrong)
+    for garbage in (b"garbage", frames(b"two", first=2)[:-1], frames(b"two", first=2) + b"x"):
+        with pytest.raises(Damaged):
+            writer.append(garbage)
+    writer.append(frames(b"two", first=2))
+    assert writer.finish(1).size == PartSize(2, 2, len(frames(b"one", b"two")))
+
+
+@pytest.mark.parametrize("name", ["", "../../../etc/passwd", "0" * 31, "0" * 33, "G" * 32, "0" * 31 + "\n"])
+def test_a_part_cannot_choose_where_it_lies(name: str) -> None:
+    files = FaultFiles()
+    with pytest.raises(InvalidArgument):
+        StagingFiles([STAGED], files).begin(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), name), STAGED)
+    assert files.paths() == []
+
+
+def test_dropping_is_for_ever_and_leaves_the_others() -> None:
+    files = FaultFiles()
+    held = staged(files, b"one")
+    area = StagingFiles([STAGED], files)
+    other = StagedPart(RunId(3), BatchNumber(8), 1, TopicId(2), "f" * 32)
+    writer = area.begin(other, STAGED)
+    writer.append(frames(b"two"))
+    writer.finish(2)
+    area.drop([held])
+    files.crash(Random(1), keep=0.0)
+    assert [found.part for found in area.open()[0]] == [other]
+    assert files.paths() == [STAGED / name_of(other)]
