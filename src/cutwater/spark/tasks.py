@@ -10,7 +10,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 from pyspark.sql.datasource import InputPartition
 
-from cutwater.client.encoding import timestamps
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TIMESTAMP, TopicSchema
 from cutwater.core.requests import TopicInfo
@@ -20,6 +19,7 @@ from cutwater.errors import Trimmed
 from cutwater.spark.event_time import Numbers, Seen, seen_by
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where
+from cutwater.storage.projection import timestamps
 from cutwater.types import GLSN, BatchKind, LogStreamId
 
 _log = logging.getLogger(__name__)
