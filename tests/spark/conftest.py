@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             # With ``--dist loadgroup``, so that few JVMs run at a time.
             item.add_marker(pytest.mark.xdist_group("spark"))
             # Queries of a loaded machine take their time, and PySpark leaves sockets to the garbage collector.
-            item.add_marker(pytest.mark.timeout(240))
+            item.add_marker(pytest.mark.timeout(400))
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
+from cutwater.admin.operations import Admin
 from cutwater.core.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Trimmed
 from cutwater.spark import planning
 from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
+from cutwater.types import LogStreamId
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks
 
@@ -108,6 +111,28 @@ def test_declared_watermarks_and_idle_streams(fresh: cutwater.Client, monkeypatc
             assert watermark == (None if right is None else round(right.timestamp() * 1_000_000)), (glsn, options)
 
 
+def test_a_stream_that_was_sealed_for_good(fresh: cutwater.Client) -> None:
+    """Event time does not wait for it any more, only for the one that took its place."""
+
+    async def finalize(stream: int) -> None:
+        async with Admin([fresh.servers.removeprefix("cutwater://")], timeout_ms=30_000) as admin:
+            await admin.finalize(LogStreamId(stream))
+
+    slow, fast = fresh.create_topic("t", streams=2).streams
+    fresh.append("t", b"x", stream=slow, timestamp=1_000_000)
+    fresh.append("t", b"x", stream=fast, timestamp=50_000_000)
+    asyncio.run(finalize(slow))
+    while len(streams := set(fresh.topic("t").streams) - {slow}) < 2:
+        time.sleep(0.01)
+    for number in (*sorted(streams), fast):
+        fresh.append("t", b"x", stream=number, timestamp=60_000_000)
+    found = seen(read(servers=fresh.servers, subscribe="t", **{"watermark.idleAfter": "9d"}))
+    for glsn, watermark in found.items():
+        right = fresh.watermark("t", at=glsn - 1, idle_after=timedelta(days=9)) if glsn > 1 else None
+        assert watermark == (None if right is None else round(right.timestamp() * 1_000_000))
+    assert found[max(found)] == 60_000_000 - 1_000
+
+
 def test_micro_batches_with_limits(fresh: cutwater.Client) -> None:
     """Exactly as many records as allowed, in ranges that follow each other, and the same watermarks as in one read."""
     random = seeded()
@@ -120,7 +145,7 @@ def test_micro_batches_with_limits(fresh: cutwater.Client) -> None:
     options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest", "watermark.idleAfter": "99d"}
     with stream(**options, maxOffsetsPerTrigger="37") as reader:
         reader.prepareForTriggerAvailableNow()
-        fresh.append("t", b"too late")
+        late = fresh.append("t", b"too late")
         start, found, sizes, marks = reader.initialOffset(), [], [], {}
         while (end := latest(reader, start)) != start:
             table = rows_of(reader, reader.partitions(start, end), columns(options))
@@ -135,7 +160,7 @@ def test_micro_batches_with_limits(fresh: cutwater.Client) -> None:
     with stream(**options, maxBytesPerTrigger="1") as reader:
         first = latest(reader, reader.initialOffset())
         assert rows_of(reader, reader.partitions({"glsn": 0}, first), columns(options)).num_rows == 1
-        assert latest(reader, {"glsn": 0}, ReadAllAvailable())["glsn"] == fresh.tail()
+        assert latest(reader, {"glsn": 0}, ReadAllAvailable()) == {"glsn": late.glsn}
 
 
 def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Client) -> None:

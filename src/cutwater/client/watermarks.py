@@ -130,10 +130,15 @@ class _Walk:
         self._clock.header(run.stream, run.first_glsn, batch.count, run.time, time_max, batch.declared)
 
     def _add_streams(self, glsn: GLSN) -> None:
+        """Those that exist at this position. One that was sealed for good before it counts no more."""
         for info in self._catalogs.view.streams_of(self._topic.topic):
-            if info.stream not in self._added and info.created_at < glsn:
+            exists = info.created_at < glsn and not (info.final and info.final_at < glsn)
+            if exists and info.stream not in self._added:
                 self._added.add(info.stream)
                 self._clock.add_stream(info.stream, self._strategy, info.created_time)
+            elif not exists and info.stream in self._added:
+                self._added.discard(info.stream)
+                self._clock.remove_stream(info.stream)
 
 
 async def marks_between(repository: Repository, after: GLSN, through: GLSN, deadline: Deadline) -> list[Mark]:

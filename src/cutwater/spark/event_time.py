@@ -110,7 +110,8 @@ def advance(
         spoke = _running(np.where(mine, time, NO_WATERMARK), NO_WATERMARK)
         commit = np.where(spoke == NO_WATERMARK, known.last_commit, spoke)
         # In this form because a sum with a time that is far off would not fit into 64 bits.
-        counts = (info.created_at < first) & (time - strategy.idle_after_us <= commit)
+        exists = (info.created_at < first) & ((first <= info.final_at) | (not info.final))
+        counts = exists & (time - strategy.idle_after_us <= commit)
         everyone |= counts
         level = np.where(counts, own, MAX_WATERMARK)
         lowest = np.minimum(lowest, level)

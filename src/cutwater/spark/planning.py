@@ -164,13 +164,13 @@ class Planner:
         after = await self._walk(start, view.catalog.high_watermark, view)
         return after.state.glsn if after.state.watermark > before.state.watermark else start
 
-    def latest_known(self) -> dict[str, object] | None:
-        """For the progress of the query: the end of its topics, how many records lie before it, and what was lost."""
-        if self._view is None:
-            return None
-        streams = self._streams(self._view)
+    async def progress(self) -> dict[str, object]:
+        """How far the topics go, how many records of them lie before that, and what was lost. Spark shows it before the
+        next range is planned, so records that are just about to be read count as well."""
+        view = self._view or await self._fresh()
+        streams = self._streams(view)
         behind = [info.committed_end - self._read.get(info.stream, LLSN(0)) for _, info in streams]
-        told: dict[str, object] = {"glsn": self._newest(self._view), "recordsBehind": sum(max(0, n) for n in behind)}
+        told: dict[str, object] = {"glsn": self._newest(view), "recordsBehind": sum(max(0, n) for n in behind)}
         if self._lost:
             told["lostBefore"] = dict(self._lost)
         return told

@@ -140,9 +140,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         limited = not isinstance(limit, ReadAllAvailable)
         return _offset(loop.run(planner.latest(_glsn(start), self._through, limited=limited)))
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        planner, _ = self._planning()
-        return planner.latest_known()
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        planner, loop = self._planning()
+        return loop.run(planner.progress())
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         planner, loop = self._planning()

@@ -28,7 +28,15 @@ from cutwater.core.recovery import HardState, Valid
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
-from cutwater.testing import bench_cluster, bench_failover, bench_log, bench_storage, bench_stores, bench_wire
+from cutwater.testing import (
+    bench_cluster,
+    bench_failover,
+    bench_log,
+    bench_spark,
+    bench_storage,
+    bench_stores,
+    bench_wire,
+)
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -234,6 +242,7 @@ def main() -> int:
         *bench_cluster.lines(),
         *bench_failover.lines(),
         *bench_log.lines(quick="--quick" in sys.argv[1:]),
+        *bench_spark.lines(),
     ]
     REPORT.write_text("\n".join(lines))
     print("\n".join(lines))

@@ -1,0 +1,228 @@
+"""What reading through Spark costs, next to a Python data source that hands over the same Arrow batches from memory and
+next to Parquet; and what a micro-batch takes at least. Run it alone: ``python -m cutwater.testing.bench_spark``.
+
+All of it goes into Spark's noop sink. The log is embedded in this process, so its storage node, Spark's Python workers
+and the JVM share the machine, which is what limits all of these figures.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+import cutwater
+import cutwater.spark
+from cutwater.spark.source import BatchReader, CutwaterSource, StreamReader
+from cutwater.spark.tasks import Part, read_part
+
+ROWS, ROWS_PER_BATCH, VALUE_BYTES = 1_000_000, 1_000, 100
+STREAMS = 2
+ROUNDS = 5
+TRIGGERS, ROWS_PER_TRIGGER = 30, 10
+TOPIC, SMALL_TOPIC = "rows", "few"
+NARROW = "glsn,value"
+
+
+@cache
+def _batches(path: str) -> list[pa.RecordBatch]:
+    """In memory from the first time on that a worker asks for them."""
+    with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:
+        return list(reader)
+
+
+class MemoryPart(Part):
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class MemoryReader(BatchReader):
+    """What the real one reads, from memory, without asking anyone."""
+
+    def partitions(self) -> Sequence[Any]:
+        topic, columns = self.options.topics[0], self.options.columns
+        found = Path(tempfile.gettempdir()).glob(f"{_name(topic, columns)}-*")
+        return [MemoryPart(str(path)) for path in sorted(found)]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return iter(_batches(partition.path))
+
+
+class MemoryStreamReader(StreamReader):
+    """Has the same few rows at every trigger."""
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: N802
+        return {"glsn": start["glsn"] + 1}
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return {"glsn": 0}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Any]:
+        return MemoryReader(self.options, self._schema).partitions()
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        return iter(_batches(partition.path))
+
+
+class MemorySource(CutwaterSource):
+    @classmethod
+    def name(cls) -> str:
+        return "memory_of_cutwater"
+
+    def reader(self, schema: Any) -> Any:
+        real = super().reader(schema)
+        assert isinstance(real, BatchReader)
+        return MemoryReader(real.options, schema)
+
+    def streamReader(self, schema: Any) -> Any:  # noqa: N802
+        real = super().streamReader(schema)
+        assert isinstance(real, StreamReader)
+        return MemoryStreamReader(real.options, schema)
+
+
+def _name(topic: str, columns: Sequence[str] | None) -> str:
+    return f"cutwater-bench-{topic}-{'-'.join(columns or ['all'])}"
+
+
+def _keep(options: dict[str, str], spark: Any) -> list[Path]:
+    """Write what the tasks of a read give, where ``MemoryReader`` finds it."""
+    schema = spark.read.format("cutwater").options(**options).load().schema
+    reader = CutwaterSource(options).reader(schema)
+    paths = []
+    columns = options.get("columns")
+    name = _name(options["subscribe"], columns.split(",") if columns else None)
+    for number, part in enumerate(reader.partitions()):
+        assert isinstance(part, Part)
+        path = Path(tempfile.gettempdir()) / f"{name}-{number}"
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, part.scan.columns) as writer:
+            for batch in read_part(part):
+                writer.write_batch(batch)
+        paths.append(path)
+    return paths
+
+
+def _rate(frame: Any) -> float:
+    started = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return ROWS / (time.perf_counter() - started)
+
+
+def _fill(log: cutwater.Client) -> None:
+    streams = log.create_topic(TOPIC, streams=STREAMS).streams
+    for i in range(ROWS // ROWS_PER_BATCH):
+        values = pa.repeat(pa.scalar(b"%0*d" % (VALUE_BYTES, i), pa.binary()), ROWS_PER_BATCH)
+        log.append(TOPIC, values, stream=streams[i % STREAMS], timestamp=i * 1_000)
+    log.create_topic(SMALL_TOPIC)
+    for i in range(TRIGGERS):
+        log.append(SMALL_TOPIC, [b"x" * VALUE_BYTES] * ROWS_PER_TRIGGER, timestamp=i)
+
+
+def _rates(spark: Any, options: dict[str, str], directory: Path, kept: list[Path]) -> dict[str, list[float]]:
+    """Rows per second, in rounds, so that what disturbs one disturbs the others."""
+    kept += _keep(options, spark)
+    real = spark.read.format("cutwater").options(**options).load()
+    parquet = str(directory / f"parquet-{len(real.columns)}")
+    real.write.parquet(parquet)
+    frames = {
+        "cutwater": real,
+        "memory": spark.read.format(MemorySource.name()).options(**options).load(),
+        "parquet": spark.read.parquet(parquet),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in frames}
+    for number in range(ROUNDS + 1):
+        for name, frame in frames.items():
+            rate = _rate(frame)
+            if number:
+                rates[name].append(rate)
+    return rates
+
+
+def _floor(spark: Any, form: str, options: dict[str, str], checkpoint: Path) -> float:
+    """Milliseconds of a micro-batch with a few rows: the median."""
+    stream = spark.readStream.format(form).options(**options, startingOffsets="earliest")
+    query = (
+        stream.option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    try:
+        while sum(progress["numInputRows"] > 0 for progress in query.recentProgress) < TRIGGERS:
+            if query.exception() is not None:
+                raise RuntimeError(str(query.exception()))
+            time.sleep(0.1)
+    finally:
+        query.stop()
+    times = [p["durationMs"]["triggerExecution"] for p in query.recentProgress if p["numInputRows"] > 0]
+    return float(median(times[TRIGGERS // 3 :]))
+
+
+def measure() -> dict[str, Any]:
+    kept: list[Path] = []
+    with tempfile.TemporaryDirectory() as directory, cutwater.open(Path(directory) / "log") as log:
+        _fill(log)
+        spark = cutwater.spark.session("bench", master=f"local[{STREAMS}]")
+        try:
+            spark.sparkContext.setLogLevel("ERROR")
+            spark.dataSource.register(MemorySource)
+            where = {"servers": log.servers, "subscribe": TOPIC}
+            wide = _rates(spark, where, Path(directory), kept)
+            narrow = _rates(spark, {**where, "columns": NARROW}, Path(directory), kept)
+            few = {"servers": log.servers, "subscribe": SMALL_TOPIC}
+            kept += _keep({**few, "endingOffsets": f'{{"glsn": {_first_of(log)}}}'}, spark)
+            floors = {
+                "cutwater": _floor(spark, "cutwater", few, Path(directory) / "checkpoint-1"),
+                "memory": _floor(spark, MemorySource.name(), few, Path(directory) / "checkpoint-2"),
+            }
+        finally:
+            spark.stop()
+            for path in kept:
+                path.unlink(missing_ok=True)
+    return {"all columns": wide, NARROW: narrow, "floor": floors}
+
+
+def _first_of(log: cutwater.Client) -> int:
+    return next(iter(log.subscribe(SMALL_TOPIC, follow=False))).glsn
+
+
+def lines() -> Iterator[str]:
+    found = measure()
+    yield from (
+        "## Spark source",
+        "",
+        f"{ROWS:,} rows with values of {VALUE_BYTES} bytes, {STREAMS} log streams, appended {ROWS_PER_BATCH:,} at a "
+        f"time, into the noop sink; Spark with {STREAMS} cores. Ratios are medians of {ROUNDS} rounds.",
+        "",
+        "| read | thousand rows/s | ratio | limit |",
+        "| --- | ---: | ---: | --- |",
+    )
+    for name in ("all columns", NARROW):
+        rates = found[name]
+        for source, what in (
+            ("memory", "Python data source, the same Arrow batches from memory (reference)"),
+            ("cutwater", "`cutwater`"),
+            ("parquet", "Parquet, read by Spark itself"),
+        ):
+            ratio = median(mine / theirs for mine, theirs in zip(rates[source], rates["memory"], strict=True))
+            yield f"| {name}: {what} | {median(rates[source]) / 1_000:,.0f} | {ratio:.2f} | CPU |"
+    floors = found["floor"]
+    yield from (
+        "",
+        "| micro-batch with ten rows | ms | ratio | limit |",
+        "| --- | ---: | ---: | --- |",
+        f"| Python source with one task, rows in memory (reference) | {floors['memory']:.0f} | 1 | CPU |",
+        f"| `cutwater` | {floors['cutwater']:.0f} | {floors['cutwater'] / floors['memory']:.2f} | CPU |",
+        "",
+    )
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))

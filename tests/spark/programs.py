@@ -1,0 +1,39 @@
+"""Programs that start a Spark of their own; ``test_clusters`` runs them, because a process has one Spark only.
+
+``python programs.py MASTER PATH-OR-SERVERS TOPIC``: prints, as JSON, how many rows a batch and a stream read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+
+import cutwater.spark
+
+
+def main(master: str, where: str, topic: str) -> None:
+    spark = cutwater.spark.session("program", master=master)
+    spark.sparkContext.setLogLevel("ERROR")
+    place = {"servers": where} if where.startswith("cutwater://") else {"path": where}
+    options = {**place, "subscribe": topic, "maxPartitionBytes": "100k"}
+    frame = spark.read.format("cutwater").options(**options).load()
+    (batch,) = frame.selectExpr("count(*) as n", "count(distinct glsn) as g", "sum(length(value)) as bytes").collect()
+    stream = spark.readStream.format("cutwater").options(**options, startingOffsets="earliest").load()
+    with tempfile.TemporaryDirectory() as checkpoint:
+        query = (
+            stream.writeStream.format("noop")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
+    java = spark.sparkContext._jvm.System.getProperty("java.home")
+    told = {"batch": batch.n, "positions": batch.g, "bytes": batch.bytes, "streamed": streamed, "java": java}
+    print(json.dumps(told), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

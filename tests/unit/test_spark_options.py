@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated
+from cutwater.errors import InvalidArgument
+from cutwater.spark.options import READING, Point, read_options
+from cutwater.types import GLSN, CutTime
+
+SERVERS = "cutwater://127.0.0.1:7000"
+LEAST = {"servers": SERVERS, "subscribe": "orders"}
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
+
+
+def test_everything_may_be_left_out_but_the_log_and_its_topics() -> None:
+    batch, stream = (read_options(LEAST, streaming=streaming) for streaming in (False, True))
+    assert (batch.topics, batch.start.end, batch.stop.end) == (("orders",), "earliest", "latest")
+    assert (stream.start.end, stream.fail_on_data_loss, stream.headers, stream.columns) == ("latest", True, False, None)
+    assert batch.strategy == BoundedOutOfOrderness(0)
+
+
+def test_names_in_any_case_and_values_in_any_form() -> None:
+    options = read_options(
+        {
+            "PATH": "/data",
+            "subscribepattern": "orders-.*",
+            "COLUMNS": " glsn , value",
+            "maxBytesPerTrigger": "64m",
+            "timeout": "5 seconds",
+            "watermark.punctuated": "TRUE",
+            "watermark.idleafter": "2 minutes",
+        },
+        streaming=True,
+    )
+    assert (options.where.path, options.pattern, options.columns) == ("/data", "orders-.*", ("glsn", "value"))
+    assert (options.bytes_max, options.where.timeout) == (64 * 1024 * 1024, 5.0)
+    assert options.strategy == Punctuated(120_000_000)
+
+
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [
+        ({"startingOffsets": "earliest"}, Point(end="earliest", option="startingOffsets")),
+        ({"startingOffsets": "7"}, Point(offset=GLSN(6), option="startingOffsets")),
+        ({"startingOffsets": '{"glsn": 7}'}, Point(offset=GLSN(7), option="startingOffsets")),
+        ({"startingTimestamp": "1500"}, Point(time=CutTime(1_500_000), option="startingTimestamp")),
+        ({"startingTimestamp": "1970-01-01T00:00:02Z"}, Point(time=CutTime(2_000_000), option="startingTimestamp")),
+    ],
+)
+def test_where_to_begin(given: dict[str, str], start: Point) -> None:
+    assert read_options(LEAST | given, streaming=True).start == start
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "message"),
+    [
+        ({"topic": "orders"}, False, r"no option 'topic' \(given: 'orders'\); options are servers, path, "),
+        ({"path": "/data"}, False, r"'servers' \('cutwater://.*'\) and 'path' \('/data'\) exclude each other"),
+        ({"subscribePattern": "a"}, False, "'subscribe' .* and 'subscribePattern' .* exclude each other"),
+        ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "exclude each other: give one of them"),
+        ({"startingOffsets": "newest"}, True, "'startingOffsets' is 'newest': earliest or latest, a GLSN from 1 on"),
+        ({"startingOffsets": "0"}, True, "'startingOffsets' is '0'"),
+        ({"startingOffsets": '{"orders": {"0": 1}}'}, True, r'an offset as Spark shows it, {"glsn": n}'),
+        ({"startingOffsets": "latest"}, False, "'startingOffsets' is 'latest': earliest, a GLSN"),
+        ({"endingOffsets": "earliest"}, False, "'endingOffsets' is 'earliest': latest, a GLSN"),
+        ({"endingOffsets": "9"}, True, "'endingOffsets' is '9': a streaming query has no end"),
+        ({"maxOffsetsPerTrigger": "9"}, False, "'maxOffsetsPerTrigger' is '9': it is for streaming queries"),
+        ({"maxOffsetsPerTrigger": "0"}, True, "'maxOffsetsPerTrigger' is '0': a whole number from 1 on"),
+        ({"maxBytesPerTrigger": "many"}, True, "'maxBytesPerTrigger' is 'many': a number of bytes is wanted"),
+        ({"startingTimestamp": "noon"}, True, "'startingTimestamp' is 'noon': milliseconds since 1970, or a time"),
+        ({"startingTimestamp": "2026-01-31T12:00:00"}, True, "'startingTimestamp' is .* has no time zone"),
+        ({"failOnDataLoss": "maybe"}, True, "'failOnDataLoss' is 'maybe': true or false is wanted"),
+        ({"watermark.bound": "5"}, True, "'watermark.bound' is '5': a time is wanted, such as 500ms"),
+        (
+            {"watermark.bound": "5s", "watermark.punctuated": "true"},
+            True,
+            "'watermark.bound' is '5s': what is declared",
+        ),
+        ({"columns": "glsn,,value"}, True, "'columns' is 'glsn,,value': names are separated by commas"),
+        ({"tls.key": "key.pem"}, True, "'tls.certificate' is missing: TLS needs all of"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(given: dict[str, str], streaming: bool, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        read_options(LEAST | given, streaming=streaming)
+
+
+def test_what_is_missing_and_patterns() -> None:
+    with pytest.raises(InvalidArgument, match="'servers' or 'path' is needed"):
+        read_options({"subscribe": "orders"}, streaming=False)
+    with pytest.raises(InvalidArgument, match="'subscribe' or 'subscribePattern' is needed"):
+        read_options({"servers": SERVERS}, streaming=False)
+    with pytest.raises(InvalidArgument, match="no regular expression"):
+        read_options({"servers": SERVERS, "subscribePattern": "("}, streaming=False)
+    with pytest.raises(InvalidArgument, match="does not name a cluster"):
+        read_options({"servers": "localhost:1", "subscribe": "orders"}, streaming=False)
+
+
+def test_the_guide_explains_every_option() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert [name for name in READING if f"`{name}`" not in text] == []
