@@ -18,15 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutwater.client.async_client import AsyncClient
-    from cutwater.client.client import Client, Cursor, Producer, Subscription, connect
+    from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
     from cutwater.client.cursors import AsyncCursor
     from cutwater.client.producer import AsyncProducer
     from cutwater.client.records import Record
+    from cutwater.client.runs import Published, Run
+    from cutwater.client.staging import AsyncStager
     from cutwater.client.subscriptions import AsyncSubscription
     from cutwater.client.topics import Topic
     from cutwater.embedded import open_log as open
     from cutwater.errors import CutwaterError
-    from cutwater.types import Ack, Retention
+    from cutwater.types import Ack, Part, Retention
 
 __version__ = "0.1.0"
 
@@ -35,13 +37,18 @@ __all__ = [
     "AsyncClient",
     "AsyncCursor",
     "AsyncProducer",
+    "AsyncStager",
     "AsyncSubscription",
     "Client",
     "Cursor",
     "CutwaterError",
+    "Part",
     "Producer",
+    "Published",
     "Record",
     "Retention",
+    "Run",
+    "Stager",
     "Subscription",
     "Topic",
     "connect",
@@ -53,13 +60,18 @@ _WHERE = {
     "AsyncClient": "cutwater.client.async_client",
     "AsyncCursor": "cutwater.client.cursors",
     "AsyncProducer": "cutwater.client.producer",
+    "AsyncStager": "cutwater.client.staging",
     "AsyncSubscription": "cutwater.client.subscriptions",
     "Client": "cutwater.client.client",
     "Cursor": "cutwater.client.client",
     "CutwaterError": "cutwater.errors",
+    "Part": "cutwater.types",
     "Producer": "cutwater.client.client",
+    "Published": "cutwater.client.runs",
     "Record": "cutwater.client.records",
     "Retention": "cutwater.types",
+    "Run": "cutwater.client.runs",
+    "Stager": "cutwater.client.client",
     "Subscription": "cutwater.client.client",
     "Topic": "cutwater.client.topics",
     "connect": "cutwater.client.client",

@@ -14,15 +14,10 @@ from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.local_etcd import EtcdMember
 from cutwater.admin.operations import Admin
 from cutwater.core.decisions import Decision
-from cutwater.errors import CutwaterError
 from cutwater.metadata.open_store import open_store
 from cutwater.testing.real_run import Load, evidence_of, members_of
 from cutwater.testing.simulator.checkers import check_all
 from cutwater.types import ClusterId, StorageNodeId
-from cutwater.wire import metadata_api
-from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import connect
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 TOPIC = "orders"
 KEEP_ALL = ("--snapshot-every", "1000000000")
@@ -87,29 +82,6 @@ async def restart(directory: Path, cluster: LocalCluster, *members: Member) -> N
                 local_cluster.start_storage_node(directory, cluster, member)
 
     await asyncio.to_thread(start_all)
-
-
-async def leader_of(cluster: LocalCluster) -> Member:
-    """The metadata node that leads, as the others say."""
-    async with asyncio.timeout(RECOVERY_SECONDS):
-        while True:
-            for member in cluster.metadata:
-                try:
-                    connection = await connect(
-                        Endpoint(ANY_CLUSTER, "test"), *parse_address(member.address), timeout_ms=500
-                    )
-                except CutwaterError:
-                    continue
-                try:
-                    told = (await connection.call(metadata_api.WHO_LEADS, None, timeout_ms=500)).value
-                except CutwaterError:
-                    continue
-                finally:
-                    connection.abort()
-                for found in cluster.metadata:
-                    if found.id == told.leader and processes.is_running(found.pid):
-                        return found
-            await asyncio.sleep(0.05)
 
 
 async def until(condition: Callable[[], Awaitable[bool]], what: str, seconds: float = RECOVERY_SECONDS) -> None:

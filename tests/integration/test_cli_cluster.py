@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cutwater import connect
 from cutwater.admin import local_cluster, processes
 
 pytestmark = pytest.mark.timeout(180)
@@ -28,6 +31,13 @@ def cutwater(*arguments: str, code: int = 0) -> str:
 
 def as_json(*arguments: str) -> Any:
     return json.loads(cutwater(*arguments, "-o", "json"))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +91,26 @@ def test_topics_and_streams(directory: Path) -> None:
     assert "there is no topic 'orders'; topics: none" in cutwater("topic", "describe", "orders", *where, code=30)
 
 
+def test_runs(directory: Path) -> None:
+    where = ("--dir", str(directory))
+    cutwater("topic", "create", "published", *where)
+    with connect(local_cluster.load(directory).servers) as log:
+        run = log.open_run("totals", "a checkpoint")
+        log.publish(run, 0, [log.stage(run, 0, "published", b"x")])
+        part = log.stage(run, 1, "published", [b"not published"])
+        assert part is not None
+        log.open_run("", "no name")
+    found = {one["run"]: one for one in as_json("run", "list", *where)}
+    assert (found[run.run]["name"], found[run.run]["last_batch"]) == ("totals", 0)
+    assert [share["node"] for share in found[run.run]["staged"]] == [1, 2]
+    told = cutwater("run", "describe", str(run.run), *where)
+    assert f"run {run.run} of 'totals': may publish" in told
+    assert "staged on storage node 2:" in told
+    assert "without a name" in cutwater("run", "describe", str(run.run + 1), *where)
+    assert "there is no run 99" in cutwater("run", "describe", "99", *where, code=30)
+    assert "all is intact" in cutwater("verify", *where)
+
+
 def test_events_say_why(directory: Path) -> None:
     where = ("--dir", str(directory))
     cutwater("topic", "create", "events", *where)
@@ -97,9 +127,25 @@ def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
     assert "all is well" in cutwater("cluster", "health", *where)
     cluster = local_cluster.load(directory)
     os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)
+    killed = time.time()
     told = cutwater("cluster", "health", *where, code=3)
     assert f"storage node 2 does not run (it was process {cluster.storage_nodes[1].pid})" in told
     assert f"`cutwater cluster restart --dir {directory}` starts it again" in told
+    until(lambda: not as_json("cluster", "status", *where)["nodes"][1]["is_alive"])
+    told = cutwater("cluster", "status", *where)
+    metadata, first, second = cluster.metadata[0], *cluster.storage_nodes
+    assert re.search(rf"1 +{metadata.address} +{metadata.pid} +leads", told)
+    assert re.search(rf"1 +{first.address} +{first.pid} +READY", told)
+    assert re.search(rf"2 +{second.address} +does not run +dead, silent for [\d.]+ s", told)
+    stream = as_json("cluster", "status", *where)["streams"][0]["stream"]
+    until(lambda: as_json("stream", "describe", str(stream), *where)["next_step"])
+    told = cutwater("stream", "describe", str(stream), *where)
+    assert "copies:  1 of 2, on storage node 1\n  missing: storage node 2\n  since:   20" in told
+    assert "next:    it takes appends meanwhile; storage node 2 is dead: it joins again when it is back" in told
+    assert "has 1 of 2 copies: it takes appends meanwhile" in cutwater("cluster", "health", *where, code=3)
+    assert "has 1 of 2 copies" in cutwater("cluster", "health", "--servers", cluster.servers, code=3)
+    (sealed, *_) = [e for e in reversed(as_json("cluster", "events", *where)["events"]) if e["kind"] == "Seal"]
+    assert killed - 1 < sealed["time"] / 1e6 < time.time() + 1, "when it happened, not when the last record came"
     assert "started storage node 2" in cutwater("cluster", "restart", *where)
     servers = local_cluster.load(directory).servers
     assert [node["node"] for node in as_json("cluster", "status", "--servers", servers)["nodes"]] == [1, 2]
@@ -109,6 +155,10 @@ def test_whoever_names_no_cluster_is_told_how() -> None:
     told = cutwater("topic", "list", code=2)
     assert "which cluster? Say --servers cutwater://HOST:PORT" in told
     assert "there is no" in cutwater("cluster", "stop", "--dir", "/nonexistent-cutwater", code=30)
+    told = cutwater("cluster", "status", "--servers", "cutwater://127.0.0.1:1,127.0.0.1:2", code=34)
+    assert "nobody listens at 127.0.0.1:1, 127.0.0.1:2 (Connection refused): the cluster does not run" in told
+    told = cutwater("subscribe", "orders", "--servers", "cutwater://127.0.0.1:1", code=34)
+    assert "nobody listens at 127.0.0.1:1" in told
     assert "does not name a cluster" in cutwater("topic", "list", "--servers", "http://x", code=2)
 
 

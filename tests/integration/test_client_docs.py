@@ -1,4 +1,4 @@
-"""What docstrings and docs/clients.md show is run: the examples say what happens."""
+"""What docstrings, docs/clients.md and docs/publishing.md show is run: the examples say what happens."""
 
 from __future__ import annotations
 
@@ -88,13 +88,14 @@ def test_the_example_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert out.getvalue().endswith("b'hello'\n")
 
 
-def test_the_page_prints_what_it_says(servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["clients.md", "publishing.md"])
+def test_a_page_prints_what_it_says(page: str, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
     assert len(examples) == text.count("```python")
     for program, printed in examples:
         out = StringIO()
         with redirect_stdout(out):
-            exec(compile(program, "docs/clients.md", "exec"), {"servers": servers})
+            exec(compile(program, page, "exec"), {"servers": servers})
         assert out.getvalue() == printed

@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from cutwater.admin.local_cluster import LocalCluster
+from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
-from cutwater.testing.fault_proxy import FaultProxy
-from cutwater.testing.real_run import Load
+from cutwater.testing.fault_proxy import FaultProxy, opened_by
+from cutwater.testing.real_run import Load, leader_of
 from cutwater.types import LogStreamId
+from cutwater.wire import storage_api
 from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from tests.integration.real_cluster import (
     RECOVERY_SECONDS,
     TOPIC,
     judge,
     kill,
-    leader_of,
     loaded,
     restart,
     resume,
@@ -114,6 +117,94 @@ async def test_the_network_to_a_node_is_cut_and_heals(tmp_path: Path, seed: int,
             await judge(tmp_path, cluster, load)
 
 
+@pytest.mark.parametrize("fault", ["refuse", "hold"])
+async def test_the_link_between_two_storage_nodes_is_cut_and_heals(tmp_path: Path, seed: int, fault: str) -> None:
+    """§4: 'if both ends live and only their link is cut, repair leaves one of them out, with back-off'. Both talk to
+    the metadata repository, to clients and to the third node all the time."""
+    async with running_cluster(tmp_path) as cluster:
+        one, two = random.Random(seed).sample(cluster.storage_nodes, 2)
+        async with FaultProxy(*parse_address(one.address)) as to_one, FaultProxy(*parse_address(two.address)) as to_two:
+            for node, proxy, other in ((one, to_one, two), (two, to_two, one)):
+                proxy.among = opened_by("storage node", str(other.id))
+                node.flags = ["--advertise", proxy.address]
+                kill(node)
+                await restart(tmp_path, cluster, node)
+            async with loaded(cluster, seed, streams=3) as load, Admin(cluster.addresses) as admin:
+                await until_whole(cluster)
+                for proxy in (to_one, to_two):
+                    assert proxy.connections > 0
+                    proxy.refuse() if fault == "refuse" else proxy.hold(to_target=True, from_target=True)
+
+                async def one_is_left_out() -> bool:
+                    """The chains of two of the three streams lead over the link; each goes on without one of its ends,
+                    and nobody is left out who can talk to all others."""
+                    missing = [set(stream.missing) for stream in (await admin.describe()).streams]
+                    assert not any(left_out - {one.id, two.id} for left_out in missing)
+                    return any(len(left_out) == 1 for left_out in missing)
+
+                await until(one_is_left_out, "one end of the link is left out")
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+                await asyncio.sleep(2.0)
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+                to_one.heal()
+                to_two.heal()
+                await until_whole(cluster)
+                await load.until_acknowledged(50, RECOVERY_SECONDS)
+            await judge(tmp_path, cluster, load)
+
+
+async def test_all_replicas_are_killed_between_a_cut_and_its_application(tmp_path: Path, seed: int) -> None:
+    """§14: 'discarding them lost data when all replicas stopped between a cut and its application'. The cut is stored,
+    and not one replica hears of it before all are killed."""
+    async with (
+        running_cluster(tmp_path) as cluster,
+        FaultProxy(*parse_address(cluster.metadata[0].address)) as proxy,
+    ):
+        for node in cluster.storage_nodes:
+            node.flags = ["--metadata", proxy.address]
+            kill(node)
+        await restart(tmp_path, cluster, *cluster.storage_nodes)
+        async with loaded(cluster, seed) as load, Admin(cluster.addresses) as admin:
+            await until_whole(cluster)
+            proxy.hold(from_target=True)
+            found = dict[LogStreamId, int]()
+
+            async def is_decided_and_not_applied() -> bool:
+                before, applied = await _applied(cluster), await _applied(cluster, after_seconds=0.2)
+                decided = {s.stream: s.committed_end for s in (await admin.describe()).streams}
+                found.update({s: end for s, end in decided.items() if applied == before and end > applied[s]})
+                return bool(found)
+
+            await until(is_decided_and_not_applied, "a cut that nobody has applied")
+            acknowledged = load.acknowledged
+            for node in cluster.storage_nodes:
+                kill(node)
+            assert load.acknowledged == acknowledged
+            proxy.heal()
+            await restart(tmp_path, cluster, *cluster.storage_nodes)
+            await until_whole(cluster)
+            applied = await _applied(cluster)
+            assert all(applied[stream] >= end for stream, end in found.items()), (applied, found)
+            await load.until_acknowledged(20, RECOVERY_SECONDS)
+        await judge(tmp_path, cluster, load)
+
+
+async def _applied(cluster: LocalCluster, after_seconds: float = 0.0) -> dict[LogStreamId, int]:
+    """How far the replica that is furthest has come with each log stream."""
+    await asyncio.sleep(after_seconds)
+    ends = dict[LogStreamId, int]()
+    for node in cluster.storage_nodes:
+        # Not where it is advertised: past all proxies.
+        connection = await connect(Endpoint(ANY_CLUSTER, "test"), *parse_address(node.address), timeout_ms=5_000)
+        try:
+            status = (await connection.call(storage_api.STATUS, None, timeout_ms=5_000)).value
+        finally:
+            connection.abort()
+        for replica in status.replicas:
+            ends[replica.stream] = max(replica.committed_end, ends.get(replica.stream, 0))
+    return ends
+
+
 async def test_the_metadata_repository_alone_is_killed(tmp_path: Path, seed: int) -> None:
     async with running_cluster(tmp_path) as cluster:
         async with loaded(cluster, seed) as load:
@@ -143,19 +234,50 @@ async def _stop_and_resume_a_leader(cluster: LocalCluster, load: Load) -> None:
     paused = await leader_of(cluster)
     stop(paused)
 
-    async def is_replaced() -> bool:
-        others = LocalCluster("", [m for m in cluster.metadata if m is not paused], [])
-        return (await leader_of(others)) is not paused
-
-    await until(is_replaced, "another leader")
+    others = LocalCluster("", [m for m in cluster.metadata if m is not paused], [])
+    await until(lambda: _leads_without(others, paused), "another leader")
     await load.until_acknowledged(30, RECOVERY_SECONDS)
     resume(paused)
     await load.until_acknowledged(50, RECOVERY_SECONDS)
 
-    async def follows() -> bool:
-        return await leader_of(cluster) is not paused
+    await until(lambda: _leads_without(cluster, paused), "who was replaced follows")
 
-    await until(follows, "who was replaced follows")
+
+async def test_what_a_paused_leader_writes_when_it_goes_on_is_refused(tmp_path: Path, seed: int) -> None:
+    """§3: each decision is 'fenced by the leader's epoch'. The leader hangs with all its connections open; another one
+    takes over, by missed heartbeats alone; the first write of the old one afterwards is refused by etcd. It comes to
+    that write before it hears of its successor, because its connections to etcd, and with them its watch, are gone."""
+    async with running_cluster(tmp_path, metadata=3) as cluster, AsyncExitStack() as stack:
+        proxies = {}
+        for node, etcd in zip(cluster.metadata, cluster.etcd, strict=True):
+            proxy = proxies[node.id] = await stack.enter_async_context(FaultProxy(*parse_address(etcd.address)))
+            node.flags = ["--store", f"etcd://{proxy.address}/cutwater"]
+            kill(node)
+            await restart(tmp_path, cluster, node)
+        async with loaded(cluster, seed) as load:
+            paused = await leader_of(cluster)
+            log = tmp_path / f"mr{paused.id}.log"
+            begun = log.stat().st_size
+            stop(paused)
+            others = LocalCluster("", [m for m in cluster.metadata if m is not paused], [])
+            await until(lambda: _leads_without(others, paused), "another leader")
+            await load.until_acknowledged(30, RECOVERY_SECONDS)
+            proxies[paused.id].break_off()
+            resume(paused)
+
+            async def is_refused() -> bool:
+                told = log.read_bytes()[begun:].decode()
+                return "the store refuses decision" in told and "leads no more" in told
+
+            await until(is_refused, "the store refuses the old leader's write")
+            await load.until_acknowledged(50, RECOVERY_SECONDS)
+            await until(lambda: _leads_without(cluster, paused), "who was replaced follows")
+        # Among what the checkers look at is that all decisions follow from each other, so none is the old leader's.
+        await judge(tmp_path, cluster, load)
+
+
+async def _leads_without(cluster: LocalCluster, paused: Member) -> bool:
+    return (await leader_of(cluster)).id != paused.id
 
 
 async def test_sealed_with_a_tail_then_unsealed_then_all_is_killed(tmp_path: Path, seed: int) -> None:
@@ -226,6 +348,6 @@ async def test_a_dead_node_is_replaced_while_the_stream_runs(tmp_path: Path, see
 
             await until(is_healed, "three copies again", 3 * RECOVERY_SECONDS)
             events = await admin.events()
-            assert any("are dead" in event.reason for event in events.events)
+            assert any("is dead for long" in event.reason for event in events.events)
             await load.until_acknowledged(20, RECOVERY_SECONDS)
         await judge(tmp_path, cluster, load)

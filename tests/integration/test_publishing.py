@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from msgspec import structs
 
+import cutwater
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.runs import Published
-from cutwater.core.requests import DescribeRequest, Description, SealRequest
+from cutwater.client.runs import Published, Run
+from cutwater.core.requests import DescribeRequest, Description, SealRequest, UnsealRequest
 from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
 from cutwater.storage import merging
-from cutwater.types import LogStreamId
+from cutwater.types import LogStreamId, Part
 from tests.integration.log_cluster import ORDER, LogCluster, seeded, with_log
 
 pytestmark = pytest.mark.timeout(100)
@@ -142,6 +146,38 @@ def test_a_group_far_larger_than_what_is_held_in_memory(
     with_log(tmp_path, test, nodes=2)
 
 
+def test_a_log_stream_that_is_sealed_and_opened_again_and_again_takes_each_group_once(tmp_path: Path) -> None:
+    """Attempts that were broken off leave nothing behind, neither in the log nor in the way of the next one."""
+    rng, batches, count = seeded(), 4, 20_000
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        stream = (await log.topic("t")).streams[0]
+        run = await log.open_run("", "a key")
+
+        async def disturb() -> None:
+            while True:
+                await asyncio.sleep(rng.random() * 0.3)
+                await cluster.ask(SealRequest(stream))
+                await cluster.ask(UnsealRequest(stream))
+
+        disturbing = asyncio.create_task(disturb())
+        try:
+            for batch in range(batches):
+                numbers = [batch * count + i for i in range(count)]
+                half = count // 2
+                staged = [
+                    await log.stage(run, batch, "t", rows(some, 1_000)) for some in (numbers[:half], numbers[half:])
+                ]
+                await log.publish(run, batch, staged, timeout=60)
+        finally:
+            disturbing.cancel()
+            await asyncio.gather(disturbing, return_exceptions=True)
+        assert (await log.table("t"))["n"].to_pylist() == list(range(batches * count))
+
+    with_log(tmp_path, test, nodes=2)
+
+
 async def final_seal(cluster: LogCluster, stream: LogStreamId) -> None:
     await cluster.ask(SealRequest(stream, final=True))
 
@@ -257,3 +293,25 @@ def test_a_newer_run_fences_the_older_one_of_its_name(tmp_path: Path) -> None:
             await log.publish(new, 1, [structs.replace(part, generation=new.generation)] if part else [])
 
     with_log(tmp_path, test)
+
+
+def stage_elsewhere(servers: str, run: Run, number: int) -> bytes:
+    """What a task does, in a process of its own."""
+    with cutwater.connect(servers) as log, log.stager(run, 0, "t", ordered=True) as stager:
+        for n in range(number, 1_000, 4):
+            stager.write(rows([n]), positions=[key_of(n)])
+        return msgspec.msgpack.encode(stager.finish())
+
+
+def test_several_processes_stage_and_one_publishes_in_an_embedded_log(tmp_path: Path) -> None:
+    with cutwater.open(tmp_path / "log") as log:
+        log.create_topic("t", schema=SCHEMA)
+        run = log.open_run("totals", "a checkpoint")
+        with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as tasks:
+            staged = [tasks.submit(stage_elsewhere, log.servers, run, i) for i in range(4)]
+            parts = [msgspec.msgpack.decode(task.result(60), type=Part) for task in staged]
+        assert log.table("t").num_rows == 0
+    # All of it is still there when the log is opened again.
+    with cutwater.open(tmp_path / "log") as log:
+        (published,) = log.publish(log.open_run("totals", "a checkpoint"), 0, parts)
+        assert groups_in(log.table("t"), published) == list(range(1_000))

@@ -18,25 +18,36 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Run
 from cutwater.core.requests import RunDescription, StreamInfo
 from cutwater.errors import CutwaterError
+from cutwater.testing.real_run import leader_of
 from cutwater.types import Part
-from tests.integration.real_cluster import RECOVERY_SECONDS, kill, restart, resume, running_cluster, stop, until
+from tests.integration.real_cluster import (
+    RECOVERY_SECONDS,
+    kill,
+    restart,
+    resume,
+    running_cluster,
+    stop,
+    until,
+)
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
 
 SCHEMA = pa.schema({"n": pa.int64(), "text": pa.string()})
 BATCH = 1_000_000
-LARGE, SMALL = 24_000, 3_000
+LARGE, SMALL = 40_000, 3_000
 """How many rows each batch has for one topic and the other."""
 INSIDE_BYTES = 4 * 1024 * 1024
+PATIENT = ("--node-dead-after", "5")
+"""So that whoever is stopped to hold things up is not left out before the others are killed."""
 
 
 def rows(numbers: list[int], width: int) -> pa.Table:
-    return pa.table({"n": numbers, "text": ["x" * width] * len(numbers)}, schema=SCHEMA)
+    return pa.table({"n": numbers, "text": pa.repeat("x" * width, len(numbers))}, schema=SCHEMA)
 
 
-async def stage(log: AsyncClient, run: Run, batch: int, *, shift: int = 0) -> list[Part | None]:
-    """The same rows each time, unless they are shifted: large parts for one topic, ordered ones for the other."""
-    base = batch * BATCH + shift
+async def stage(log: AsyncClient, run: Run, batch: int) -> list[Part | None]:
+    """Large parts for one topic, ordered ones for the other."""
+    base = batch * BATCH
     parts = []
     for i in range(2):
         large = [base + n for n in range(LARGE) if n // (LARGE // 2) == i]
@@ -109,24 +120,25 @@ async def reach(moment: str, directory: Path, cluster: LocalCluster, log: AsyncC
         return (await run_of(cluster, run)).last_batch == batch
 
     parts = await stage(log, run, batch)
-    info, (head, backup, *_) = await chain_of(cluster, "large")
+    info, (head, *_) = await chain_of(cluster, "large")
     before = stored_bytes(directory, head, info)
-    halted = head if moment == "before" else backup
-    stop(halted)
+    if moment == "before":
+        stop(head)
     asking = asyncio.create_task(log.publish(run, batch, parts))
     try:
-        await until(is_decided, "the batch is decided")
         if moment == "inside":
-
-            async def is_inside() -> bool:
-                return stored_bytes(directory, head, info) - before > INSIDE_BYTES
-
-            await until(is_inside, "the group has begun")
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                while stored_bytes(directory, head, info) - before < INSIDE_BYTES:
+                    await asyncio.sleep(0.001)
+            stop(head)
+        await until(is_decided, "the batch is decided")
     finally:
         # The driver of the query dies too.
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    return halted
+    groups = (await run_of(cluster, run)).unpublished
+    assert "large" in [group.topic for group in groups], "the moment has passed"
+    return head
 
 
 async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_path: Path) -> None:
@@ -134,7 +146,10 @@ async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_p
     print(f"seed {seed}: the order of the faults")
     cases = [(moment, victim) for moment in ("before", "inside") for victim in ("head", "leader", "all")]
     random.Random(seed).shuffle(cases)
-    async with running_cluster(tmp_path) as cluster, await AsyncClient.connect(cluster.servers) as log:
+    async with (
+        running_cluster(tmp_path, metadata_flags=PATIENT) as cluster,
+        await AsyncClient.connect(cluster.servers) as log,
+    ):
         for topic in ("large", "small"):
             await log.create_topic(topic, schema=SCHEMA)
         run = await log.open_run("totals", "a checkpoint")
@@ -160,11 +175,35 @@ async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_p
                 await until(is_published, f"batch {batch} is published by itself", 3 * RECOVERY_SECONDS)
                 # Spark asks again, with other rows: the first decision stands.
                 again = await log.open_run("totals", "a checkpoint")
-                other = await stage(log, again, batch, shift=500)
-                published = await log.publish(again, batch, other, timeout=60)
+                other = [await log.stage(again, batch, "small", rows([666], 1))]
+                published = await log.publish(again, batch, other)
                 assert [(group.topic, group.count) for group in published] == [("large", LARGE), ("small", SMALL)]
         assert await check(log, "large", LARGE) == len(cases)
         assert await check(log, "small", SMALL) == len(cases)
+
+
+async def test_the_leader_of_three_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    """Outcomes reach a leader by way of followers, whoever leads."""
+    async with (
+        running_cluster(tmp_path, storage_nodes=2, metadata=3) as cluster,
+        await AsyncClient.connect(cluster.servers) as log,
+    ):
+        for topic in ("large", "small"):
+            await log.create_topic(topic, schema=SCHEMA)
+        run = await log.open_run("totals", "a checkpoint")
+        async with watched(cluster):
+            for batch in range(4):
+                parts = await stage(log, run, batch)
+                asking = asyncio.create_task(log.publish(run, batch, parts, timeout=60))
+                if batch in (1, 2):
+                    await asyncio.sleep(random.random() * 0.2)
+                    leader = await leader_of(cluster)
+                    kill(leader)
+                published = await asking
+                assert [(group.topic, group.count) for group in published] == [("large", LARGE), ("small", SMALL)]
+                if batch in (1, 2):
+                    await restart(tmp_path, cluster, leader)
+        assert await check(log, "large", LARGE) == await check(log, "small", SMALL) == 4
 
 
 def memory_of(member: Member) -> int:

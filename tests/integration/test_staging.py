@@ -21,11 +21,12 @@ from cutwater.errors import (
     Damaged,
     InvalidArgument,
     NotFound,
+    ReadOnly,
     ResourceExhausted,
 )
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import frames_in, staged_frame
-from cutwater.types import Batch, BatchNumber, EventTime, Part, RunId, TopicId
+from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
@@ -162,6 +163,23 @@ def test_the_limit_holds_and_there_is_room_again_when_the_leader_says_so(tmp_pat
         await staging.tidy(drop_the_first)
         assert list(staging.held) == [second.part]
         assert asked[1].batches[0].generation == 2
+
+    with_log(tmp_path, test)
+
+
+def test_a_node_without_room_takes_nothing_until_it_has_some(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        node = cluster.nodes[1].node
+        node.set_state(NodeState.READ_ONLY, "a test says so")
+        with pytest.raises(ReadOnly, match="no room left"):
+            await log.stage(RUN, 0, "t", [b"x"], timeout=0.3)
+        assert cluster.nodes[1].staging.bytes == 0
+        staging = asyncio.create_task(log.stage(RUN, 0, "t", [b"x"]))
+        await asyncio.sleep(0.1)
+        node.set_state(NodeState.READY, "a test says so")
+        part = await staging
+        assert part is not None
 
     with_log(tmp_path, test)
 

@@ -13,15 +13,19 @@ from unittest import mock
 
 from msgspec import structs
 
-from cutwater.core import cut, opening, recovery, watermark
+from cutwater.core import cut, opening, order_requests, recovery, run_requests, watermark
 from cutwater.core import decisions as d
 from cutwater.core.dedup import Deduplicator
+from cutwater.core.groups import GroupBounds
 from cutwater.core.messages import SealReplica
 from cutwater.core.order import OrderLayer
 from cutwater.core.order_state import LogStream, OrderState
 from cutwater.core.producer_session import Fate, Phase, ProducerSession
+from cutwater.core.publishing import Publisher
 from cutwater.core.replica import Replica
 from cutwater.core.reports import ReportBook
+from cutwater.core.run_requests import open_streams
+from cutwater.core.runs import Runs
 from cutwater.core.subscription import Run, Subscription
 from cutwater.storage import replica_storage
 from cutwater.storage.commits import CommitLog
@@ -31,7 +35,7 @@ from cutwater.storage.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.storage_node import StorageNode
-from cutwater.types import GLSN, LLSN
+from cutwater.types import GLSN, LLSN, BatchNumber
 
 Patch = tuple[object, str, object]
 
@@ -98,7 +102,7 @@ def commit_by_majority() -> list[Patch]:
 
 
 def skip_epoch_check() -> list[Patch]:
-    return [(Replica, "_check_epoch", lambda self, epoch: None)]
+    return [(Replica, "check_epoch", lambda self, epoch: None)]
 
 
 def forget_deduplication_on_restart() -> list[Patch]:
@@ -165,7 +169,7 @@ def apply_a_commit_twice() -> list[Patch]:
     def apply(self, context):
         again = structs.replace(context, first_llsn=LLSN(self.committed_end + 1))
         if context.last_llsn == self.committed_end and again.last_llsn <= self.durable_end:
-            pending = {p.last_llsn for p in self._pending._entries}
+            pending = {p.last_llsn for p in self.pending._entries}
             if again.last_llsn in pending:
                 return self._apply_next(again)
         return right(self, context)
@@ -207,7 +211,7 @@ def voided_report_counted() -> list[Patch]:
     def admit(self, report):
         newest = self._newest.get(report.storage_node_id)
         admitted = right(self, report)
-        if not admitted and newest.incarnation == report.incarnation:
+        if admitted is None and newest.incarnation == report.incarnation:
             for ur in report.uncommit_reports:
                 self._by_stream.setdefault(ur.log_stream_id, {})[report.storage_node_id] = ur
         return admitted
@@ -344,6 +348,80 @@ def trimmed_records_skipped_silently() -> list[Patch]:
     return [(Subscription, "_skip", skip)]
 
 
+# Publishing staged batches.
+
+
+def durable_end_inside_a_group() -> list[Patch]:
+    return [(GroupBounds, "whole", lambda self, end: end)]
+
+
+def group_half_kept_on_restart() -> list[Patch]:
+    def keep_end(tail, hard, committed_end):
+        end = committed_end
+        for entry in tail:
+            if entry.epoch != hard.epoch or (hard.sealed_at is not None and entry.last_llsn > hard.sealed_at):
+                break
+            end = entry.last_llsn
+        return end
+
+    return [(recovery, "_keep_end", keep_end)]
+
+
+def later_decision_replaces_the_first() -> list[Patch]:
+    right, right_problem = order_requests.publish, Runs._problem_of_batch
+
+    def publish(request, state):
+        run = state.runs.get(request.run)
+        if run is not None and request.batch == run.batch and run.unpublished and request.parts:
+            run.groups = ()
+            run.batch = BatchNumber(run.batch - 1)
+        return right(request, state)
+
+    def problem(self, run, batch, open_streams):
+        what = right_problem(self, run, batch, open_streams)
+        return "" if what in ("the batch was decided before", "the batch before it is not published yet") else what
+
+    return [(order_requests, "publish", publish), (Runs, "_problem_of_batch", problem)]
+
+
+def groups_forgotten_on_restart() -> list[Patch]:
+    right = opening.replay
+
+    def replay(dedup, files, committed_end):
+        count = right(dedup, files, committed_end)
+        dedup._groups.__init__()
+        return count
+
+    return [(opening, "replay", replay)]
+
+
+def group_moved_before_its_fate_is_known() -> list[Patch]:
+    right = Publisher.decide
+
+    def decide(self, now, outlook):
+        yield from right(self, now, outlook)
+        for run in self._state.runs.publishing:
+            for group in run.unpublished:
+                targets = open_streams(self._state, group.topic)
+                if not self._state.streams[group.stream].is_open and targets:
+                    yield d.MoveGroup(run.run, run.batch, group.topic, targets[0], "in a hurry")
+
+    return [(Publisher, "decide", decide)]
+
+
+def expired_rows_are_decided_on() -> list[Patch]:
+    def check_parts(request, run, state):
+        return None
+
+    right = Runs._problem_of_batch
+
+    def problem(self, run, batch, open_streams):
+        what = right(self, run, batch, open_streams)
+        return "" if "generation" in what else what
+
+    return [(run_requests, "_check_parts", check_parts), (Runs, "_problem_of_batch", problem)]
+
+
 STORM = Options(
     storage_nodes=4,
     metadata_nodes=3,
@@ -467,6 +545,37 @@ BUGS: dict[str, PlantedBug] = {
             small_files_are_not_synced,
             "hard state gets its name before it is on disk",
             profile(segment_files=True, seal_every_us=100_000),
+        ),
+        (durable_end_inside_a_group, "a replica reports half a group", profile(sinks=2)),
+        (
+            group_half_kept_on_restart,
+            "what is left of a group counts after a restart",
+            profile(sinks=2, fsync_us_max=2_000, crash_storage_every_us=100_000),
+        ),
+        (
+            later_decision_replaces_the_first,
+            "a batch that is repeated is decided again",
+            profile(sinks=2, crash_sink_every_us=60_000, message_loss=0.05),
+        ),
+        (
+            groups_forgotten_on_restart,
+            "which groups are in a stream is forgotten on restart",
+            profile(
+                sinks=3,
+                message_loss=0.03,
+                crash_all_storage_every_us=150_000,
+                crash_metadata_every_us=200_000,
+            ),
+        ),
+        (
+            group_moved_before_its_fate_is_known,
+            "a group is sent to another stream while the first may have it",
+            profile(sinks=2, seal_every_us=60_000, message_loss=0.05),
+        ),
+        (
+            expired_rows_are_decided_on,
+            "rows that have expired are decided on all the same",
+            profile(sinks=3),
         ),
     )
 }

@@ -9,9 +9,10 @@ import pytest
 
 import cutwater
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.client import Client, Cursor, Producer, Subscription, connect
+from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
 from cutwater.client.cursors import AsyncCursor
 from cutwater.client.producer import AsyncProducer
+from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription
 
 PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
@@ -24,6 +25,7 @@ PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
         {"open", "enqueue", "finish", "held_bytes", "on_change", "is_closed", "prepare", "timeout", "buffer_bytes"},
     ),
     (AsyncSubscription, Subscription, {"abandon", "begun"}),
+    (AsyncStager, Stager, {"begin"}),
 ]
 
 

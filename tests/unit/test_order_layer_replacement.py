@@ -150,7 +150,7 @@ def test_every_decision_but_cuts_is_an_event_with_its_reason() -> None:
     told = [(event.kind, event.reason) for event in events.events]
     assert ("Seal", "storage node 2 is silent") in told
     assert told[-1][0] == "Unseal"
-    assert "open on (1, 3)" in told[-1][1]
+    assert "storage nodes 1 and 3 hold every record; storage node 2 is dead: it joins again" in told[-1][1]
     assert [e.index for e in events.events] == sorted(e.index for e in events.events)
     later = nodes.leader.answer(r.EventsRequest(events.events[-2].index))
     assert isinstance(later, r.Events)
@@ -171,7 +171,8 @@ def test_a_description_says_what_is_missing_and_what_happens_next() -> None:
     hurt = nodes.leader.answer(r.DescribeRequest())
     assert isinstance(hurt, r.Description)
     assert [(s.is_open, s.missing) for s in hurt.streams] == [(True, (N2,))]
-    assert "[2] are dead" in hurt.streams[0].next_step
+    assert "storage node 2 is dead: it joins again when it is back" in hurt.streams[0].next_step
+    assert (hurt.streams[0].wanted, hurt.nodes[1].state) == (3, None)
     assert [n.is_alive for n in hurt.nodes] == [True, False, True]
     assert hurt.nodes[1].silent_us is not None
     assert hurt.nodes[1].silent_us > 2_000 * MILLISECOND
@@ -259,3 +260,19 @@ def test_whoever_only_asks_is_answered_also_when_nothing_is_decided_any_more() -
 def test_a_topic_with_fewer_copies_than_min_replication_opens_all_the_same() -> None:
     nodes = cluster(replication=1, options=structs.replace(HASTY, min_replication=2))
     assert nodes.leader.state.streams[LS1].is_open
+
+
+def test_a_stream_with_too_few_copies_gets_more_when_nodes_allow() -> None:
+    """'Repair then restores the target': also if the stream never had as many as its topic asks for."""
+    nodes = cluster(nodes=(N1, N2), replication=2)
+    lone = nodes.leader.state.topics[nodes.leader.state.streams[LS1].topic]
+    lone.replication = 3
+    append(nodes, LS1, 2)
+    short = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(short, r.Description)
+    assert short.streams[0].next_step == "one more copy is made as soon as other storage nodes can be used"
+    assert nodes.leader.answer(r.AddNodeRequest(N3)) == r.Done()
+    nodes.nodes.append(N3)
+    nodes.rounds(200)
+    assert sorted(nodes.leader.state.streams[LS1].members) == [N1, N2, N3]
+    assert is_whole(nodes, LS1)

@@ -112,7 +112,7 @@ def test_a_seal_is_one_last_cut_then_the_stored_position_then_messages() -> None
     commits = (StreamCommit(LS1, context),)
     assert second.decisions == (
         d.Cut(GLSN(6), GLSN(4), CutTime(START.wall), REVISION, commits),
-        d.Seal(LS1, E1, LLSN(6), NODES, "sealed by an operator", held=True),
+        d.Seal(LS1, E1, LLSN(6), NODES, "sealed by an operator", held=True, at=CutTime(START.wall)),
     )
     assert leader.confirm(second) == [
         *[Send(node, CommitMessage(GLSN(4), GLSN(6), REVISION, commits, ())) for node in NODES],
@@ -129,9 +129,10 @@ def test_a_seal_that_a_replica_asks_for_has_its_last_cut_too() -> None:
     leader.run(leader.report(N3, at(7)))
     effects = leader.run(leader.report(N2, at(6, SEALING)))
     context = CommitContext(E1, LLSN(5), GLSN(5), 2, GLSN(6), GLSN(4), CutTime(START.wall))
+    why = "the replica on storage node 2 was restarted, or a write failed there"
     assert stores(effects) == [
         d.Cut(GLSN(6), GLSN(4), CutTime(START.wall), REVISION, (StreamCommit(LS1, context),)),
-        d.Seal(LS1, E1, LLSN(6), NODES, "the replica on storage node 2 is sealing"),
+        d.Seal(LS1, E1, LLSN(6), NODES, why, at=CutTime(START.wall)),
     ]
 
 
@@ -198,8 +199,9 @@ def test_the_head_opens_last() -> None:
     unseal = UnsealReplica(LS1, LEADER, E2, LLSN(4), NODES)
     assert leader.run(leader.report(N1, at(4, SEALED))) == []
     assert leader.run(leader.report(N2, at(4, SEALED))) == []
+    opened = d.Unseal(LS1, E2, LLSN(4), NODES, "storage nodes 1, 2 and 3 hold every record", at=CutTime(START.wall))
     assert leader.run(leader.report(N3, at(4, SEALED))) == [
-        Store(LEADER, DecisionIndex(LAST + 1), (d.Unseal(LS1, E2, LLSN(4), NODES, f"open on {NODES} of {NODES}"),)),
+        Store(LEADER, DecisionIndex(LAST + 1), (opened,)),
         Send(N2, unseal),
         Send(N3, unseal),
     ]

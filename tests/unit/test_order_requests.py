@@ -206,7 +206,7 @@ def test_a_node_may_leave_a_finished_stream_to_others_that_hold_it(leader: Leade
     for node in NODES:
         speak(leader, node)
     assert leader.answer(r.RemoveNodeRequest(N1)) == r.Done()
-    assert d.AssignReplicas(LS1, (N2, N3)) in leader.stored
+    assert d.AssignReplicas(LS1, (N2, N3), at=CutTime(leader.now.wall)) in leader.stored
 
 
 def test_a_node_does_not_leave_a_finished_stream_to_the_dead(leader: Leader) -> None:

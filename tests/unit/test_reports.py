@@ -62,3 +62,26 @@ def test_a_full_disk_is_not_writable() -> None:
     assert book.is_writable(N1)
     book.admit(report(N1, 1, 2, state=NodeState.READ_ONLY))
     assert not book.is_writable(N1)
+
+
+def test_what_is_new_in_a_report() -> None:
+    """The leader looks at this and at nothing else, so nothing may be missing from it."""
+    book = ReportBook()
+    first, second = ur(LS1, end=5), ur(LS2, end=5)
+    assert book.admit(report(N1, 1, 1, first, second)) == (first, second)
+    assert book.admit(report(N1, 1, 2, first, second)) == ()
+    assert book.admit(report(N1, 1, 3, first, ur(LS2, end=6))) == (ur(LS2, end=6),)
+    assert book.admit(report(N1, 1, 4, first)) == ()
+    assert book.admit(report(N1, 1, 5, first, second)) == (second,), "it was left out in between"
+    book.void(LS1)
+    assert book.admit(report(N1, 1, 6, first, second)) == (first,), "what was voided has to be said again"
+    assert book.admit(report(N1, 2, 1, first, second)) == (first, second), "another incarnation, another replica"
+    assert book.admit(report(N1, 2, 1, first, second)) is None
+
+
+def test_what_a_report_leaves_out() -> None:
+    book = ReportBook()
+    assert book.left_out(N1, (LS1, LS2)) == [], "nothing is known of a node that has not reported"
+    book.admit(report(N1, 1, 1, ur(LS1, end=5)))
+    assert book.left_out(N1, (LS1, LS2)) == [LS2]
+    assert book.reported(N1) == {LS1}

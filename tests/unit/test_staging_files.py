@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 
@@ -24,6 +25,10 @@ STAGED = Path("/volume/cid=1/snid=1/staged")
 PART = StagedPart(RunId(3), BatchNumber(7), 1, TopicId(2), "0123456789abcdef" * 2)
 
 
+def area_of(files: FaultFiles) -> StagingFiles:
+    return StagingFiles(lambda: nullcontext(STAGED), files)
+
+
 def batch(body: bytes, count: int = 1) -> Batch:
     return Batch(count, body, crc32c(body), EventTime(1), EventTime(2), schema=4)
 
@@ -33,7 +38,7 @@ def frames(*bodies: bytes, first: int = 1) -> bytes:
 
 
 def staged(files: FaultFiles, *bodies: bytes) -> Held:
-    writer = StagingFiles([STAGED], files).begin(PART, STAGED)
+    writer = area_of(files).begin(PART)
     for i, body in enumerate(bodies):
         writer.append(frames(body, first=i + 1))
     return writer.finish(99)
@@ -42,10 +47,10 @@ def staged(files: FaultFiles, *bodies: bytes) -> Held:
 def test_a_part_comes_back_after_a_restart_as_it_was_staged() -> None:
     files = FaultFiles()
     held = staged(files, b"one", b"two" * 1000, b"three")
-    found, broken = StagingFiles([STAGED, Path("/never/used")], files).open()
+    found, broken = area_of(files).open([STAGED, Path("/never/used")])
     assert (found, broken) == ([held], [])
     assert (held.part, held.size.entries, held.size.rows, held.staged_us) == (PART, 3, 3, 99)
-    data = StagingFiles([STAGED], files).read(held, 0, 1 << 20)
+    data = area_of(files).read(held, 0, 1 << 20)
     assert data == frames(b"one", b"two" * 1000, b"three")
     assert [frame.entry.batch for frame in frames_in(data)] == [batch(b"one"), batch(b"two" * 1000), batch(b"three")]
 
@@ -54,7 +59,7 @@ def test_a_part_comes_back_after_a_restart_as_it_was_staged() -> None:
 def test_reading_goes_by_whole_frames_and_at_least_one(bytes_max: int) -> None:
     files = FaultFiles()
     bodies = [b"a" * 50, b"b" * 3_000, b"c", b"d" * 2_000]
-    held, area = staged(files, *bodies), StagingFiles([STAGED], files)
+    held, area = staged(files, *bodies), area_of(files)
     offset, found = 0, []
     while data := area.read(held, offset, bytes_max):
         got = [bytes(frame.body) for frame in frames_in(data)]
@@ -68,9 +73,9 @@ def test_reading_goes_by_whole_frames_and_at_least_one(bytes_max: int) -> None:
 
 def test_what_was_never_finished_is_gone_after_a_restart() -> None:
     files = FaultFiles()
-    StagingFiles([STAGED], files).begin(PART, STAGED).append(frames(b"half"))
+    area_of(files).begin(PART).append(frames(b"half"))
     files.kill()
-    assert StagingFiles([STAGED], files).open() == ([], [])
+    assert area_of(files).open([STAGED]) == ([], [])
     assert files.paths() == []
 
 
@@ -88,13 +93,13 @@ def test_after_a_power_cut_an_acknowledged_part_is_whole_and_any_other_is_whole_
     finally:
         files.make_dir(STAGED)
     files.crash(rng)
-    found, broken = StagingFiles([STAGED], files).open()
+    found, broken = area_of(files).open([STAGED])
     assert not broken
     if acknowledged is not None:
         assert [held.part for held in found] == [acknowledged]
     for held in found:
-        assert StagingFiles([STAGED], files).verify(held) == []
-        assert StagingFiles([STAGED], files).read(held, 0, 1 << 20) == frames(b"one", b"two" * 500)
+        assert area_of(files).verify(held) == []
+        assert area_of(files).read(held, 0, 1 << 20) == frames(b"one", b"two" * 500)
 
 
 @given(st.data())
@@ -103,9 +108,9 @@ def test_every_wrong_bit_is_found(data: st.DataObject) -> None:
     held = staged(files, b"one", b"two" * 20)
     offset = data.draw(st.integers(0, files.size_of(held.path) - 1))
     files.flip(held.path, offset, data.draw(st.integers(0, 7)))
-    area = StagingFiles([STAGED], files)
+    area = area_of(files)
     assert area.verify(held) != []
-    found, broken = area.open()
+    found, broken = area.open([STAGED])
     if found:
         with pytest.raises(Damaged):
             area.read(held, len(area.read(held, 0, 1)), 1)
@@ -115,8 +120,8 @@ def test_every_wrong_bit_is_found(data: st.DataObject) -> None:
 
 def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledged() -> None:
     files = FaultFiles()
-    area = StagingFiles([STAGED], files)
-    writer = area.begin(PART, STAGED)
+    area = area_of(files)
+    writer = area.begin(PART)
     files.room_bytes = 10
     with pytest.raises(DiskFull):
         writer.append(frames(b"x" * 100))
@@ -127,12 +132,12 @@ def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledge
         writer.finish(1)
     writer.discard()
     files.fail_sync = lambda path: False
-    assert area.open() == ([], [])
+    assert area.open([STAGED]) == ([], [])
 
 
 def test_frames_that_a_part_cannot_have_are_refused_and_change_nothing() -> None:
     files = FaultFiles()
-    writer = StagingFiles([STAGED], files).begin(PART, STAGED)
+    writer = area_of(files).begin(PART)
     writer.append(frames(b"one"))
     header, trailer = encode_frame(Entry(LLSN(2), Epoch(3), batch(b"two")), NO_TIME)
     in_a_stream = header + b"two" + trailer
@@ -150,19 +155,19 @@ def test_frames_that_a_part_cannot_have_are_refused_and_change_nothing() -> None
 def test_a_part_cannot_choose_where_it_lies(name: str) -> None:
     files = FaultFiles()
     with pytest.raises(InvalidArgument):
-        StagingFiles([STAGED], files).begin(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), name), STAGED)
+        area_of(files).begin(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), name))
     assert files.paths() == []
 
 
 def test_dropping_is_for_ever_and_leaves_the_others() -> None:
     files = FaultFiles()
     held = staged(files, b"one")
-    area = StagingFiles([STAGED], files)
+    area = area_of(files)
     other = StagedPart(RunId(3), BatchNumber(8), 1, TopicId(2), "f" * 32)
-    writer = area.begin(other, STAGED)
+    writer = area.begin(other)
     writer.append(frames(b"two"))
     writer.finish(2)
     area.drop([held])
     files.crash(Random(1), keep=0.0)
-    assert [found.part for found in area.open()[0]] == [other]
+    assert [found.part for found in area.open([STAGED])[0]] == [other]
     assert files.paths() == [STAGED / name_of(other)]

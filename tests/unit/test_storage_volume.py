@@ -332,3 +332,158 @@ def test_nothing_stays_locked_after_a_failed_start(volumes: list[Path]) -> None:
         start(volumes)
     shutil.rmtree(copy)
     start(volumes).release()
+
+
+def test_a_volume_is_added_and_remembered_until_a_start_names_it(volumes: list[Path]) -> None:
+    first, second = volumes
+    node = start([first])
+    node.next_incarnation()
+    assert node.add(second) == []
+    assert node.add(second) == [], "once more is fine"
+    path = create(node, 3, second)
+    node.release()
+    again = start([first])
+    assert again.volumes == (first, second)
+    assert again.replicas == {3: path}
+    again.release()
+    named = start([second, first])
+    assert named.volumes == (second, first)
+    assert named.identity.added == ()
+    named.release()
+    alone = start([first])
+    assert alone.volumes == (first,), "from then on --volumes alone says which there are"
+    alone.release()
+
+
+def test_an_added_volume_that_is_not_there_at_the_next_start(volumes: list[Path]) -> None:
+    first, second = volumes
+    node = start([first])
+    node.add(second)
+    node.release()
+    aside = second.rename(second.with_name("aside"))
+    with pytest.raises(VolumeUnusable, match=r"got while it ran, does not exist: mount it; if it is lost for good, .*"):
+        start([first])
+    second.mkdir()
+    with pytest.raises(VolumeUnusable, match=r"holds nothing of this node now: is it mounted\? if it is lost for good"):
+        start([first])
+    node = start([first], forget=[second])
+    assert node.volumes == (first,)
+    node.release()
+    start([first]).release()
+    assert aside.is_dir()
+
+
+def test_what_may_not_be_added(volumes: list[Path], tmp_path: Path) -> None:
+    first, second = volumes
+    node = start([first])
+    node.adopt_cluster_key("ours")
+    path = create(node, 3)
+    with pytest.raises(InvalidArgument, match="on the machine of the storage node, from / on"):
+        node.add(Path("data"))
+    with pytest.raises(VolumeUnusable, match="c does not exist: create it, or mount it, first"):
+        node.add(tmp_path / "c")
+    (tmp_path / "file").touch()
+    with pytest.raises(VolumeUnusable, match="is not a directory"):
+        node.add(tmp_path / "file")
+    other = start([second])
+    with pytest.raises(VolumeLocked, match="in use by a running storage node"):
+        node.add(second)
+    other.release()
+    with pytest.raises(WrongIdentity, match="has another node key than storage node 7"):
+        node.add(second)
+    shutil.rmtree(second / "cid=1")
+    theirs = start([second], make_key=lambda: node.identity.node_key)
+    theirs.adopt_cluster_key("theirs")
+    theirs.release()
+    with pytest.raises(WrongIdentity, match="belongs to another cluster"):
+        node.add(second)
+    shutil.rmtree(second / "cid=1")
+    shutil.copytree(path, replica_path(second, CLUSTER, NODE, LogStreamId(3)))
+    with pytest.raises(DamagedFile, match="it is missing, next to lsid=3"):
+        node.add(second)
+    shutil.copy(path.parent / "node", node_path(second, CLUSTER, NODE) / "node")
+    with pytest.raises(VolumeConflict, match="log stream 3 lies under two volumes"):
+        node.add(second)
+    assert node.volumes == (first,)
+    node.release()
+    start([first]).release()
+
+
+def test_replicas_that_come_with_a_volume(volumes: list[Path]) -> None:
+    first, second = volumes
+    node = start(volumes)
+    path = create(node, 3, second)
+    node.next_incarnation()
+    node.release()
+    node = start([first])
+    node.next_incarnation()
+    assert node.add(second) == [3]
+    assert node.replicas == {3: path}
+    node.release()
+    later = start([second])
+    later.next_incarnation()
+    later.next_incarnation()
+    later.release()
+    node = start([first], forget=[second])
+    with pytest.raises(Refused, match="was used by a later start of storage node 7"):
+        node.add(second)
+    node.release()
+
+
+def test_only_an_empty_volume_goes(volumes: list[Path], tmp_path: Path) -> None:
+    first, second = volumes
+    node = start(volumes)
+    with pytest.raises(VolumeUnusable, match="is not a volume of storage node 7: choose one of"):
+        node.take_away(tmp_path)
+    create(node, 3, second)
+    create(node, 4, second)
+    node.set_aside(LogStreamId(4))
+    with pytest.raises(Refused, match=r"holds replicas of log streams 3 and lsid=4.damaged-0 \(nothing that the node"):
+        node.take_away(second)
+    node.remove(LogStreamId(3))
+    shutil.rmtree(node_path(second, CLUSTER, NODE) / "lsid=4.damaged-0")
+    create(node, 5, second)
+    with pytest.raises(Refused, match="replicas of log streams 5"):
+        node.take_away(second)
+    node.remove(LogStreamId(5))
+    node.take_away(second)
+    assert list(second.iterdir()) == []
+    assert node.volumes == (first,)
+    with pytest.raises(Refused, match="is the only volume of storage node 7: add another one first"):
+        node.take_away(first)
+    node.release()
+    again = start([first])
+    assert again.volumes == (first,)
+    again.release()
+
+
+def test_nothing_is_taken_away_under_a_replica_that_is_being_made(volumes: list[Path]) -> None:
+    node = start(volumes)
+    with node.creating(LogStreamId(5), volumes[1]) as path:
+        with pytest.raises(Refused, match="replicas of log streams 5"):
+            node.take_away(volumes[1])
+        SegmentStorage(path, ReplicaIdentity(CLUSTER, NODE, LogStreamId(5))).close()
+    node.release()
+
+
+def test_parts_are_staged_where_most_room_is_and_keep_their_volume(volumes: list[Path]) -> None:
+    first, second = volumes
+    node = start(volumes, room=lambda volumes: dict(zip(volumes, (1, 2), strict=True)))
+    with node.staging() as directory:
+        assert directory == node.staged[1] == node_path(second, CLUSTER, NODE) / "staged"
+        directory.mkdir()
+        (directory / "some.part").touch()
+    with pytest.raises(Refused, match="1 parts are staged there"):
+        node.take_away(second)
+    (directory / "some.part").unlink()
+    node.take_away(second)
+    assert (node.volumes, list(second.iterdir())) == ((first,), [])
+    node.release()
+
+
+def test_new_replicas_go_where_most_room_is(volumes: list[Path]) -> None:
+    first, second = volumes
+    node = start(volumes, room=lambda paths: {first: 100, second: 450})
+    places = [create(node, stream) for stream in range(1, 7)]
+    assert [second in place.parents for place in places] == [True, True, True, True, False, True]
+    node.release()

@@ -206,7 +206,7 @@ def room(free_mib: int) -> tuple[VolumeRoom, ...]:
 
 def test_the_volume_with_the_least_room_decides() -> None:
     changes: list[NodeState] = []
-    watch = RoomWatch([Path("a"), Path("b")], 64 * MIB, lambda state, why: changes.append(state), lambda: 0)
+    watch = RoomWatch(lambda: [Path("a"), Path("b")], 64 * MIB, lambda state, why: changes.append(state), lambda: 0)
     for free_mib, state in ((100, "READY"), (65, "READY"), (63, "READ_ONLY"), (70, "READ_ONLY"), (80, "READY")):
         watch.judge(room(free_mib))
         assert (changes or [NodeState.READY])[-1].name == state, free_mib
@@ -216,7 +216,7 @@ def test_the_volume_with_the_least_room_decides() -> None:
 def test_what_is_not_written_yet_takes_room_too() -> None:
     changes: list[NodeState] = []
     backlog = [0]
-    watch = RoomWatch([Path("b")], 64 * MIB, lambda state, why: changes.append(state), lambda: backlog[0])
+    watch = RoomWatch(lambda: [Path("b")], 64 * MIB, lambda state, why: changes.append(state), lambda: backlog[0])
     backlog[0] = 40 * MIB
     watch.judge(room(100))
     assert changes == [NodeState.READ_ONLY]
@@ -227,7 +227,7 @@ def test_a_write_that_found_no_room_counts_more_than_what_the_file_system_says(
 ) -> None:
     monkeypatch.setattr("cutwater.storagenode.room.FULL_FOR_SECONDS_MIN", 3_600.0)
     changes: list[NodeState] = []
-    watch = RoomWatch([Path("b")], 0, lambda state, why: changes.append(state), lambda: 0)
+    watch = RoomWatch(lambda: [Path("b")], 0, lambda state, why: changes.append(state), lambda: 0)
     watch.judge(room(5_000))
     watch.found_full()
     watch.judge(room(5_000))

@@ -17,8 +17,11 @@ from msgspec import Struct, field
 
 from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
+from cutwater.client.access import ANYONE, Access
 from cutwater.client.repository import SCHEME, parse_servers
+from cutwater.core.words import seconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.types import NodeState
 
 CLUSTER_FILE = "cluster.json"
 STOP_SECONDS = 10.0
@@ -228,13 +231,13 @@ async def _until_open(admin: Admin) -> None:
     raise Unavailable(f"the cluster runs, but these log streams do not take appends: {closed}")
 
 
-def stop(directory: Path, *, seconds: float = STOP_SECONDS) -> list[int]:
+def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> list[int]:
     """Stop all processes of the cluster; storage nodes first, so that everything is on disk. Returns the pids of those
     that had to be killed."""
     cluster = load(directory)
     killed = []
     for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
-        killed += processes.stop([member.pid for member in group if is_up(member)], seconds)
+        killed += processes.stop([member.pid for member in group if is_up(member)], timeout)
     for member in cluster.processes():
         member.pid = 0
     cluster.save(directory)
@@ -260,7 +263,7 @@ def restart_dead(directory: Path) -> list[str]:
     return started
 
 
-async def health(cluster: LocalCluster, directory: Path | None = None) -> list[str]:
+async def health(cluster: LocalCluster, directory: Path | None = None, access: Access = ANYONE) -> list[str]:
     """What is wrong, in words; nothing if all is well. ``directory``: where it is, if it is a local one."""
     again = f"`cutwater cluster restart --dir {directory}` starts it again"
     if directory is not None and not cluster.running():
@@ -268,18 +271,31 @@ async def health(cluster: LocalCluster, directory: Path | None = None) -> list[s
     down = [(kind, m) for kind, group in cluster.groups() for m in group if not is_up(m)]
     found = [f"{kind} {_number(m)} does not run (it was process {m.pid}): {again}" for kind, m in down]
     try:
-        async with Admin(cluster.addresses, timeout_ms=3_000) as admin:
-            description = await admin.describe()
+        async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
+            description, metadata = await admin.describe(), await admin.metadata_nodes()
     except CutwaterError as error:
         return [*found, f"the metadata repository does not answer: {error.message}"]
     if description.halted:
         found.append(description.halted)
-    found += [f"storage node {n.node} at {n.address} is silent" for n in description.nodes if not n.is_alive]
+    told = {member.address for _, member in down}
+    found += [f"the metadata node at {m.address}: {m.trouble}" for m in metadata if m.trouble and m.address not in told]
+    for node in description.nodes:
+        if not node.is_alive:
+            silent = (
+                "has never reported to the present leader"
+                if node.silent_us is None
+                else (f"is dead: it has been silent for {seconds(node.silent_us)}")
+            )
+            found.append(f"storage node {node.node} at {node.address} {silent}")
+        elif node.state is NodeState.READ_ONLY:
+            found.append(f"storage node {node.node} at {node.address} has no room left: make some on its volumes")
     for stream in description.streams:
-        if stream.missing and not stream.final:
-            found.append(f"log stream {stream.stream} lacks copies on {list(stream.missing)}: {stream.next_step}")
-        elif not stream.is_open and not stream.final and not stream.held:
-            found.append(f"log stream {stream.stream} takes no appends: {stream.next_step}")
+        copies = f"{len(stream.members)} of {max(stream.wanted, len(stream.replicas))} copies"
+        what = f"log stream {stream.stream} of topic {stream.topic!r}"
+        if not stream.is_open and not stream.final and not stream.held:
+            found.append(f"{what} takes no appends: {stream.reason}. Next: {stream.next_step or 'it is looked after'}")
+        elif not stream.final and len(stream.members) < max(stream.wanted, len(stream.replicas)):
+            found.append(f"{what} has {copies}: {stream.next_step}")
     return found
 
 

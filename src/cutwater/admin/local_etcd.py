@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -14,7 +15,7 @@ from msgspec import Struct
 from cutwater.admin import processes
 from cutwater.errors import NotFound, Unavailable
 
-START_SECONDS_MAX = 20.0
+START_SECONDS_MAX = 30.0
 
 
 class EtcdMember(Struct):
@@ -56,23 +57,30 @@ def new_members(count: int) -> list[EtcdMember]:
     return [EtcdMember(f"etcd{i + 1}", 0, free_address(), free_address()) for i in range(count)]
 
 
-def start_etcd(directory: Path, members: list[EtcdMember]) -> None:
-    """Start all members, with their data under the directory; returns when all can be reached."""
+def start_etcd(directory: Path, members: list[EtcdMember], options: Sequence[str] = (), scheme: str = "http") -> None:
+    """Start all members, with their data under the directory; returns when all serve. ``options`` are given to each of
+    them; ``scheme`` is ``https`` if those say so."""
     for member in members:
-        start_member(directory, member, members)
+        start_member(directory, member, members, options, scheme)
     for member in members:
-        _wait_for(member, directory)
+        _wait_for(member, directory, scheme)
 
 
-def start_member(directory: Path, member: EtcdMember, members: list[EtcdMember]) -> None:
+def start_member(
+    directory: Path,
+    member: EtcdMember,
+    members: list[EtcdMember],
+    options: Sequence[str] = (),
+    scheme: str = "http",
+) -> None:
     """Start a member, for the first time or again."""
     directory.mkdir(parents=True, exist_ok=True)
     command = [
         etcd_command(),
         f"--name={member.name}",
         f"--data-dir={directory / member.name}",
-        f"--listen-client-urls=http://{member.address}",
-        f"--advertise-client-urls=http://{member.address}",
+        f"--listen-client-urls={scheme}://{member.address}",
+        f"--advertise-client-urls={scheme}://{member.address}",
         f"--listen-peer-urls=http://{member.peer_address}",
         f"--initial-advertise-peer-urls=http://{member.peer_address}",
         "--initial-cluster=" + ",".join(f"{other.name}=http://{other.peer_address}" for other in members),
@@ -80,20 +88,34 @@ def start_member(directory: Path, member: EtcdMember, members: list[EtcdMember])
         "--heartbeat-interval=50",
         "--election-timeout=500",
         "--log-level=warn",
+        *options,
     ]
     member.pid = processes.start(command, directory / f"{member.name}.log")
     member.started = processes.started_at(member.pid)
 
 
-def _wait_for(member: EtcdMember, directory: Path) -> None:
-    host, _, port = member.address.rpartition(":")
+def _wait_for(member: EtcdMember, directory: Path, scheme: str) -> None:
     deadline = time.monotonic() + START_SECONDS_MAX
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=1.0).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline or not processes.is_running(member.pid):
-                told = processes.tail(directory / f"{member.name}.log")
-                raise Unavailable(f"{member.name} does not serve at {member.address}: {told}") from None
+    while not _serves(member, scheme):
+        if time.monotonic() > deadline or not processes.is_running(member.pid):
+            told = processes.tail(directory / f"{member.name}.log")
+            raise Unavailable(f"{member.name} does not serve at {member.address}: {told}")
         time.sleep(0.05)
+
+
+def _serves(member: EtcdMember, scheme: str) -> bool:
+    """Whether it takes writes; with certificates, of which nothing is known here, whether it can be reached."""
+    try:
+        if scheme != "http":
+            host, _, port = member.address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+            return True
+        # Much to load for commands that start no etcd.
+        from urllib.request import ProxyHandler, build_opener  # noqa: PLC0415
+
+        # Never through a proxy: it is on this machine.
+        browse = build_opener(ProxyHandler({})).open
+        with browse(f"http://{member.address}/health", timeout=1) as answer:
+            return b'"true"' in answer.read()
+    except OSError:
+        return False

@@ -4,20 +4,42 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import TypeVar
+
+from msgspec import Struct
 
 from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
-from cutwater.errors import InvalidArgument, NotFound, Refused, Unavailable
-from cutwater.types import GLSN, DecisionIndex, LogStreamId, Retention, RunId, StorageNodeId
-from cutwater.wire import storage_api
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Unavailable
+from cutwater.types import GLSN, DecisionIndex, LogStreamId, MetadataNodeId, Retention, RunId, StorageNodeId
+from cutwater.wire import metadata_api, storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.methods import Method
+
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 TIMEOUT_MS = 10_000
 POLL_SECONDS = 0.05
+LOOK_MS_MAX = 1_000
+"""How long one metadata node may take to say who it is."""
 ENDPOINT = Endpoint(ANY_CLUSTER, "admin")
 FOREVER = Retention()
+
+
+StorageNodeStatus = storage_api.NodeDescription
+"""What a storage node says of itself."""
+
+
+class MetadataStatus(Struct, frozen=True):
+    """A node of the metadata repository; without a number if it does not answer."""
+
+    address: str
+    node: MetadataNodeId | None = None
+    leads: bool = False
+    trouble: str = ""
 
 
 class Admin:
@@ -77,6 +99,24 @@ class Admin:
             raise NotFound(f"there is no run {run}, or it was forgotten; runs: {known}")
         return found[run]
 
+    # Metadata nodes.
+
+    async def status(self) -> tuple[r.Description, tuple[MetadataStatus, ...]]:
+        """The cluster as the leader sees it, and who that is."""
+        return await self.describe(), await self.metadata_nodes()
+
+    async def metadata_nodes(self) -> tuple[MetadataStatus, ...]:
+        """What the metadata nodes at the known addresses say of themselves."""
+        return tuple(await asyncio.gather(*map(self._metadata_node, self._repository.addresses)))
+
+    async def _metadata_node(self, address: str) -> MetadataStatus:
+        timeout_ms = min(self._timeout_ms, LOOK_MS_MAX)
+        try:
+            told = await _ask_node(address, metadata_api.WHO_LEADS, None, timeout_ms=timeout_ms, access=self._access)
+        except CutwaterError as error:
+            return MetadataStatus(address, trouble=error.message)
+        return MetadataStatus(address, told.node, told.leader_epoch > 0 and told.node == told.leader)
+
     # Storage nodes.
 
     async def add_storage_node(self, address: str) -> StorageNodeId:
@@ -109,6 +149,24 @@ class Admin:
 
     async def remove_storage_node(self, node: StorageNodeId) -> None:
         await self._done(r.RemoveNodeRequest(node), idempotent=False)
+
+    async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
+        """Let a running storage node use one more directory of its machine, now and after a restart."""
+        return await self._change_volumes(node, storage_api.ADD_VOLUME, path)
+
+    async def remove_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
+        """Let a running storage node do without one of its volumes. Refused while anything lies there."""
+        return await self._change_volumes(node, storage_api.REMOVE_VOLUME, path)
+
+    async def _change_volumes(
+        self, node: StorageNodeId, change: Method[str, storage_api.NodeDescription], path: str
+    ) -> storage_api.NodeDescription:
+        description = await self.describe()
+        address = next((known.address for known in description.nodes if known.node == node), None)
+        if address is None:
+            known = ", ".join(str(found.node) for found in description.nodes) or "none"
+            raise NotFound(f"there is no storage node {node}; storage nodes: {known}")
+        return await _ask_node(address, change, path, timeout_ms=self._timeout_ms, access=self._access)
 
     # Topics.
 
@@ -192,9 +250,13 @@ async def describe_storage_node(
     address: str, *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE
 ) -> storage_api.NodeDescription:
     """What a storage node that listens there says of itself, whether or not it belongs to a cluster."""
+    return await _ask_node(address, storage_api.DESCRIBE, None, timeout_ms=timeout_ms, access=access)
+
+
+async def _ask_node(address: str, method: Method[Q, A], argument: Q, *, timeout_ms: int, access: Access) -> A:
     connection = await open_connection(ENDPOINT, address, access, timeout_ms=timeout_ms)
     try:
-        return (await connection.call(storage_api.DESCRIBE, None, timeout_ms=timeout_ms)).value
+        return (await connection.call(method, argument, timeout_ms=timeout_ms)).value
     finally:
         connection.abort()
 

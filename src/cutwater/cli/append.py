@@ -109,7 +109,7 @@ def append(
     if key_field is not None and key is not None:
         raise InvalidArgument("--key and --key-field both say what the key is: say one")
     appended = Appended(topic)
-    with open_client(servers, directory, path, timeout, may_create=create) as client:
+    with open_client(servers, directory, path, timeout, may_create=create, patient=True) as client:
         if create:
             with suppress(AlreadyExists):
                 client.create_topic(topic)

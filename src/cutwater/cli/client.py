@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,17 +12,27 @@ from cutwater.admin.processes import is_running
 from cutwater.cli.security import client_tls
 from cutwater.cli.servers import check_log, chosen
 from cutwater.client.client import Client, connect
+from cutwater.client.repository import parse_servers, require_listener
 
 
 @contextmanager
 def open_client(
-    servers: str | None, directory: Path | None, path: Path | None, timeout: float, *, may_create: bool = False
+    servers: str | None,
+    directory: Path | None,
+    path: Path | None,
+    timeout: float,
+    *,
+    may_create: bool = False,
+    patient: bool = False,
 ) -> Iterator[Client]:
-    """Connected as long as this lasts; an embedded log is opened, unless another process has it open."""
+    """Connected as long as this lasts; an embedded log is opened, unless another process has it open. ``patient``: try
+    until the time is up also if nobody listens there."""
     place = chosen(servers, directory, path)
     # The servers of an embedded log have much to tell that is of no use to whoever asked for records.
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     if isinstance(place, str):
+        if not patient:
+            asyncio.run(require_listener(parse_servers(place)))
         client = connect(place, timeout=timeout, tls=client_tls())
     else:
         if not may_create:

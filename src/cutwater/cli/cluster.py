@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from cutwater.admin import local_cluster
+from cutwater.admin.operations import MetadataStatus
+from cutwater.admin.telling import node_state, stream_row, time_of
 from cutwater.cli.exits import UNHEALTHY, ends_well
 from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
-from cutwater.cli.tables import show, table, time_of
+from cutwater.cli.security import client_tls
+from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, chosen, nearest, with_admin
+from cutwater.cli.tables import show, table
+from cutwater.client.access import Access
 
 app = typer.Typer(help="Start and stop a local cluster; look at any cluster.", no_args_is_help=True)
 
@@ -73,55 +79,59 @@ def status(
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """Storage nodes and log streams, as the leader sees them."""
-    description = with_admin(servers, directory, timeout, lambda admin: admin.describe())
-    show(
-        output,
-        description,
-        table(
-            ["storage node", "address", "alive", "state", "replicas", "volumes"],
-            [
-                (n.node, n.address, n.is_alive, n.state.name if n.state is not None else None, n.replicas, n.volumes)
-                for n in description.nodes
-            ],
-            title=f"cluster {description.cluster}: GLSN {description.high_watermark} at "
-            f"{time_of(description.cut_time)} UTC, leader epoch {description.leader_epoch}",
-        ),
+    """Metadata nodes, storage nodes and log streams, as the leader sees them."""
+    found, metadata = with_admin(servers, directory, timeout, lambda admin: admin.status())
+    is_local = nearest(servers, directory, None) == "directory" and directory is not None
+    local = local_cluster.load(directory) if is_local and directory is not None else None
+    if output is Output.JSON:
+        told = msgspec.to_builtins(found) | {"metadata": msgspec.to_builtins(metadata)}
+        show(output, told, "")
+        return
+    title = (
+        f"cluster {found.cluster}: GLSN {found.high_watermark} at {time_of(found.cut_time)} UTC, "
+        f"leader epoch {found.leader_epoch}"
     )
-    if output is Output.TEXT:
-        show(
-            output,
-            None,
-            table(
-                ["log stream", "topic", "state", "epoch", "members", "missing", "records"],
-                [
-                    (
-                        s.stream,
-                        s.topic,
-                        _state(s.is_open, s.final, s.held),
-                        s.epoch,
-                        s.members,
-                        s.missing,
-                        s.committed_end,
-                    )
-                    for s in description.streams
-                ],
-            ),
-        )
+    if found.halted:
+        title += f"\n{found.halted}"
+    show(output, None, title)
+    show(output, None, table(["metadata node", "address", "pid", "state"], _metadata_rows(metadata, local)))
+    columns = ["storage node", "address", "pid", "state", "replicas", "volumes"]
+    pids = {member.id: _pid(member) for member in local.storage_nodes} if local is not None else {}
+    rows = [(n.node, n.address, pids.get(n.node), node_state(n), n.replicas, n.volumes) for n in found.nodes]
+    show(output, None, table(columns, rows))
+    columns = ["log stream", "topic", "state", "epoch", "copies on", "missing", "records"]
+    show(output, None, table(columns, map(stream_row, found.streams)))
 
 
-def _state(is_open: bool, final: bool, held: bool) -> str:
-    if is_open:
-        return "open"
-    return "sealed for good" if final else "sealed by an operator" if held else "sealed"
+def _metadata_rows(
+    found: Iterable[MetadataStatus], local: local_cluster.LocalCluster | None
+) -> Iterator[tuple[object, ...]]:
+    members = {member.address: member for member in local.metadata} if local is not None else {}
+    for node in found:
+        member = members.get(node.address)
+        number = member.id if member is not None else node.node
+        state = "does not answer" if node.node is None else "leads" if node.leads else "follows"
+        yield number, node.address, _pid(member) if member is not None else None, state
+
+
+def _pid(member: local_cluster.Member) -> str:
+    return str(member.pid) if local_cluster.is_up(member) else "does not run"
 
 
 @app.command()
 @ends_well
-def health(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
-    """Whether all is well with a local cluster: exit code 0 if so, 3 if not."""
-    place = directory.absolute()
-    wrong = asyncio.run(local_cluster.health(local_cluster.load(place), place))
+def health(
+    servers: ServersOption = None,
+    directory: DirOption = None,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Whether all is well with a cluster: exit code 0 if so, 3 if not."""
+    url = chosen(servers, directory, None)
+    is_local = nearest(servers, directory, None) == "directory"
+    place = directory.absolute() if is_local and directory is not None else None
+    cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
+    wrong = asyncio.run(local_cluster.health(cluster, place, Access(client_tls())))
     show(output, {"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
     if wrong:
         raise typer.Exit(UNHEALTHY)
@@ -137,7 +147,7 @@ def events(
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
-    """What was decided lately, and why; the newest last."""
+    """What was decided lately, when and why; the newest last."""
     found = with_admin(servers, directory, timeout, lambda admin: admin.events(after))
     rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
-    show(output, found, table(["decision", "after the cut of (UTC)", "what", "why"], rows))
+    show(output, found, table(["decision", "time (UTC)", "what", "why"], rows))

@@ -60,13 +60,17 @@ def show(
 
 def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command, and how it is called."""
-    for name, entry in main.ENTRIES.items():
-        command = main.load(name)
-        if not entry.is_noun:
-            yield (name,), command
-            continue
-        for verb, found in command.commands.items():
-            yield (name, verb), found
+    for name in main.ENTRIES:
+        yield from _leaves_of((name,), main.load(name))
+
+
+def _leaves_of(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        yield words, command
+        return
+    for verb, found in commands.items():
+        yield from _leaves_of((*words, verb), found)
 
 
 def _configured(

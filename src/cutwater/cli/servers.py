@@ -14,7 +14,7 @@ from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
 from cutwater.cli.security import client_tls
 from cutwater.client.access import Access
-from cutwater.client.repository import parse_servers
+from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
 T = TypeVar("T")
@@ -125,6 +125,7 @@ def with_admin(
     """Do something with a cluster, and let go of it."""
 
     async def connected(url: str) -> T:
+        await require_listener(parse_servers(url))
         access = Access(client_tls())
         async with Admin(parse_servers(url), timeout_ms=round(timeout * 1_000), access=access) as admin:
             return await work(admin)

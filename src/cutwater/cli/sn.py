@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from cutwater.admin.operations import describe_storage_node
+from cutwater.admin.operations import StorageNodeStatus, describe_storage_node
 from cutwater.cli.exits import ends_well, leave_at_once
 from cutwater.cli.logs import configure
 from cutwater.cli.options import (
@@ -36,7 +36,13 @@ from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 app = typer.Typer(help="Storage nodes: processes that hold replicas of log streams.", no_args_is_help=True)
+
+volume_app = typer.Typer(help="Volumes of a storage node that runs.", no_args_is_help=True)
+app.add_typer(volume_app, name="volume")
 
 MIB = 1024 * 1024
 _SERVING, _SECURITY, _DISK = "Serving", "Security", "Disk"
@@ -103,6 +109,10 @@ def start(
     ] = STOP_SECONDS,
     log_format: LogFormatOption = LogFormat.TEXT,
     log_level: LogLevelOption = LogLevel.INFO,
+    forget_volume: Annotated[
+        list[Path] | None,
+        typer.Option(help="A volume that the node got while it ran and that is lost for good. Repeatable."),
+    ] = None,
     output: OutputOption = Output.TEXT,
     debug: DebugOption = False,
 ) -> None:
@@ -121,6 +131,7 @@ def start(
         metrics,
         reserve_mib * MIB,
         stop_seconds,
+        tuple(forget_volume or ()),
         staged_max_mib * MIB,
         staged_ask_every,
     )
@@ -181,7 +192,50 @@ def describe(
     """What a storage node says of itself, whether or not it belongs to a cluster."""
     access = Access(client_tls())
     found = asyncio.run(describe_storage_node(address, timeout_ms=round(timeout * 1_000), access=access))
-    rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
     belongs = "belongs to it" if found.cluster_key is not None else "was not added to it yet"
     title = f"storage node {found.node} of cluster {found.cluster}, which {belongs}; version {found.version}"
-    show(output, found, table(["volume", "bytes", "free"], rows, title))
+    show(output, found, _volumes(found, title))
+
+
+def _volumes(found: StorageNodeStatus, title: str) -> Table:
+    rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
+    return table(["volume", "bytes", "free"], rows, title)
+
+
+VolumeArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="A directory on the machine of the storage node, from / on.")
+]
+NodeOption = Annotated[int, typer.Option("--node", min=1, help="Number of the storage node.")]
+
+
+@volume_app.command("add")
+@ends_well
+def add_volume(
+    path: VolumeArgument,
+    node: NodeOption,
+    servers: ServersOption = None,
+    directory: DirOption = None,
+    timeout: TimeoutOption = 10.0,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Let a storage node that runs use one more directory. It remembers that, until --volumes names it at a start."""
+    found = with_admin(servers, directory, timeout, lambda admin: admin.add_volume(StorageNodeId(node), path))
+    show(output, found, _volumes(found, f"storage node {node} uses {path} from now on, also when it is started again"))
+
+
+@volume_app.command("remove")
+@ends_well
+def remove_volume(
+    path: VolumeArgument,
+    node: NodeOption,
+    servers: ServersOption = None,
+    directory: DirOption = None,
+    timeout: TimeoutOption = 10.0,
+    output: OutputOption = Output.TEXT,
+    debug: DebugOption = False,
+) -> None:
+    """Let a storage node that runs do without a volume. Refused while anything lies there."""
+    found = with_admin(servers, directory, timeout, lambda admin: admin.remove_volume(StorageNodeId(node), path))
+    title = f"storage node {node} does not use {path} any more; if --volumes names it at the next start, it does again"
+    show(output, found, _volumes(found, title))

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from cutwater.admin.telling import tell_stream
 from cutwater.cli.exits import ends_well
 from cutwater.cli.options import DebugOption, Output, OutputOption
 from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
-from cutwater.cli.tables import show, text, time_of
+from cutwater.cli.tables import show
 from cutwater.types import LogStreamId, StorageNodeId
 
 app = typer.Typer(help="Log streams: the shards of the log.", no_args_is_help=True)
@@ -30,18 +31,7 @@ def describe(
 ) -> None:
     """How a log stream is: why, since when, what is missing and what happens next."""
     found = with_admin(servers, directory, timeout, lambda admin: admin.stream(LogStreamId(stream)))
-    state = "open" if found.is_open else "sealed for good" if found.final else "sealed"
-    lines = [
-        f"log stream {found.stream} of topic {found.topic!r}: {state} in epoch {found.epoch}",
-        f"  records: {found.committed_end}, the last at GLSN {found.last_glsn}",
-        f"  complete copies on: {text(found.members)}",
-        f"  belongs on:         {text(found.replicas)}",
-        f"  missing:            {text(found.missing)}",
-        f"  since {time_of(found.since)} UTC: {found.reason or 'all is well'}",
-    ]
-    if found.next_step:
-        lines.append(f"  next: {found.next_step}")
-    show(output, found, "\n".join(lines))
+    show(output, found, "\n".join(tell_stream(found)))
 
 
 @app.command()

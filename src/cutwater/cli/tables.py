@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,8 +12,6 @@ from cutwater.cli.options import Output
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-NARROW = 80
 
 
 def show(output: Output, value: object, render: Table | str) -> None:
@@ -51,10 +48,3 @@ def text(cell: object) -> str:
     if isinstance(cell, (tuple, list)):
         return ", ".join(map(str, cell)) or "-"
     return str(cell)
-
-
-def time_of(microseconds: int) -> str:
-    """A cut time as people read it."""
-    if microseconds <= 0:
-        return "-"
-    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")

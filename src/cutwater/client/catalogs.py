@@ -59,12 +59,6 @@ class Catalogs:
         await self._wait(self._fetch(), deadline, is_last=True)
         return self.view
 
-    async def at_least(self, revision: Revision, deadline: Deadline) -> View:
-        while self.view.catalog.revision < revision:
-            deadline.check(f"the catalog is still older than revision {revision}")
-            await self.fresh(deadline)
-        return self.view
-
     async def known(self, deadline: Deadline) -> View:
         """Any catalog at all."""
         return self.view if self.view.catalog.revision else await self.fresh(deadline)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TypeVar
 
 from cutwater.client.access import ANYONE, Access, open_connection
@@ -23,6 +24,8 @@ CONNECT_MS_MAX = 2_000
 ATTEMPT_MS_MAX = 3_000
 RETRY_SECONDS_MIN = 0.02
 RETRY_SECONDS_MAX = 0.5
+REFUSED_SECONDS_MAX = 0.6
+REFUSED_AGAIN_SECONDS = 0.2
 SCHEME = "cutwater://"
 A_CLIENT = StorageNodeId(0)
 """Who complains, if it is not a storage node."""
@@ -38,6 +41,33 @@ def parse_servers(url: str) -> tuple[str, ...]:
     if not addresses:
         raise InvalidArgument(f"{url!r} names no server: write {SCHEME}HOST:PORT[,HOST:PORT…]")
     return addresses
+
+
+async def require_listener(addresses: tuple[str, ...]) -> None:
+    """Say so soon if nobody listens at any of these addresses: whoever only wants to look need not wait until the time
+    is up. A metadata node that is just being restarted gets a moment."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + REFUSED_SECONDS_MAX
+    while all(troubles := await asyncio.gather(*map(_trouble, addresses))):
+        if clock() >= deadline:
+            raise Unavailable(
+                f"nobody listens at {', '.join(addresses)} ({troubles[0]}): the cluster does not run, or it listens "
+                "elsewhere. `cutwater cluster restart --dir DIR` starts a local one again"
+            )
+        await asyncio.sleep(REFUSED_AGAIN_SECONDS)
+
+
+async def _trouble(address: str) -> str:
+    """Why the address certainly cannot be connected to; nothing if it can, or if that is not certain."""
+    try:
+        async with asyncio.timeout(REFUSED_SECONDS_MAX):
+            _, writer = await asyncio.open_connection(*parse_address(address))
+        writer.close()
+    except TimeoutError:
+        return ""
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return ""
 
 
 class Repository:

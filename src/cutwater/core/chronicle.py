@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cutwater.core import decisions as d
 from cutwater.core.requests import Event
+from cutwater.core.words import hold, listed, nodes_in_words
 from cutwater.types import CutTime, DecisionIndex
 
 EVENTS_MAX = 1_000
@@ -14,11 +15,13 @@ _TOO_MANY = d.Cut | d.CommitCursor | d.OpenProducer | d.DecideBatch | d.GroupPub
 """Decisions that come by the thousand: they would push out what operators look for."""
 
 
-def event_of(index: DecisionIndex, time: CutTime, decision: d.Decision) -> Event | None:
-    """The event that a decision is; None if it concerns no operator."""
+def event_of(index: DecisionIndex, decision: d.Decision, cut_time: CutTime) -> Event | None:
+    """The event that a decision is; None if it concerns no operator. Decisions of earlier versions do not say when they
+    were made: shortly after the last cut."""
     if isinstance(decision, _TOO_MANY):
         return None
     what, reason = _tell(decision)
+    time = (decision.time if isinstance(decision, d.CreateStream) else decision.at) or cut_time
     return Event(index, time, type(decision).__name__, what, reason)
 
 
@@ -26,12 +29,11 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
     match decision:
         case d.Seal():
             kind = "sealed for good" if decision.final else "sealed"
-            survivors = _nodes(decision.survivors)
             told = f"log stream {decision.stream} {kind} in epoch {decision.epoch} at LLSN {decision.sealed_at}"
-            return f"{told}; {survivors} hold everything", decision.reason
+            return f"{told}; {hold(decision.survivors)} every record", decision.reason
         case d.Unseal():
             told = f"log stream {decision.stream} opened in epoch {decision.epoch} after LLSN {decision.start}"
-            return f"{told} on {_nodes(decision.chain)}", decision.reason
+            return f"{told} on {nodes_in_words(decision.chain)}", decision.reason
         case d.Release():
             return f"log stream {decision.stream} may be opened again", "unsealed by an operator"
         case d.DropSurvivor():
@@ -42,7 +44,8 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
         case d.FoundCluster():
             return f"cluster {decision.cluster} founded", ""
         case d.AddNode():
-            return f"storage node {decision.node} added, at {decision.address or 'an unknown address'}", ""
+            where = f"at {decision.address or 'an unknown address'}, with {listed(decision.volumes or ['no volume'])}"
+            return f"storage node {decision.node} belongs to the cluster, {where}", ""
         case d.RemoveNode():
             return f"storage node {decision.node} removed", ""
         case d.CreateTopic():
@@ -55,9 +58,9 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"topic number {decision.topic} deleted", ""
         case d.CreateStream():
             told = f"log stream {decision.stream} of topic number {decision.topic} created"
-            return f"{told} on {_nodes(decision.replicas)}", decision.reason
+            return f"{told} on {nodes_in_words(decision.replicas)}", decision.reason
         case d.AssignReplicas():
-            return f"log stream {decision.stream} belongs on {_nodes(decision.replicas)}", decision.reason
+            return f"log stream {decision.stream} belongs on {nodes_in_words(decision.replicas)}", decision.reason
         case d.Trim():
             return f"topic number {decision.topic} trimmed before GLSN {decision.before}", ""
         case d.MoveProducer():
@@ -73,9 +76,3 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"what was staged for run {decision.run} and not decided on expired", decision.reason
         case d.Cut() | d.CommitCursor() | d.OpenProducer() | d.DecideBatch() | d.GroupPublished():
             return "", ""
-
-
-def _nodes(nodes: tuple[int, ...]) -> str:
-    if not nodes:
-        return "no storage node"
-    return f"storage node{'s' if len(nodes) > 1 else ''} " + ", ".join(map(str, nodes))

@@ -30,6 +30,12 @@ from cutwater.types import (
 )
 
 
+class Dated(Struct, frozen=True, kw_only=True):
+    """A decision that operators read of. ``at``: when it was made, by the leader's clock; never before the last cut."""
+
+    at: CutTime = CutTime(0)
+
+
 class Cut(Struct, frozen=True, tag=True):
     """So many more records of these log streams are committed. Without commits it is a tick, which takes one GLSN."""
 
@@ -44,7 +50,7 @@ class Cut(Struct, frozen=True, tag=True):
         return not self.commits
 
 
-class Seal(Struct, frozen=True, tag=True):
+class Seal(Dated, frozen=True, tag=True):
     """The epoch of the stream ends at this LLSN. ``survivors`` are the members that hold everything up to there."""
 
     stream: LogStreamId
@@ -58,7 +64,7 @@ class Seal(Struct, frozen=True, tag=True):
     """Sealed by an operator: not opened again before it is released."""
 
 
-class Unseal(Struct, frozen=True, tag=True):
+class Unseal(Dated, frozen=True, tag=True):
     """The stream is open under a new epoch, with these replicas in chain order."""
 
     stream: LogStreamId
@@ -68,13 +74,13 @@ class Unseal(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class Release(Struct, frozen=True, tag=True):
+class Release(Dated, frozen=True, tag=True):
     """An operator's seal is lifted: the stream may be opened again."""
 
     stream: LogStreamId
 
 
-class DropSurvivor(Struct, frozen=True, tag=True):
+class DropSurvivor(Dated, frozen=True, tag=True):
     """A replica of a sealed stream turned out not to hold what it should: it has to learn before it counts again."""
 
     stream: LogStreamId
@@ -82,21 +88,21 @@ class DropSurvivor(Struct, frozen=True, tag=True):
     reason: str
 
 
-class AddSurvivor(Struct, frozen=True, tag=True):
+class AddSurvivor(Dated, frozen=True, tag=True):
     """A replica of a sealed stream has learned everything up to the sealed position: it counts again."""
 
     stream: LogStreamId
     node: StorageNodeId
 
 
-class FoundCluster(Struct, frozen=True, tag=True):
+class FoundCluster(Dated, frozen=True, tag=True):
     """The first decision of all. The key is random and made once: a number is easily given to two clusters."""
 
     cluster: ClusterId
     key: str
 
 
-class AddNode(Struct, frozen=True, tag=True):
+class AddNode(Dated, frozen=True, tag=True):
     """The storage node belongs to the cluster and listens there; decided again when it moves or gets volumes."""
 
     node: StorageNodeId
@@ -105,11 +111,11 @@ class AddNode(Struct, frozen=True, tag=True):
     volumes: tuple[str, ...] = ()
 
 
-class RemoveNode(Struct, frozen=True, tag=True):
+class RemoveNode(Dated, frozen=True, tag=True):
     node: StorageNodeId
 
 
-class CreateTopic(Struct, frozen=True, tag=True):
+class CreateTopic(Dated, frozen=True, tag=True):
     """A name for log streams: as many as ``streams`` shall be open. ``schema`` is Arrow's, serialised, or empty."""
 
     topic: TopicId
@@ -121,7 +127,7 @@ class CreateTopic(Struct, frozen=True, tag=True):
     retention: Retention = Retention()
 
 
-class ChangeTopic(Struct, frozen=True, tag=True):
+class ChangeTopic(Dated, frozen=True, tag=True):
     """How many streams shall be open, how long records are kept, and a schema that follows the last one, if any."""
 
     topic: TopicId
@@ -130,7 +136,7 @@ class ChangeTopic(Struct, frozen=True, tag=True):
     schema: bytes = b""
 
 
-class DeleteTopic(Struct, frozen=True, tag=True):
+class DeleteTopic(Dated, frozen=True, tag=True):
     """The topic's name is free again. Its streams must be sealed for good before."""
 
     topic: TopicId
@@ -148,7 +154,7 @@ class CreateStream(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class AssignReplicas(Struct, frozen=True, tag=True):
+class AssignReplicas(Dated, frozen=True, tag=True):
     """Which nodes shall hold the stream from now on."""
 
     stream: LogStreamId
@@ -156,7 +162,7 @@ class AssignReplicas(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class Trim(Struct, frozen=True, tag=True):
+class Trim(Dated, frozen=True, tag=True):
     topic: TopicId
     before: GLSN
 
@@ -170,7 +176,7 @@ class OpenProducer(Struct, frozen=True, tag=True):
     session: int
 
 
-class MoveProducer(Struct, frozen=True, tag=True):
+class MoveProducer(Dated, frozen=True, tag=True):
     """The producer goes on in another stream, with its next epoch. The first stream is sealed and the producer's last
     sequence there is known."""
 
@@ -187,11 +193,11 @@ class CommitCursor(Struct, frozen=True, tag=True):
     glsn: GLSN
 
 
-class DropCursor(Struct, frozen=True, tag=True):
+class DropCursor(Dated, frozen=True, tag=True):
     cursor: str
 
 
-class OpenRun(Struct, frozen=True, tag=True):
+class OpenRun(Dated, frozen=True, tag=True):
     """A new run. One of the same name, if it has one, is over. ``once``: it publishes a single batch."""
 
     run: RunId
@@ -230,7 +236,7 @@ class GroupPublished(Struct, frozen=True, tag=True):
     count: int
 
 
-class MoveGroup(Struct, frozen=True, tag=True):
+class MoveGroup(Dated, frozen=True, tag=True):
     """A decided group goes to another stream: the one it was meant for is sealed and does not have it."""
 
     run: RunId
@@ -240,7 +246,7 @@ class MoveGroup(Struct, frozen=True, tag=True):
     reason: str = ""
 
 
-class ExpireStaged(Struct, frozen=True, tag=True):
+class ExpireStaged(Dated, frozen=True, tag=True):
     """The run's next generation begins: nothing that was staged before can be decided on any more."""
 
     run: RunId

@@ -42,12 +42,14 @@ def _node(
     state: OrderState, node: StorageNodeId, book: ReportBook, liveness: Liveness, now: Instant
 ) -> NodeDescription:
     known, report = state.nodes[node], book.newest(node)
+    is_alive = report is not None and liveness.is_alive(node, now)
     return NodeDescription(
         node,
         known.address,
         known.volumes,
-        report is not None and liveness.is_alive(node, now),
-        None if report is None else report.node_state,
+        is_alive,
+        # What a dead node said of itself last is of no use to anybody.
+        report.node_state if report is not None and is_alive else None,
         None if report is None else liveness.silence(node, now),
         len(state.streams_on(node)),
     )
@@ -56,7 +58,13 @@ def _node(
 def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
     state = leader.state
     missing = tuple(node for node in stream.replicas if node not in stream.members)
-    is_well = stream.is_open and not missing
+    wanted = state.topics[stream.topic].replication
+    is_well = stream.is_open and len(stream.members) >= wanted and not missing
+    next_step = "" if is_well else leader.explanations.get(stream.stream, "")
+    if not stream.final and len(stream.replicas) < wanted:
+        more = wanted - len(stream.replicas)
+        copies = "one more copy is" if more == 1 else f"{more} more copies are"
+        next_step = f"{copies} made as soon as other storage nodes can be used"
     return StreamDescription(
         stream.stream,
         state.topics[stream.topic].name,
@@ -72,5 +80,6 @@ def _stream(leader: Leader, stream: LogStream) -> StreamDescription:
         len(state.histories[stream.stream]),
         "" if is_well else stream.reason,
         stream.since,
-        "" if is_well else leader.explanations.get(stream.stream, ""),
+        next_step,
+        wanted,
     )

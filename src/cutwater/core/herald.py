@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec import Struct
+
 from cutwater.core import decisions as d
+from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -24,18 +27,39 @@ from cutwater.core.messages import (
 from cutwater.core.order_events import Send
 from cutwater.core.order_state import LogStream, OrderState
 from cutwater.core.reports import ReportBook
-from cutwater.types import GLSN, LeaderEpoch, LogStreamId, ReplicaState, Report, StorageNodeId, UncommitReport
+from cutwater.core.roster import Roster
+from cutwater.types import (
+    GLSN,
+    Incarnation,
+    LeaderEpoch,
+    LogStreamId,
+    ReplicaState,
+    Report,
+    Revision,
+    StorageNodeId,
+    UncommitReport,
+)
+
+
+class _Occasion(Struct, frozen=True):
+    """What an answer depends on, besides what single replicas say."""
+
+    revision: Revision
+    incarnation: Incarnation
+    reported: frozenset[LogStreamId]
+    invalid: tuple[LogStreamId, ...]
 
 
 class Herald:
     """Speaks for one leader."""
 
-    def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook) -> None:
+    def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook, roster: Roster) -> None:
         self.leader_epoch = leader_epoch
-        self._state = state
-        self._book = book
-        self._members_revision = -1
-        self._member_of: dict[StorageNodeId, list[LogStreamId]] = {}
+        self._state, self._book, self._roster = state, book, roster
+        self._answered: dict[StorageNodeId, _Occasion] = {}
+        """The last time when all that a node reports was looked at, and no stream was missing or too many."""
+        self._restless: dict[StorageNodeId, set[LogStreamId]] = {}
+        """Streams of which a node was told something after the last report: it may have got lost."""
 
     # Stored decisions.
 
@@ -64,25 +88,18 @@ class Herald:
                         yield Send(node, TrimReplica(stream.stream, decision.before))
 
     def _announce_cut(self, cut: d.Cut) -> Iterator[Send]:
+        commits: dict[StorageNodeId, list[StreamCommit]] = {}
+        for commit in cut.commits:
+            stream = self._state.streams.get(commit.stream)
+            for node in stream.members if stream is not None else ():
+                commits.setdefault(node, []).append(commit)
         committed = {commit.stream for commit in cut.commits}
-        known = self._state.streams
-        members = {commit.stream: known[commit.stream].members for commit in cut.commits if commit.stream in known}
-        for node, member_of in self._memberships().items():
-            commits = tuple(commit for commit in cut.commits if node in members.get(commit.stream, ()))
-            quiet = tuple(lsid for lsid in member_of if lsid not in committed)
-            if commits or quiet:
-                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, commits, quiet)
+        for node, member_of in self._roster.member_of.items():
+            own = commits.get(node, ())
+            quiet = tuple([lsid for lsid in member_of if lsid not in committed]) if own else member_of
+            if own or quiet:
+                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, tuple(own), quiet)
                 yield Send(node, message)
-
-    def _memberships(self) -> dict[StorageNodeId, list[LogStreamId]]:
-        """Of which open streams each node is a member; worked out anew when the catalog has changed."""
-        if self._members_revision != self._state.revision:
-            self._members_revision = self._state.revision
-            self._member_of = {node: [] for node in sorted(self._state.nodes)}
-            for stream in self._state.streams.values():
-                for node in stream.members if stream.is_open else ():
-                    self._member_of[node].append(stream.stream)
-        return self._member_of
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
         """The head hears of it last, when all others run; alone it is the last as well."""
@@ -97,32 +114,61 @@ class Herald:
 
     # Reports.
 
-    def answer(self, report: Report, settled: GLSN) -> Iterator[Send]:
+    def answer(self, report: Report, changed: set[LogStreamId], settled: GLSN) -> list[Send]:
         """What the replicas of the node lack. Cuts up to ``settled`` are so old that whoever has not heard of them has
-        lost a message."""
+        lost a message. As long as the catalog is the same, only what has ``changed`` since the last time can call for
+        another answer, and what was answered has to be said again."""
         node = report.storage_node_id
         behind = report.applied_high_watermark < settled
-        for ur in report.uncommit_reports:
-            stream = self._state.streams.get(ur.log_stream_id)
-            if stream is None or ur.state is ReplicaState.LEARNING:
-                continue
-            if node in stream.replicas:
-                yield from self._answer(stream, node, ur, behind)
-            elif ur.epoch < stream.epoch:
-                # It was replaced: whoever still waits there has to hear that the stream went on.
-                yield Send(node, self._exclude(stream))
+        occasion = _Occasion(self._state.revision, report.incarnation, self._book.reported(node), report.invalid)
+        is_new = behind or self._answered.get(node) != occasion
+        told: list[Send] = []
+        restless = self._restless.pop(node, set())
+        for ur in report.uncommit_reports if is_new else self._some(node, changed | restless):
+            for send in self._answer_replica(node, ur, behind):
+                told.append(send)
+                for concerned in (node, send.node):
+                    self._restless.setdefault(concerned, set()).add(ur.log_stream_id)
+        if is_new:
+            others = list(self._answer_node(report))
+            told += others
+            self._answered.pop(node, None)
+            if not others:
+                self._answered[node] = occasion
+        return told
+
+    def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
+        """What the node said last of streams of which it was told something."""
+        return self._some(node, self._restless.get(node, set()))
+
+    def _some(self, node: StorageNodeId, streams: set[LogStreamId]) -> list[UncommitReport]:
+        found = (self._book.of(stream, node) for stream in sorted(streams))
+        return [ur for ur in found if ur is not None]
+
+    def _answer_replica(self, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Iterator[Send]:
+        stream = self._state.streams.get(ur.log_stream_id)
+        if stream is None or ur.state is ReplicaState.LEARNING:
+            return
+        if node in stream.replicas:
+            yield from self._answer(stream, node, ur, behind)
+        elif ur.epoch < stream.epoch:
+            # It was replaced: whoever still waits there has to hear that the stream went on.
+            yield Send(node, self._exclude(stream))
+
+    def _answer_node(self, report: Report) -> Iterator[Send]:
+        """What concerns replicas that cannot be trusted, that should not be there, or that should."""
+        node = report.storage_node_id
         for lsid in report.invalid:
             stream = self._state.streams.get(lsid)
             if stream is not None and node in stream.replicas:
                 yield from self._trim(stream, node, GLSN(1))
-        known = {ur.log_stream_id for ur in report.uncommit_reports}
-        known.update(report.invalid)
+        known = self._book.reported(node).union(report.invalid)
         for lsid in sorted(known):
             if self._state.was_deleted(lsid):
                 yield Send(node, DropReplica(lsid))
-        for stream in self._state.streams_on(node):
-            if stream.stream not in known:
-                yield self._create(stream, report)
+        for lsid in self._roster.replica_of.get(node, ()):
+            if lsid not in known:
+                yield self._create(self._state.streams[lsid], report)
 
     def _answer(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Iterator[Send]:
         if not stream.is_open:

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from msgspec import structs
+
 from cutwater.core import decisions as d
 from cutwater.core.cut import Candidate, make_cut, next_cut_time
 from cutwater.core.description import describe
@@ -49,7 +51,9 @@ from cutwater.core.publishing import Publisher
 from cutwater.core.repair import is_ready
 from cutwater.core.reports import ReportBook
 from cutwater.core.requests import QUESTIONS, Answer, LearnRequest, PublishRequest
+from cutwater.core.roster import Roster
 from cutwater.core.staffing import Load, loads, reassign, replacements, survivors
+from cutwater.core.watch import Kind, Trouble, Watch
 from cutwater.errors import (
     CutwaterError,
     ImpossibleReport,
@@ -63,6 +67,7 @@ from cutwater.errors import (
 from cutwater.types import (
     GLSN,
     LLSN,
+    CutTime,
     Epoch,
     Instant,
     LeaderEpoch,
@@ -91,7 +96,8 @@ class OrderLayer:
         self.over = False
         self.explanations: dict[LogStreamId, str] = {}
         self._book = ReportBook()
-        self._herald = Herald(leader_epoch, state, self._book)
+        self._roster = Roster(state)
+        self._herald = Herald(leader_epoch, state, self._book, self._roster)
         self.publisher = Publisher(state, self._book, options)
         self._liveness = Liveness(
             state.nodes,
@@ -99,6 +105,8 @@ class OrderLayer:
             dead_after_us=options.node_dead_after_us,
             links=Backoff(options.retry_us_min, options.retry_us_max),
         )
+        self._watch = Watch(state, self._book, self._liveness, self._roster)
+        self._with_history = {lsid for lsid, history in state.histories.items() if history}
         self._outlook = Outlook(state, self._book, self._liveness, options, now)
         self._requests: deque[Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
@@ -109,7 +117,8 @@ class OrderLayer:
         """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
         self._urgent: Effects = []
         self._moved: set[LogStreamId] = set()
-        self._spoke: set[StorageNodeId] = set()
+        self._spoke: dict[StorageNodeId, set[LogStreamId]] = {}
+        """Who reported since the last turn, and what was new in it."""
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
@@ -173,16 +182,20 @@ class OrderLayer:
             self._introduce(report)
             return
         known = self._book.newest(node)
-        if not self._book.admit(report):
+        changed = self._book.admit(report)
+        if changed is None:
             return
         self._liveness.hear(node, now)
-        self._spoke.add(node)
+        news = {ur.log_stream_id for ur in changed}
+        self._spoke.setdefault(node, set()).update(news)
+        self._watch.note(news)
         if known is not None and known.incarnation != report.incarnation:
             for stream in self.state.streams_on(node):
                 self._liveness.pardon(stream.stream, node)
         if report.applied_high_watermark > self.state.high_watermark:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
-        for ur in report.uncommit_reports:
+        # What else a replica said has been examined before, and what followed from it is decided.
+        for ur in (*changed, *self._herald.unsettled(node)):
             self._examine(node, ur)
         for lsid in report.invalid:
             if lsid in self.state.streams:
@@ -234,7 +247,7 @@ class OrderLayer:
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
             # It restarted, or something failed there.
-            self._want_seal(stream, f"the replica on storage node {node} is sealing")
+            self._want_seal(stream, f"the replica on storage node {node} was restarted, or a write failed there")
         elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
         if ur.epoch == stream.epoch:
@@ -242,11 +255,11 @@ class OrderLayer:
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
         """Forget the ranges that no replica will ask for."""
-        if not self.state.histories[stream.stream]:
-            return
         end = self._forgettable_end(stream, self._outlook.is_patient(stream, now))
         if end is not None:
             self.state.trim_history(stream.stream, end)
+        if not self.state.histories[stream.stream]:
+            self._with_history.discard(stream.stream)
 
     def _forgettable_end(self, stream: LogStream, patient: bool) -> LLSN | None:
         """A range is kept until every replica of an open stream, and at least one of a sealed one, has it on disk. The
@@ -288,16 +301,14 @@ class OrderLayer:
         self._wakes += 1
         if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
             self._short_topics = list(self.state.topics.values())
+            self._attention.update(self._roster.patient)
         self._settled_high_watermark = self._high_watermark_at_wake
         self._high_watermark_at_wake = self.state.high_watermark
-        for stream in self.state.streams.values():
-            self._trim_history(stream, now)
-            if stream.is_open:
-                self._watch_members(stream, now)
-            if stream.final and self._wakes % FINISHED_STREAMS_EVERY_WAKES:
-                continue
-            if not stream.is_open or stream.members != stream.replicas:
-                self._attention.add(stream.stream)
+        for lsid in sorted(self._with_history):
+            self._trim_history(self.state.streams[lsid], now)
+        for trouble in self._watch.troubles(now):
+            self._meet(trouble, now)
+        self._attention.update(self._roster.unwell)
 
     def _leave_out(self, node: StorageNodeId, why: str, now: Instant) -> None:
         """For a while: it may report all the same. When it is started anew, it is welcome at once."""
@@ -306,18 +317,17 @@ class OrderLayer:
             if stream.is_open and node in stream.members:
                 self._want_seal(stream, why)
 
-    def _watch_members(self, stream: LogStream, now: Instant) -> None:
-        for node in stream.members:
-            if not self._liveness.is_alive(node, now):
+    def _meet(self, trouble: Trouble, now: Instant) -> None:
+        stream, node = self.state.streams[trouble.stream], trouble.node
+        match trouble.kind:
+            case Kind.SILENT:
                 self._want_seal(stream, f"storage node {node} is silent")
-                continue
-            report = self._book.newest(node)
-            if self._book.leaves_out(node, stream.stream):
+            case Kind.LEFT_OUT:
                 self._distrust(stream, node, "the node reports without it")
-            elif self._outlook.is_stuck(stream, node, now):
+            case Kind.STUCK:
                 self._liveness.avoid(stream.stream, node, now)
                 self._want_seal(stream, f"the replica on storage node {node} makes no progress")
-            elif report is not None and not self._book.is_writable(node) and self._outlook.can_spare(stream, node, now):
+            case Kind.FULL if self._outlook.can_spare(stream, node, now):
                 self._want_seal(stream, f"storage node {node} has no room left")
 
     # Turns.
@@ -334,10 +344,10 @@ class OrderLayer:
             self._answer_questions(self.halted, now)
         else:
             effects += self.publisher.messages(now, self._outlook)
-            for node in sorted(self._spoke):
+            for node, changed in sorted(self._spoke.items()):
                 report = self._book.newest(node)
                 if report is not None:
-                    effects += self._herald.answer(report, self._settled_high_watermark)
+                    effects += self._herald.answer(report, changed, self._settled_high_watermark)
             self._spoke.clear()
             decided = tuple(self._decide(now))
         if decided or self._confirm or any(isinstance(held, Reply) for held in self._held):
@@ -377,10 +387,17 @@ class OrderLayer:
         return decided
 
     def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
+        if isinstance(decision, d.Dated):
+            decision = structs.replace(decision, at=max(self.state.cut_time, CutTime(now.wall)))
         self.state.apply(decision)
         decided.append(decision)
         if isinstance(decision, (d.Seal, d.Unseal)):
             self._book.void(decision.stream)
+            self._watch.note((decision.stream,))
+        if isinstance(decision, d.Cut):
+            committed = [commit.stream for commit in decision.commits]
+            self._watch.note(committed)
+            self._with_history.update(committed)
         if isinstance(decision, (d.Seal, d.CreateStream)):
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
@@ -393,6 +410,7 @@ class OrderLayer:
         known = self.state.streams
         self._moved &= known.keys()
         self._attention &= known.keys()
+        self._with_history &= known.keys()
         self._seals = {lsid: reason for lsid, reason in self._seals.items() if lsid in known}
         self._distrusted = {lsid: nodes for lsid, nodes in self._distrusted.items() if lsid in known}
         self._outlook.forget_streams()

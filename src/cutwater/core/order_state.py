@@ -90,7 +90,7 @@ class LogStream(Struct):
     last_glsn: GLSN = GLSN(0)
     reason: str = "new"
     since: CutTime = CutTime(0)
-    """Since when it is as it is: the time of the last cut before it was sealed or opened."""
+    """Since when it is as it is: when it was sealed or opened."""
     departed: tuple[Departure, ...] = ()
     """Producers that were moved away, and under which epoch they went on: each may have a forgotten older self that
     still sends here. Nobody needs to know once the stream is finished."""
@@ -282,7 +282,7 @@ class OrderState:
         if isinstance(decision, d.CATALOG_DECISIONS):
             self.revision = Revision(self.revision + 1)
         self._journal.note(self.index, decision)
-        event = event_of(self.index, self.cut_time, decision)
+        event = event_of(self.index, decision, self.cut_time)
         if event is not None:
             self.events.append(event)
 
@@ -324,7 +324,7 @@ class OrderState:
         stream.is_open, stream.final, stream.held = False, seal.final, seal.held
         if seal.final:
             stream.final_at = self.high_watermark
-        stream.members, stream.reason, stream.since = seal.survivors, seal.reason, self.cut_time
+        stream.members, stream.reason, stream.since = seal.survivors, seal.reason, seal.at or self.cut_time
         if seal.final:
             stream.departed = ()
 
@@ -337,7 +337,7 @@ class OrderState:
             bool(unseal.chain) and set(unseal.chain) <= set(stream.replicas), unseal, "a member is not a replica"
         )
         stream.is_open, stream.epoch, stream.start = True, unseal.epoch, unseal.start
-        stream.members, stream.reason, stream.since = unseal.chain, unseal.reason, self.cut_time
+        stream.members, stream.reason, stream.since = unseal.chain, unseal.reason, unseal.at or self.cut_time
 
     def _drop_survivor(self, drop: d.DropSurvivor) -> None:
         stream = self.streams[drop.stream]

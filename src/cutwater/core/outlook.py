@@ -11,7 +11,7 @@ from cutwater.core.order_state import LogStream, OrderState
 from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
 from cutwater.core.reports import ReportBook
 from cutwater.core.staffing import Staff
-from cutwater.types import LLSN, SECOND, Instant, LogStreamId, StorageNodeId
+from cutwater.types import SECOND, Instant, LogStreamId, StorageNodeId
 
 
 class Outlook:
@@ -63,16 +63,6 @@ class Outlook:
         others = sum(1 for other in stream.members if other != node and self.is_usable(other, now))
         return others >= max(1, self._options.min_replication)
 
-    def is_stuck(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
-        ur = self._book.of(stream.stream, node)
-        others = [self._book.of(stream.stream, other) for other in stream.members]
-        end = max((other.durable_end for other in others if other is not None), default=LLSN(0))
-        is_behind = ur is None or ur.durable_end < end or ur.committed_end < stream.committed_end
-        # Inside a large group the durable end stands still, but the disk does not.
-        reached = max(ur.durable_end, ur.progress) if ur is not None else LLSN(0)
-        place = (stream.epoch, reached, ur.committed_end if ur is not None else LLSN(0))
-        return self._liveness.is_stuck(stream.stream, node, place, now, is_behind=is_behind)
-
     # For those who plan.
 
     def staff(self, now: Instant) -> Staff:
@@ -91,6 +81,7 @@ class Outlook:
             fallback=lambda node: self.is_usable(node, now),
             invalid=lambda node: self.is_invalid(node, lsid),
             is_unheard=lambda node: self._liveness.is_alive(node, now) and self._book.newest(node) is None,
+            replace_after_us=self._options.replace_node_after_us,
             turn=now.monotonic // (2 * SECOND),
         )
         history = self._state.histories[lsid]

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from cutwater.core.history import CommitHistory
 from cutwater.core.order_state import LogStream
+from cutwater.core.words import hold, nodes_in_words, seconds
 from cutwater.types import ReplicaState, StorageNodeId, UncommitReport
 
 ADMIT_LAG_RECORDS = 1_000
@@ -20,7 +21,8 @@ ADMIT_LAG_RECORDS = 1_000
 
 class Plan(Struct, frozen=True):
     """``chain``: open the sealed stream on these. ``learners``: let these copy from that source. ``admit``: seal the
-    open stream shortly so that these learners can join. ``why``: what it waits for, or why it acts."""
+    open stream shortly so that these learners can join. ``why``: what it waits for, or why it acts, in words for
+    operators, who read it as what happens next, and as the reason of the decision if there is one."""
 
     why: str
     chain: tuple[StorageNodeId, ...] = ()
@@ -39,6 +41,8 @@ class View(Struct, frozen=True):
     invalid: Callable[[StorageNodeId], bool]
     is_unheard: Callable[[StorageNodeId], bool]
     """Alive as far as anyone can tell, but this leader has not heard of it yet."""
+    replace_after_us: int
+    """How long a dead node keeps its place, if another can take it."""
     turn: int
     """Counts attempts, so that a learner whose source does not answer is sent to another one."""
 
@@ -68,13 +72,20 @@ def plan_sealed(stream: LogStream, history: CommitHistory, view: View, *, min_re
         ready = tuple(node for node in sources if view.fallback(node))
     coming = [node for node in stream.replicas if node not in ready and (view.usable(node) or view.is_unheard(node))]
     learners = _learners(stream, history, view, coming, sources)
-    if stream.final or stream.held:
-        return Plan("sealed for good" if stream.final else "sealed by an operator", learners=learners)
+    others = _told(stream, history, view, [node for node in stream.replicas if node not in ready])
+    if stream.final:
+        return Plan("it takes no more appends; its records stay readable" + others, learners=learners)
+    if stream.held:
+        return Plan(f"`cutwater stream unseal {stream.stream}` lets it take appends again{others}", learners=learners)
     if len(ready) < max(1, min_replication):
-        return Plan(f"only {ready} of {stream.replicas} hold everything and can be used", learners=learners)
+        return Plan(
+            f"it opens when {max(1, min_replication)} of its replicas hold every record and can be used, now "
+            f"{len(ready)} do{others}",
+            learners=learners,
+        )
     if coming and patient:
-        return Plan(f"{coming} of {stream.replicas} are on their way", learners=learners)
-    return Plan(f"open on {ready} of {stream.replicas}", chain=ready, learners=learners)
+        return Plan(f"it waits a moment for {nodes_in_words(coming)}{others}", learners=learners)
+    return Plan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
 
 
 def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: bool) -> Plan:
@@ -92,9 +103,38 @@ def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: b
     far = [node for node in absent if node not in close]
     learners = _learners(stream, history, view, far, sources)
     if close and admit:
-        return Plan(f"let {close} join again", learners=learners, admit=tuple(close))
-    dead = [node for node in missing if not view.alive(node)]
-    return Plan(f"{missing} are not members: {dead} are dead, {absent} learn", learners=learners)
+        return Plan(
+            f"it is sealed for a moment to let {nodes_in_words(close)} in", learners=learners, admit=tuple(close)
+        )
+    return Plan("it takes appends meanwhile" + _told(stream, history, view, missing), learners=learners)
+
+
+def _told(stream: LogStream, history: CommitHistory, view: View, nodes: list[StorageNodeId]) -> str:
+    """What keeps each of these replicas from being a member, and what comes of it; to be put behind something."""
+    return "".join(f"; storage node {node} {_tell(stream, history, view, node)}" for node in sorted(nodes))
+
+
+def _tell(stream: LogStream, history: CommitHistory, view: View, node: StorageNodeId) -> str:
+    report = view.report(node)
+    if not view.alive(node):
+        return (
+            "is dead: it joins again when it is back, and another one takes its place after "
+            f"{seconds(view.replace_after_us)} of silence, if there is one"
+        )
+    if view.is_unheard(node):
+        return "has yet to report to this leader"
+    if view.invalid(node):
+        return "has damaged data there and copies a peer's"
+    if report is None:
+        return "has yet to say what it has"
+    if not view.fallback(node):
+        return "has no room left: it joins again when there is room on its volumes"
+    if not view.usable(node):
+        return "could not be reached by another node or a client: it is tried again soon"
+    lag = stream.committed_end - report.committed_end
+    if report.state is ReplicaState.LEARNING or must_learn(stream, history, report):
+        return f"copies what it lacks from a peer ({lag} records so far), and joins then"
+    return f"is {lag} records behind and joins soon" if lag else "joins soon"
 
 
 def _learners(

@@ -20,66 +20,20 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
+from cutwater.core import messages as m
+from cutwater.core import replica_events as e
 from cutwater.core.dedup import Deduplicator
-from cutwater.core.group_append import GroupAppender
 from cutwater.core.groups import GroupBounds
+from cutwater.core.head import Head
 from cutwater.core.journal import Journal
 from cutwater.core.learner import Learner
-from cutwater.core.messages import (
-    CatchUp,
-    DropReplica,
-    ExcludeReplica,
-    LearnFrom,
-    PublishGroup,
-    Replicate,
-    SealReplica,
-    SyncBegin,
-    SyncEnd,
-    SyncEntries,
-    SyncFailed,
-    TrimReplica,
-    UnsealReplica,
-)
 from cutwater.core.pending import PendingEntries
 from cutwater.core.producer_session import Fate
 from cutwater.core.recovery import HardState, Invalid, Valid
-from cutwater.core.replica_events import (
-    Acked,
-    Append,
-    Commit,
-    CommitDurable,
-    Complain,
-    DropBefore,
-    Dropped,
-    EntriesDurable,
-    Failed,
-    Forward,
-    GroupEntry,
-    GroupFailed,
-    RefuseEntry,
-    Remove,
-    Reopen,
-    ReplicaEffect,
-    ReplicaEvent,
-    ReplicateFailed,
-    ReportNow,
-    Restart,
-    SaveDedup,
-    SaveHardState,
-    StorageFailed,
-    Tidy,
-    Truncate,
-    Unsettled,
-    Waiter,
-    WriteCommit,
-    WriteEntry,
-)
 from cutwater.core.replica_states import Step, next_state
 from cutwater.core.sync import Extent
 from cutwater.errors import (
-    ConditionFailed,
     ContradictoryCommand,
-    InvalidArgument,
     InvalidTransition,
     LeaderFenced,
     NotSealed,
@@ -105,7 +59,7 @@ from cutwater.types import (
     UncommitReport,
 )
 
-Effects = list[ReplicaEffect]
+Effects = list[e.ReplicaEffect]
 _Ends = tuple[LLSN | None, LLSN | None]
 """Where the durable entries and the durable commits end."""
 
@@ -150,9 +104,9 @@ class Replica:
         self._progress = LLSN(0)
         """How far the disk has come, if that is inside a group."""
         self._bounds = GroupBounds()
-        self._groups = GroupAppender(self)
-        self._pending = PendingEntries(stream)
-        self._untold: list[Waiter] = []
+        self._head = Head(self)
+        self.pending = PendingEntries(stream)
+        self._untold: list[e.Waiter] = []
         """Whose outcome stands behind a barrier in the effects last returned: should that fail, they are not told."""
         self._ends_before: _Ends | None = None
         """What was durable before the effects last returned remove something: should they fail, nothing else is."""
@@ -196,149 +150,117 @@ class Replica:
         last_sequence, batches = self.dedup.fate(producer)
         return Fate(self.stream, stream_epoch, last_sequence, batches)
 
-    def handle(self, event: ReplicaEvent) -> Effects:
+    def handle(self, event: e.ReplicaEvent) -> Effects:
         """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
         which the replica has to be opened anew from disk."""
-        if not isinstance(event, StorageFailed):
+        if not isinstance(event, e.StorageFailed):
             self._untold.clear()
             self._ends_before = None
         effects = self._handle(event)
-        if self._groups.is_open and self.state is not ReplicaState.RUNNING:
+        if self._head.is_busy and self.state is not ReplicaState.RUNNING:
             # Nothing was written of what waited behind the group, so that needs no barrier to be told.
-            waiters = self._groups.give_up()
+            waiters = self._head.give_up()
             effects = [*(_settle(waiter, self.stream, definite=True) for waiter in waiters), *effects]
         return effects
 
-    def _handle(self, event: ReplicaEvent) -> Effects:
+    def _handle(self, event: e.ReplicaEvent) -> Effects:
         match event:
-            case Append():
-                return self._append(event)
-            case PublishGroup():
-                return self._groups.publish(event)
-            case GroupEntry():
-                return self._groups.take(event)
-            case GroupFailed():
-                return self._groups.fail(event)
-            case Replicate():
+            case e.Append():
+                return self._head.append(event)
+            case m.PublishGroup():
+                return self._head.publish(event)
+            case e.GroupEntry():
+                return self._head.take(event)
+            case e.GroupFailed():
+                return self._head.fail(event)
+            case m.Replicate():
                 return self._replicate(event.entry)
-            case EntriesDurable():
+            case e.EntriesDurable():
                 return self._entries_durable(event)
-            case Commit():
+            case e.Commit():
                 return self._commit(event)
-            case CommitDurable():
+            case e.CommitDurable():
                 return self._commit_durable(event)
-            case CatchUp():
+            case m.CatchUp():
                 return self._catch_up(event)
-            case SealReplica():
+            case m.SealReplica():
                 return self._seal(event)
-            case UnsealReplica():
+            case m.UnsealReplica():
                 return self._unseal(event)
-            case ExcludeReplica():
+            case m.ExcludeReplica():
                 return self._exclude(event)
-            case LearnFrom():
+            case m.LearnFrom():
                 return self._learn(event)
-            case SyncBegin() | SyncEntries() | SyncEnd() | SyncFailed():
+            case m.SyncBegin() | m.SyncEntries() | m.SyncEnd() | m.SyncFailed():
                 return self._sync(event)
-            case TrimReplica():
+            case m.TrimReplica():
                 return self._trim(event)
-            case Dropped():
+            case e.Dropped():
                 self.first_llsn = max(self.first_llsn, event.first_llsn)
                 return []
-            case DropReplica():
+            case m.DropReplica():
                 # A cut may have committed what somebody waits for, and nobody will tell any more.
                 return [
-                    *(Unsettled(waiter) for waiter in (*self._pending.waiters(), *self._groups.give_up())),
-                    Remove(),
+                    *(e.Unsettled(waiter) for waiter in (*self.pending.waiters(), *self._head.give_up())),
+                    e.Remove(),
                 ]
-            case Tidy():
+            case e.Tidy():
                 return self._drop_trimmed()
-            case ReplicateFailed():
+            case e.ReplicateFailed():
                 return self._replicate_failed(event)
-            case StorageFailed():
+            case e.StorageFailed():
                 return self._storage_failed(event)
 
     # Sequencing.
 
-    def _append(self, event: Append) -> Effects:
-        batch = event.batch
-        if batch.count < 1:
-            raise InvalidArgument("an append needs at least one record")
-        if batch.more or batch.group is not None:
-            raise InvalidArgument("a group is not appended but published: stage its rows")
-        self.require_head(event.epoch)
-        if self._groups.is_open:
-            return self._groups.wait(event)
-        if batch.producer is not None:
-            known = self.dedup.find(batch.producer, batch.kind, batch.checksum)
-            if known is not None:
-                return self._append_again(event.waiter, known.first_llsn, known.glsn, known.count, known.sequence)
-        if event.if_llsn is not None and event.if_llsn != self.written_end + 1:
-            raise ConditionFailed(self.stream, event.if_llsn, LLSN(self.written_end + 1))
-        self._pending.require_room()
-        return self.take_next(batch, (event.waiter,))
-
-    def require_head(self, epoch: Epoch) -> None:
-        """Raise unless this replica gives out LLSNs in this epoch."""
-        if self.state is not ReplicaState.RUNNING:
-            raise StreamSealed(f"log stream {self.stream} takes no appends now ({self.state.name}): use another one")
-        self._check_epoch(epoch)
-        if not self.is_head:
-            raise Refused(f"storage node {self.node} is not the head of log stream {self.stream}: append to the head")
-
-    def take_next(self, batch: Batch, waiters: Iterable[Waiter] = ()) -> Effects:
+    def take_next(self, batch: Batch, waiters: Iterable[e.Waiter] = ()) -> Effects:
         return self._take(Entry(LLSN(self.written_end + 1), self.hard_state.epoch, batch), waiters)
-
-    def handle_waiting(self, event: Append | PublishGroup) -> Effects:
-        """What had to wait behind a group."""
-        return self._append(event) if isinstance(event, Append) else self._groups.publish(event)
 
     def stop(self, why: str) -> None:
         """The replica cannot go on: its stream has to be sealed."""
         self._step(Step.FAULT, why)
 
     def _append_again(
-        self, waiter: Waiter, first_llsn: LLSN, glsn: GLSN | None, count: int, last_sequence: Sequence
+        self, waiter: e.Waiter, first_llsn: LLSN, glsn: GLSN | None, count: int, last_sequence: Sequence
     ) -> Effects:
         """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
         if glsn is not None:
-            return [Acked(waiter, Ack(glsn, first_llsn, self.stream, count), last_sequence)]
-        self._pending.wait(first_llsn, waiter)
+            return [e.Acked(waiter, Ack(glsn, first_llsn, self.stream, count), last_sequence)]
+        self.pending.wait(first_llsn, waiter)
         return []
 
-    def _take(self, entry: Entry, waiters: Iterable[Waiter]) -> Effects:
+    def _take(self, entry: Entry, waiters: Iterable[e.Waiter]) -> Effects:
         """Give an entry its place, write it, and pass it on. Waiters are registered before anything is written."""
         assert entry.first_llsn == self.written_end + 1
         self._register(entry, waiters)
         self.written_end = entry.last_llsn
-        effects: Effects = [WriteEntry(entry, self.generation)]
+        effects: Effects = [e.WriteEntry(entry, self.generation)]
         chain = self.hard_state.chain
         place = chain.index(self.node)
         if place + 1 < len(chain):
-            effects.append(Forward(chain[place + 1], Replicate(self.stream, entry)))
+            effects.append(e.Forward(chain[place + 1], m.Replicate(self.stream, entry)))
         return effects
 
-    def _register(self, entry: Entry, waiters: Iterable[Waiter] = ()) -> None:
+    def _register(self, entry: Entry, waiters: Iterable[e.Waiter] = ()) -> None:
         self.dedup.record(entry)
         self._bounds.add(entry)
         tag = entry.batch.producer
-        self._pending.add(entry, self.dedup.last_sequence(tag.producer) if tag else Sequence(0), waiters)
+        self.pending.add(entry, self.dedup.last_sequence(tag.producer) if tag else Sequence(0), waiters)
 
     def _replicate(self, entry: Entry) -> Effects:
-        self._check_epoch(entry.epoch)
+        self.check_epoch(entry.epoch)
         if self.state is not ReplicaState.RUNNING:
             raise StreamSealed(f"the replica of log stream {self.stream} on storage node {self.node} is not running")
-        if entry.last_llsn <= self.committed_end or (
-            entry.last_llsn <= self.written_end and self._pending.holds(entry)
-        ):
+        if entry.last_llsn <= self.committed_end or (entry.last_llsn <= self.written_end and self.pending.holds(entry)):
             # It is here already; a committed one was compared long ago.
             return []
         if entry.first_llsn != self.written_end + 1:
             reason = f"expected LLSN {self.written_end + 1}, got {entry.first_llsn}"
             self._step(Step.FAULT, reason)
-            return [RefuseEntry(reason), ReportNow()]
+            return [e.RefuseEntry(reason), e.ReportNow()]
         return self._take(entry, ())
 
-    def _entries_durable(self, event: EntriesDurable) -> Effects:
+    def _entries_durable(self, event: e.EntriesDurable) -> Effects:
         if event.generation != self.generation:
             return []
         assert event.end <= self.written_end
@@ -347,11 +269,11 @@ class Replica:
             return self._after_learning(self.learner.entries_durable())
         self.durable_end = max(self.durable_end, self._bounds.whole(event.end))
         self._progress = event.end if event.end > self.durable_end else LLSN(0)
-        return [ReportNow()]
+        return [e.ReportNow()]
 
     # Commits.
 
-    def _commit(self, event: Commit) -> Effects:
+    def _commit(self, event: e.Commit) -> Effects:
         effects = [] if event.context is None else self._apply(event.context)
         through = self.complete_through
         if event.context is not None:
@@ -362,7 +284,7 @@ class Replica:
             self.complete_through, self.revision = event.high_watermark, event.revision
         return effects
 
-    def _catch_up(self, event: CatchUp) -> Effects:
+    def _catch_up(self, event: m.CatchUp) -> Effects:
         effects: Effects = []
         for context in event.contexts:
             effects += self._apply(context)
@@ -390,12 +312,12 @@ class Replica:
         return self._apply_next(context)
 
     def _apply_next(self, context: CommitContext) -> Effects:
-        effects: Effects = [WriteCommit(context, self.commits_generation), *self._pending.commit(context)]
+        effects: Effects = [e.WriteCommit(context, self.commits_generation), *self.pending.commit(context)]
         self.committed_end = context.last_llsn
         self._last_context = context
         groups = self.dedup.commit(context)
         self._journal.note("applied", context.first_llsn, "to", context.last_llsn, "as", context.first_glsn)
-        return [*effects, *(self._groups.tell(group) for group in groups if self.is_head)]
+        return [*effects, *(self._head.tell(group) for group in groups if self.is_head)]
 
     def _assert_same_commit(self, context: CommitContext) -> None:
         last = self._last_context
@@ -404,7 +326,7 @@ class Replica:
         if last.first_llsn <= context.last_llsn and context.first_llsn <= last.last_llsn:
             raise self._contradiction(f"{context} came after {last} was applied")
 
-    def _commit_durable(self, event: CommitDurable) -> Effects:
+    def _commit_durable(self, event: e.CommitDurable) -> Effects:
         if event.generation != self.commits_generation:
             return []
         self.durable_committed_end = event.context.last_llsn
@@ -413,11 +335,11 @@ class Replica:
             return self._after_learning(self.learner.commit_durable())
         self.dedup.settle(self.durable_committed_end)
         self._settle_seal()
-        return [ReportNow()]
+        return [e.ReportNow()]
 
     # Seal and unseal.
 
-    def _seal(self, event: SealReplica) -> Effects:
+    def _seal(self, event: m.SealReplica) -> Effects:
         self._check_leader(event.leader_epoch)
         if event.epoch < self.hard_state.epoch:
             raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch, history=self._journal.lines())
@@ -434,7 +356,7 @@ class Replica:
             # Said before, perhaps before a restart; what is still missing comes with commits, or with a sync.
             before, effects = self.state, self._remember(event.leader_epoch)
             self._settle_seal()
-            return effects if self.state is before else [*effects, ReportNow()]
+            return effects if self.state is before else [*effects, e.ReportNow()]
         same_epoch = event.epoch == self.hard_state.epoch
         self._step(Step.SEAL_ASKED, f"epoch {event.epoch} at {event.sealed_at}")
         chain = self.hard_state.chain if same_epoch else ()
@@ -442,7 +364,7 @@ class Replica:
         # What a replica holds of an epoch that was closed without it may differ from what the others committed.
         effects += self._cut_tail(event.sealed_at if same_epoch else self.committed_end, definite=same_epoch)
         self._settle_seal()
-        return [*effects, ReportNow()]
+        return [*effects, e.ReportNow()]
 
     def _cut_tail(self, end: LLSN, *, definite: bool) -> Effects:
         """Durably remove the entries above ``end`` and tell their waiters, who learn something definite only when a
@@ -451,8 +373,8 @@ class Replica:
             return []
         self._ends_before = self._ends_before or self._durable_ends()
         self.generation += 1
-        effects: Effects = [Truncate(end, self.generation)]
-        waiters = self._pending.cut(end)
+        effects: Effects = [e.Truncate(end, self.generation)]
+        waiters = self.pending.cut(end)
         effects += [_settle(waiter, self.stream, definite=definite) for waiter in waiters]
         self._untold += waiters
         self.dedup.truncate(end)
@@ -469,7 +391,7 @@ class Replica:
             if sealed_at is not None and self.durable_committed_end == sealed_at == self.written_end:
                 self._step(Step.SEAL_REACHED, str(sealed_at))
 
-    def _unseal(self, event: UnsealReplica) -> Effects:
+    def _unseal(self, event: m.UnsealReplica) -> Effects:
         self._check_leader(event.leader_epoch)
         epoch = self.hard_state.epoch
         if event.epoch == epoch and self.hard_state.sealed_at is None and self.state is ReplicaState.RUNNING:
@@ -494,10 +416,10 @@ class Replica:
                 chain=event.chain,
                 departed=event.departed,
             ),
-            ReportNow(),
+            e.ReportNow(),
         ]
 
-    def _exclude(self, event: ExcludeReplica) -> Effects:
+    def _exclude(self, event: m.ExcludeReplica) -> Effects:
         self._check_leader(event.leader_epoch)
         if event.epoch < self.hard_state.epoch:
             raise WrongEpoch(self.stream, event.epoch, self.hard_state.epoch, history=self._journal.lines())
@@ -509,9 +431,9 @@ class Replica:
         effects = self._save(epoch=event.epoch, leader_epoch=event.leader_epoch, sealed_at=None, chain=())
         if self.trusted and self.state is not ReplicaState.LEARNING:
             effects += self._cut_tail(self.committed_end, definite=False)
-        return [*effects, ReportNow()]
+        return [*effects, e.ReportNow()]
 
-    def _check_epoch(self, epoch: Epoch) -> None:
+    def check_epoch(self, epoch: Epoch) -> None:
         """Appends and entries belong to one epoch; one from another is late, or early."""
         if epoch != self.hard_state.epoch:
             raise WrongEpoch(self.stream, epoch, self.hard_state.epoch)
@@ -525,13 +447,13 @@ class Replica:
 
     # Learning from a peer.
 
-    def _learn(self, event: LearnFrom) -> Effects:
+    def _learn(self, event: m.LearnFrom) -> Effects:
         self._check_leader(event.leader_epoch)
         if self.learner is not None:
             return []
         if self.trusted and self.state is not ReplicaState.LEARNING:
             # A replica that counts, or may soon, must not be made a learner by an order that is meant for its past.
-            self._check_epoch(event.epoch)
+            self.check_epoch(event.epoch)
         if next_state(self.state, Step.LEARN) is None:
             raise Refused(f"log stream {self.stream} on storage node {self.node} is {self.state.name}: it cannot learn")
         self._step(Step.LEARN, f"from storage node {event.source}")
@@ -539,7 +461,7 @@ class Replica:
         self.learner = Learner(self, self._attempts, event.source)
         return self.learner.start()
 
-    def _sync(self, event: SyncBegin | SyncEntries | SyncEnd | SyncFailed) -> Effects:
+    def _sync(self, event: m.SyncBegin | m.SyncEntries | m.SyncEnd | m.SyncFailed) -> Effects:
         if self.learner is None or event.attempt != self.learner.attempt:
             return []
         return self._after_learning(self.learner.handle(event))
@@ -573,7 +495,7 @@ class Replica:
         self.complete_through = GLSN(0)
         self.has_lost_entries = False
         self.dedup = Deduplicator()
-        return [*effects, Restart(restart_at, self.generation)]
+        return [*effects, e.Restart(restart_at, self.generation)]
 
     def _drop_uncommitted(self) -> Effects:
         """Only committed records are copied, so what is uncommitted would lie in their way; in the files of a replica
@@ -581,20 +503,20 @@ class Replica:
         effects = self._cut_tail(self.committed_end, definite=False)
         if not effects and not self.trusted:
             self.generation += 1
-            effects = [Truncate(self.committed_end, self.generation)]
+            effects = [e.Truncate(self.committed_end, self.generation)]
         return effects
 
     def write_copy(self, entry: Entry) -> Effects:
         assert entry.first_llsn == self.written_end + 1
         self.written_end = entry.last_llsn
-        return [WriteEntry(entry, self.generation)]
+        return [e.WriteEntry(entry, self.generation)]
 
     def commit_copy(self, contexts: Iterable[CommitContext], end: LLSN) -> Effects:
         assert end <= self.durable_end
         self.committed_end = end
-        return [WriteCommit(context, self.commits_generation) for context in contexts]
+        return [e.WriteCommit(context, self.commits_generation) for context in contexts]
 
-    def _learned(self, end: SyncEnd) -> Effects:
+    def _learned(self, end: m.SyncEnd) -> Effects:
         """All that the source had committed is on disk, entries and commits."""
         self.learner = None
         self.trusted = True
@@ -605,13 +527,13 @@ class Replica:
             # The records are of a later epoch than the replica knew of: orders for the earlier one come too late.
             changes |= {"epoch": newest, "chain": (), "sealed_at": None}
         self._step(Step.LEARNED, str(self.committed_end))
-        effects: Effects = [SaveDedup(end.dedup), *self._save(learning=False, **changes), ReportNow()]
+        effects: Effects = [e.SaveDedup(end.dedup), *self._save(learning=False, **changes), e.ReportNow()]
         self._settle_seal()
         return [*effects, *self._drop_trimmed()]
 
     # Trim and trouble.
 
-    def _trim(self, event: TrimReplica) -> Effects:
+    def _trim(self, event: m.TrimReplica) -> Effects:
         if event.before <= self.hard_state.trimmed_before or self.learner is not None:
             return []
         if self.trusted:
@@ -619,7 +541,7 @@ class Replica:
         if self.has_lost_entries:
             return []
         # What cannot be read may be trimmed by now; then nobody has a copy of it, and nobody needs one.
-        return [*self._save(trimmed_before=event.before), Reopen(None, None, f"trimmed before {event.before}")]
+        return [*self._save(trimmed_before=event.before), e.Reopen(None, None, f"trimmed before {event.before}")]
 
     def _drop_trimmed(self) -> Effects:
         """Remove what is trimmed, or what is left of it: a crash may have come between the two, and a sync may have
@@ -627,20 +549,20 @@ class Replica:
         before, end = self.hard_state.trimmed_before, self.durable_committed_end
         if not self.trusted or before <= self.hard_state.base_glsn + 1 or self.first_llsn > end:
             return []
-        return [SaveDedup(self.dedup.checkpoint(end)), DropBefore(before, end)]
+        return [e.SaveDedup(self.dedup.checkpoint(end)), e.DropBefore(before, end)]
 
-    def _replicate_failed(self, event: ReplicateFailed) -> Effects:
+    def _replicate_failed(self, event: e.ReplicateFailed) -> Effects:
         if event.epoch != self.hard_state.epoch or self.state is not ReplicaState.RUNNING:
             return []
         self._step(Step.FAULT, f"cannot replicate to storage node {event.peer}: {event.reason}")
-        return [Complain(event.peer), ReportNow()]
+        return [e.Complain(event.peer), e.ReportNow()]
 
-    def _storage_failed(self, event: StorageFailed) -> Effects:
+    def _storage_failed(self, event: e.StorageFailed) -> Effects:
         self._step(Step.FAULT, event.reason)
-        waiters = (*self._untold, *self._pending.waiters(), *self._groups.give_up())
-        effects: Effects = [Unsettled(waiter) for waiter in waiters]
+        waiters = (*self._untold, *self.pending.waiters(), *self._head.give_up())
+        effects: Effects = [e.Unsettled(waiter) for waiter in waiters]
         end, committed_end = self._ends_before or self._durable_ends()
-        return [*effects, Reopen(end, committed_end, event.reason)]
+        return [*effects, e.Reopen(end, committed_end, event.reason)]
 
     def _durable_ends(self) -> _Ends:
         """What is known to be on disk. Of a replica that has lost entries nothing is: nobody knows where the good part
@@ -664,7 +586,7 @@ class Replica:
 
     def _save(self, **changes: object) -> Effects:
         self.hard_state = structs.replace(self.hard_state, **changes)
-        return [SaveHardState(self.hard_state)]
+        return [e.SaveHardState(self.hard_state)]
 
     def _contradiction(self, what: str) -> ContradictoryCommand:
         return ContradictoryCommand(
@@ -673,7 +595,7 @@ class Replica:
         )
 
 
-def _settle(waiter: Waiter, stream: LogStreamId, *, definite: bool) -> ReplicaEffect:
+def _settle(waiter: e.Waiter, stream: LogStreamId, *, definite: bool) -> e.ReplicaEffect:
     if not definite:
-        return Unsettled(waiter)
-    return Failed(waiter, StreamSealed(f"log stream {stream} was sealed before this append was committed"))
+        return e.Unsettled(waiter)
+    return e.Failed(waiter, StreamSealed(f"log stream {stream} was sealed before this append was committed"))

@@ -7,6 +7,8 @@ leader starts with an empty book and takes in only what names it (see ``order.py
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, UncommitReport
 
 
@@ -18,20 +20,28 @@ class ReportBook:
         self._by_stream: dict[LogStreamId, dict[StorageNodeId, UncommitReport]] = {}
         self._reported: dict[StorageNodeId, frozenset[LogStreamId]] = {}
 
-    def admit(self, report: Report) -> bool:
-        """Take a report in, unless it is older than what is known of its node."""
+    def admit(self, report: Report) -> tuple[UncommitReport, ...] | None:
+        """Take a report in; None if it is older than what is known of its node. Returns what is new in it: all that the
+        first report of an incarnation says, later what has changed, or was voided meanwhile."""
         node = report.storage_node_id
         known = self._newest.get(node)
-        reported = frozenset(ur.log_stream_id for ur in report.uncommit_reports)
+        reported = frozenset([ur.log_stream_id for ur in report.uncommit_reports])
+        is_first = known is None or known.incarnation != report.incarnation
         if known is not None:
             if (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
-                return False
+                return None
             for gone in self._reported[node] - reported:
                 self._by_stream.get(gone, {}).pop(node, None)
         self._newest[node], self._reported[node] = report, reported
+        changed = []
         for ur in report.uncommit_reports:
-            self._by_stream.setdefault(ur.log_stream_id, {})[node] = ur
-        return True
+            by_node = self._by_stream.get(ur.log_stream_id)
+            if by_node is None:
+                by_node = self._by_stream[ur.log_stream_id] = {}
+            if is_first or by_node.get(node) != ur:
+                by_node[node] = ur
+                changed.append(ur)
+        return tuple(changed)
 
     def void(self, stream: LogStreamId) -> None:
         """Forget what was said of a stream: it was sealed or opened since."""
@@ -44,10 +54,16 @@ class ReportBook:
     def newest(self, node: StorageNodeId) -> Report | None:
         return self._newest.get(node)
 
-    def leaves_out(self, node: StorageNodeId, stream: LogStreamId) -> bool:
-        """Whether the node's newest report says nothing of the stream; not so if there is no report yet."""
+    def reported(self, node: StorageNodeId) -> frozenset[LogStreamId]:
+        """The streams of which the node's newest report tells."""
+        return self._reported.get(node, frozenset())
+
+    def left_out(self, node: StorageNodeId, streams: Iterable[LogStreamId]) -> list[LogStreamId]:
+        """Those of the streams of which the node's newest report says nothing; none if there is no report yet."""
         reported = self._reported.get(node)
-        return reported is not None and stream not in reported
+        if reported is None or reported.issuperset(streams):
+            return []
+        return [stream for stream in streams if stream not in reported]
 
     def is_writable(self, node: StorageNodeId) -> bool:
         report = self._newest.get(node)

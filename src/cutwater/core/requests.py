@@ -362,7 +362,7 @@ class CursorAt(Struct, frozen=True, tag=True):
 
 
 class Event(Struct, frozen=True):
-    """A decision that is not a cut, in words. ``time`` is that of the last cut before it."""
+    """A decision that is not a cut, in words. ``time`` is when it was made, by the leader's clock."""
 
     index: DecisionIndex
     time: CutTime
@@ -408,6 +408,8 @@ class StreamDescription(Struct, frozen=True):
     reason: str
     since: CutTime
     next_step: str
+    wanted: int = 0
+    """How many copies the topic asks for."""
 
 
 class GroupDescription(Struct, frozen=True):

@@ -39,6 +39,8 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
 
 def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
     """Without an answer: the batch, or the one before it, is not published yet. Ask again when that has changed."""
+    if request.batch < 0:
+        raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
     run = state.runs.get(request.run)
     if run is None:
         raise NotFound(f"there is no run {request.run}, or its only batch was published long ago: open one")
@@ -69,8 +71,6 @@ def _check_fence(run: Run) -> None:
 
 
 def _check_parts(request: r.PublishRequest, run: Run, state: OrderState) -> None:
-    if request.batch < 0:
-        raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
     if len(request.parts) > PARTS_MAX:
         raise InvalidArgument(
             f"a batch has at most {PARTS_MAX} parts, this one {len(request.parts)}: write it with fewer tasks"

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from cutwater.core import decisions as d
 from cutwater.core.order_state import LogStream, OrderState, Topic
+from cutwater.core.words import nodes_in_words
 from cutwater.types import CutTime, LogStreamId, StorageNodeId
 
 Load = dict[StorageNodeId, int]
@@ -40,7 +41,8 @@ def reassign(stream: LogStream, wanted: int, staff: Staff, load: Callable[[], Lo
     replicas = substitute(stream.replicas, gone, wanted, load())
     if replicas == stream.replicas:
         return None
-    reason = f"storage nodes {sorted(gone)} are dead" if gone else f"{wanted} copies are wanted"
+    are = "are" if len(gone) > 1 else "is"
+    reason = f"{nodes_in_words(sorted(gone))} {are} dead for long" if gone else f"{wanted} copies are wanted"
     return d.AssignReplicas(stream.stream, replicas, reason)
 
 

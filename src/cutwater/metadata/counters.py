@@ -19,6 +19,7 @@ class Counters:
         self.relayed = 0
         self.requests = 0
         self.refused = 0
+        self.fenced = 0
         self.alarms = 0
         self.terms = 0
 

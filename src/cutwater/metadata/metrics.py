@@ -32,6 +32,7 @@ class MetadataCollector(Collector):
             ("relayed", "Reports and complaints passed on as a follower", counters.relayed),
             ("requests", "Requests dealt with as the leader", counters.requests),
             ("refused", "Events that the order layer refused", counters.refused),
+            ("fenced", "Writes that the store refused, because another node leads", counters.fenced),
             ("alarms", "Things that must not happen", counters.alarms),
             ("terms", "Times that this node became the leader", counters.terms),
         ):

@@ -162,6 +162,8 @@ class Term:
             try:
                 await self._store.append(write.leader_epoch, write.after, write.decisions)
             except Fenced as error:
+                self._counters.fenced += 1
+                _log.warning("the store refuses decision %s of leader epoch %s: %s", write.after + 1, self.epoch, error)
                 self.feed(StoreRefused(error.message))
                 return
             except CutwaterError as error:

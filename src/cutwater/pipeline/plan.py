@@ -48,14 +48,6 @@ class Plan:
         """The sets of sources whose watermarks operators need."""
         return {spec.sources for spec in self.specs.values()}
 
-    def rows_at(self, port: Port) -> RowType | None:
-        """The row type of an output; None if its rows are untyped."""
-        return self._rows[port]
-
-    def rows_for(self, destination: Destination) -> RowType | None:
-        node, index = destination
-        return self._rows[self.graph.nodes[node].inputs[index]]
-
     def require_schemas(self) -> None:
         """Refuse streams whose rows are untyped: between workers rows travel as Arrow. Tests do without."""
         for port, rows in self._rows.items():

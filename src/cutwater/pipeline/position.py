@@ -36,10 +36,6 @@ def glsn_of(when: int) -> GLSN:
     return GLSN(when >> _PHASE_BITS)
 
 
-def phase_of(when: int) -> int:
-    return when & ((1 << _PHASE_BITS) - 1)
-
-
 def _number(value: int) -> bytes:
     """Small numbers are one byte; larger ones say their length first, so that they sort behind."""
     if value < 0x80:

@@ -14,8 +14,8 @@ part: the first record has number 1. All of this is plain file work, for threads
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from struct import Struct as Layout
 
@@ -58,17 +58,18 @@ class Held(Struct, frozen=True):
 
 
 class StagingFiles:
-    """The directories for staged parts, one per volume. ``directories`` need not exist."""
+    """``place`` says where a new part goes, and keeps the volume from being taken away until the part is begun there.
+    The directory need not exist."""
 
-    def __init__(self, directories: Sequence[Path], files: Files | None = None) -> None:
-        self.directories = tuple(directories)
+    def __init__(self, place: Callable[[], AbstractContextManager[Path]], files: Files | None = None) -> None:
+        self._place = place
         self._files = files or OsFiles()
 
-    def open(self) -> tuple[list[Held], list[CannotUse]]:
-        """What is there, and what cannot be used. What was never finished is removed."""
+    def open(self, directories: Iterable[Path]) -> tuple[list[Held], list[CannotUse]]:
+        """What is there, and what cannot be used. What was never finished is removed: nobody may be writing there."""
         found: list[Held] = []
         broken: list[CannotUse] = []
-        for directory in self.directories:
+        for directory in directories:
             if not self._files.is_dir(directory):
                 continue
             names = self._files.names(directory)
@@ -83,10 +84,9 @@ class StagingFiles:
                         broken.append(CannotUse(path, error.message))
         return found, broken
 
-    def begin(self, part: StagedPart, directory: Path) -> PartWriter:
-        """A new part on this volume."""
+    def begin(self, part: StagedPart) -> PartWriter:
         check_part(part)
-        with _at(directory):
+        with self._place() as directory, _at(directory):
             self._files.make_dir(directory)
             return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY))
 

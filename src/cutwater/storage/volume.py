@@ -14,12 +14,16 @@
 
 A directory's name proves nothing, because directories are copied and mounted elsewhere. So the keys, random and made
 once, are stored with the data on every volume, and all volumes of a node must agree.
+
+A node uses the volumes that it is started with and those that were added while it ran. It remembers the latter, on all
+its volumes, until it is started with them.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
@@ -28,7 +32,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from cutwater.errors import WrongIdentity
+from cutwater.errors import InvalidArgument, Refused, WrongIdentity
 from cutwater.storage.errors import (
     DamagedFile,
     DiskFull,
@@ -45,16 +49,19 @@ NODE_FILE_BYTES_MAX = 64 * 1024
 PID_BYTES_MAX = 20
 NEW = ".new"
 REMOVED = ".removed"
+STAGED_NAME = "staged"
 
 
 class NodeIdentity(Struct, frozen=True):
-    """Whose data this is. ``cluster_key`` is None until the node has been added to a cluster."""
+    """Whose data this is. ``cluster_key`` is None until the node has been added to a cluster. ``added``: volumes that
+    the node got while it ran and was not started with since."""
 
     cluster: ClusterId
     node: StorageNodeId
     node_key: str
     cluster_key: str | None = None
     incarnation: Incarnation = Incarnation(0)
+    added: tuple[str, ...] = ()
 
 
 def node_path(volume: Path, cluster: ClusterId, node: StorageNodeId) -> Path:
@@ -65,8 +72,24 @@ def replica_path(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: 
     return node_path(volume, cluster, node) / f"lsid={stream}"
 
 
+def free_bytes(volumes: Iterable[Path]) -> dict[Path, int]:
+    """How much room each volume has; nothing if that cannot be told. Volumes of one file system have the same."""
+    by_device: dict[int, int] = {}
+    found = {}
+    for volume in volumes:
+        try:
+            device = os.stat(volume).st_dev
+            if device not in by_device:
+                stats = os.statvfs(volume)
+                by_device[device] = stats.f_bavail * stats.f_frsize
+            found[volume] = by_device[device]
+        except OSError:
+            found[volume] = 0
+    return found
+
+
 class NodeVolumes:
-    """The volumes of a running storage node, locked until ``release``."""
+    """The volumes of a running storage node, locked until ``release``. ``forget``: added ones that are lost."""
 
     def __init__(
         self,
@@ -75,28 +98,39 @@ class NodeVolumes:
         node: StorageNodeId,
         *,
         error_if_exists: bool = False,
+        forget: Sequence[Path] = (),
         files: Files | None = None,
         make_key: Callable[[], str] = lambda: secrets.token_hex(16),
+        room: Callable[[Iterable[Path]], dict[Path, int]] = free_bytes,
     ) -> None:
         self._files = files or OsFiles()
-        self._cluster, self._node = cluster, node
+        self._cluster, self._node, self._room = cluster, node, room
         self.volumes = tuple(volumes)
-        self._locks: list[Lock] = []
+        self._locks: dict[Path, Lock] = {}
+        self._changing = threading.RLock()
+        """Held by whoever changes which volumes there are, or chooses one of them."""
+        self._making: dict[LogStreamId, Path] = {}
+        """Replicas that are being created, and where."""
         self._check_volumes()
         if error_if_exists:
             self._check_new()
         try:
             for volume in self.volumes:
-                with self._at(volume):
-                    self._lock(volume)
-            self.identity = self._agree(make_key)
-            self.replicas = self._scan()
+                self._lock(volume)
+            added = self._find_added(forget)
+            for volume in added:
+                self._lock(volume)
+            self.volumes = (*self.volumes, *added)
+            self.identity = self._agree(make_key, tuple(map(str, added)))
+            self.replicas: dict[LogStreamId, Path] = {}
+            for volume in self.volumes:
+                self.replicas |= self._scan(volume)
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        for lock in self._locks:
+        for lock in self._locks.values():
             lock.release()
         self._locks.clear()
 
@@ -107,16 +141,16 @@ class NodeVolumes:
             raise VolumeUnusable("a storage node needs at least one volume: give one with --volumes DIR")
         seen: set[str] = set()
         for volume in self.volumes:
-            if not self._files.is_dir(volume):
-                what = "is not a directory" if self._files.exists(volume) else "does not exist"
-                raise VolumeUnusable(f"volume {volume} {what}: create it, or mount it, before the storage node starts")
+            self._check_volume(volume, "before the storage node starts")
             real = os.path.realpath(volume)
             if real in seen:
                 raise VolumeUnusable(f"volume {volume} was given twice: name each volume once")
             seen.add(real)
-            self._check_writable(volume)
 
-    def _check_writable(self, volume: Path) -> None:
+    def _check_volume(self, volume: Path, when: str) -> None:
+        if not self._files.is_dir(volume):
+            what = "is not a directory" if self._files.exists(volume) else "does not exist"
+            raise VolumeUnusable(f"volume {volume} {what}: create it, or mount it, {when}")
         probe = volume / f".cutwater-{self._cluster}-{self._node}{TEMPORARY}"
         with self._at(volume):
             self._files.create(probe)
@@ -148,14 +182,15 @@ class NodeVolumes:
 
     def _lock(self, volume: Path) -> None:
         path = self._path(volume)
-        self._files.make_dir(path)
-        lock = self._files.lock(path / "lock")
+        with self._at(volume):
+            self._files.make_dir(path)
+            lock = self._files.lock(path / "lock")
         if lock is None:
             raise VolumeLocked(
                 f"{path} is in use by a running storage node{self._holder(path)}: stop that one first, or choose "
                 "another --id or volume"
             )
-        self._locks.append(lock)
+        self._locks[volume] = lock
         # Only for the message above, so it does not matter if it cannot be written.
         with suppress(OSError):
             file = self._files.open(path / "lock")
@@ -170,7 +205,26 @@ class NodeVolumes:
                 return f" (pid {int(pid)})"
         return ""
 
-    def _agree(self, make_key: Callable[[], str]) -> NodeIdentity:
+    def _find_added(self, forget: Sequence[Path]) -> list[Path]:
+        """The volumes that were added while the node ran. An empty directory in the place of one is a disk that is not
+        mounted, and must not be taken for a volume without replicas."""
+        said = [identity for volume in self.volumes if (identity := self._load(volume)) is not None]
+        known = {os.path.realpath(volume) for volume in (*self.volumes, *forget)}
+        found = []
+        for path in dict.fromkeys(path for identity in said for path in identity.added):
+            volume = Path(path)
+            if os.path.realpath(volume) in known:
+                continue
+            remedy = f"; if it is lost for good, start once with --forget-volume {volume}"
+            what = f"volume {volume}, which storage node {self._node} got while it ran,"
+            if not self._files.is_dir(volume):
+                raise VolumeUnusable(f"{what} does not exist: mount it{remedy}")
+            if self._load(volume) is None:
+                raise VolumeUnusable(f"{what} holds nothing of this node now: is it mounted?{remedy[1:]}")
+            found.append(volume)
+        return found
+
+    def _agree(self, make_key: Callable[[], str], added: tuple[str, ...]) -> NodeIdentity:
         """What all volumes say; one that is new to the node is told by the others."""
         found = {volume: identity for volume in self.volumes if (identity := self._load(volume)) is not None}
         if not found:
@@ -186,6 +240,7 @@ class NodeVolumes:
                     "not of the same storage node: start each node with its own volumes"
                 )
             identity = _newer(identity, other, self._path(volume))
+        identity = structs.replace(identity, added=added)
         for volume in self.volumes:
             if found.get(volume) != identity:
                 self._save(volume, identity)
@@ -193,6 +248,7 @@ class NodeVolumes:
 
     def _check_not_bare(self, volume: Path) -> None:
         replicas = [name for name in self._files.names(self._path(volume)) if name.startswith("lsid=")]
+        replicas += self._staged_on(volume)
         if replicas:
             raise DamagedFile(
                 self._path(volume) / "node",
@@ -224,23 +280,22 @@ class NodeVolumes:
         with self._at(volume):
             replace(self._files, self._path(volume) / "node", encode_whole(NODE, msgspec.msgpack.encode(identity)))
 
-    def _scan(self) -> dict[LogStreamId, Path]:
-        """Every replica on these volumes."""
-        found: dict[LogStreamId, Path] = {}
-        for volume in self.volumes:
-            path = self._path(volume)
-            with self._at(volume, "read"):
-                names = self._files.names(path)
-            for name in names:
-                if name.endswith(REMOVED):
-                    self._erase(path / name)
-            for stream in _streams(names):
-                if stream in found:
-                    raise VolumeConflict(
-                        f"log stream {stream} lies under two volumes, {found[stream]} and {path / f'lsid={stream}'}: "
-                        "one of them is an old copy; move that one away"
-                    )
-                found[stream] = path / f"lsid={stream}"
+    def _scan(self, volume: Path) -> dict[LogStreamId, Path]:
+        """Every replica on this volume, none of which may lie on another one as well."""
+        path = self._path(volume)
+        with self._at(volume, "read"):
+            names = self._files.names(path)
+        for name in names:
+            if name.endswith(REMOVED):
+                self._erase(path / name)
+        found = {stream: path / f"lsid={stream}" for stream in _streams(names)}
+        for stream, there in found.items():
+            other = self.replicas.get(stream) or self._making.get(stream)
+            if other is not None:
+                raise VolumeConflict(
+                    f"log stream {stream} lies under two volumes, {other} and {there}: one of them is an old copy; "
+                    "move that one away"
+                )
         return found
 
     # Running.
@@ -248,7 +303,14 @@ class NodeVolumes:
     @property
     def staged(self) -> tuple[Path, ...]:
         """Where staged parts lie, on each volume."""
-        return tuple(self._path(volume) / "staged" for volume in self.volumes)
+        return tuple(self._path(volume) / STAGED_NAME for volume in self.volumes)
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """Where the next part is staged: on the volume with most room, which is not taken away meanwhile."""
+        with self._changing:
+            room = self._room(self.volumes)
+            yield self._path(max(self.volumes, key=lambda volume: room[volume])) / STAGED_NAME
 
     def check_cluster_key(self, cluster_key: str) -> None:
         if self.identity.cluster_key not in (None, cluster_key):
@@ -269,43 +331,152 @@ class NodeVolumes:
         return self.identity.incarnation
 
     def _save_all(self, identity: NodeIdentity) -> None:
-        for volume in self.volumes:
-            self._save(volume, identity)
-        self.identity = identity
+        with self._changing:
+            for volume in self.volumes:
+                self._save(volume, identity)
+            self.identity = identity
+
+    def add(self, volume: Path) -> list[LogStreamId]:
+        """Use one more volume from now on, also after a restart; the replicas that lie there already. One that is in
+        use anyway is fine."""
+        if not volume.is_absolute():
+            raise InvalidArgument(f"say where volume {volume} is on the machine of the storage node, from / on")
+        with self._changing:
+            if self._same(volume) is not None:
+                return []
+            self._check_volume(volume, "first")
+            self._lock(volume)
+            try:
+                self._check_ours(volume)
+                found = self._scan(volume)
+                identity = structs.replace(self.identity, added=(*self.identity.added, str(volume)))
+                # Before the others say that it belongs to them.
+                self._save(volume, identity)
+                self._save_all(identity)
+            except BaseException:
+                self._locks.pop(volume).release()
+                raise
+            self.volumes = (*self.volumes, volume)
+            self.replicas |= found
+            return sorted(found)
+
+    def _same(self, volume: Path) -> Path | None:
+        """The volume in use that is meant, whatever it is called."""
+        real = os.path.realpath(volume)
+        return next((own for own in self.volumes if os.path.realpath(own) == real), None)
+
+    def _check_ours(self, volume: Path) -> None:
+        """What lies on a volume that is to be added is this node's, if anything does."""
+        found = self._load(volume)
+        if found is None:
+            self._check_not_bare(volume)
+            return
+        if found.node_key != self.identity.node_key:
+            raise WrongIdentity(
+                f"{self._path(volume)} has another node key than storage node {self._node}, so it is not of the same "
+                "node: choose another directory, or move that data away"
+            )
+        _newer(self.identity, found, self._path(volume))
+        if found.incarnation > self.identity.incarnation:
+            raise Refused(
+                f"{self._path(volume)} was used by a later start of storage node {self._node} than this one, so it may "
+                "be ahead of the rest: stop the node and start it with all its volumes"
+            )
+
+    def take_away(self, volume: Path) -> None:
+        """Do without a volume from now on. Refused as long as anything lies there."""
+        with self._changing:
+            own = self._same(volume)
+            if own is None:
+                raise self._not_a_volume(volume)
+            others = tuple(other for other in self.volumes if other != own)
+            if not others:
+                raise Refused(f"{own} is the only volume of storage node {self._node}: add another one first")
+            self._check_empty(own)
+            added = tuple(path for path in self.identity.added if Path(path) != own)
+            self._save_all(structs.replace(self.identity, added=added))
+            self.volumes = others
+            path = self._path(own)
+            # From here on what is left of it does no harm.
+            with suppress(OSError):
+                for name in ("node", "lock"):
+                    self._files.unlink(path / name)
+                if self._files.is_dir(path / STAGED_NAME):
+                    (path / STAGED_NAME).rmdir()
+                path.rmdir()
+                path.parent.rmdir()
+            self._locks.pop(own).release()
+
+    def _check_empty(self, volume: Path) -> None:
+        path = self._path(volume)
+        with self._at(volume, "read"):
+            names = set(self._files.names(path)) - {"lock", "node", STAGED_NAME}
+            staged = self._staged_on(volume)
+        if staged:
+            raise Refused(
+                f"volume {volume} of storage node {self._node} is in use: {len(staged)} parts are staged there, and "
+                "go when their batches are published or expire: try again then"
+            )
+        replicas = sorted({s for s, at in (*self.replicas.items(), *self._making.items()) if at.parent == path})
+        other = sorted(name for name in names if not any(name.startswith(f"lsid={s}") for s in replicas))
+        if replicas or other:
+            lies = [f"replicas of log streams {', '.join(map(str, replicas))}"] if replicas else []
+            lies += [f"{', '.join(other)} (nothing that the node uses)"] if other else []
+            raise Refused(
+                f"volume {volume} of storage node {self._node} is in use: {path} holds {' and '.join(lies)}. A replica "
+                "goes with its topic; or stop the node and start it with other --volumes, and it learns what it lacks "
+                "from the other replicas. Move away by hand what the node does not use"
+            )
+
+    def _staged_on(self, volume: Path) -> list[str]:
+        path = self._path(volume) / STAGED_NAME
+        return self._files.names(path) if self._files.is_dir(path) else []
+
+    def _not_a_volume(self, volume: Path) -> VolumeUnusable:
+        known = ", ".join(map(str, self.volumes))
+        return VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
 
     def place(self, stream: LogStreamId, volume: Path | None = None) -> Path:
-        """Where a replica is, or shall be: on the given volume, or on the one with the fewest replicas."""
-        if volume is not None and volume not in self.volumes:
-            known = ", ".join(map(str, self.volumes))
-            raise VolumeUnusable(f"{volume} is not a volume of storage node {self._node}: choose one of {known}")
-        there = self.replicas.get(stream)
-        if there is not None:
-            if volume is not None and there.parent != self._path(volume):
-                raise VolumeConflict(
-                    f"log stream {stream} already lies at {there}, so it cannot be created on {volume}: use that "
-                    "volume, or move the data first, while the node is stopped"
-                )
-            return there
-        chosen = volume or min(
-            # A list, because replicas are removed by another thread.
-            self.volumes,
-            key=lambda v: sum(1 for p in list(self.replicas.values()) if p.parent == self._path(v)),
-        )
-        return self._path(chosen) / f"lsid={stream}"
+        """Where a replica is, or shall be: on the given volume, or on the one with most room for it. The room of a
+        volume is shared by the replicas that it has, which grow as well."""
+        with self._changing:
+            if volume is not None and volume not in self.volumes:
+                raise self._not_a_volume(volume)
+            there = self.replicas.get(stream)
+            if there is not None:
+                if volume is not None and there.parent != self._path(volume):
+                    raise VolumeConflict(
+                        f"log stream {stream} already lies at {there}, so it cannot be created on {volume}: use that "
+                        "volume, or move the data first, while the node is stopped"
+                    )
+                return there
+            return self._path(volume or self._roomiest()) / f"lsid={stream}"
+
+    def _roomiest(self) -> Path:
+        # Lists, because replicas are removed by other threads.
+        parents = [path.parent for path in (*list(self.replicas.values()), *list(self._making.values()))]
+        counts = {volume: parents.count(self._path(volume)) for volume in self.volumes}
+        room = self._room(self.volumes)
+        return max(self.volumes, key=lambda volume: (room[volume] // (counts[volume] + 1), -counts[volume]))
 
     @contextmanager
     def creating(self, stream: LogStreamId, volume: Path | None = None) -> Iterator[Path]:
         """Where to make a new replica. It gets its own name at the end, so under that name it is always complete, and
         an empty directory is never taken for one that was just created."""
-        path = self.place(stream, volume)
-        if stream in self.replicas:
-            raise VolumeConflict(f"log stream {stream} already lies at {path}, so it cannot be created")
-        making = path.with_name(path.name + NEW)
-        yield making
-        with self._at(path.parent):
-            self._files.rename(making, path)
-            self._files.sync_dir(path.parent)
-        self.replicas[stream] = path
+        with self._changing:
+            path = self.place(stream, volume)
+            if stream in self.replicas:
+                raise VolumeConflict(f"log stream {stream} already lies at {path}, so it cannot be created")
+            self._making[stream] = path
+        try:
+            making = path.with_name(path.name + NEW)
+            yield making
+            with self._at(path.parent):
+                self._files.rename(making, path)
+                self._files.sync_dir(path.parent)
+            self.replicas[stream] = path
+        finally:
+            del self._making[stream]
 
     def set_aside(self, stream: LogStreamId) -> Path:
         """Take a replica that cannot be opened out of the way, so that a copy of a peer's can be made. It is kept: what

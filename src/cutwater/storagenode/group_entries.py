@@ -117,7 +117,7 @@ def _keep(kept: ExitStack, files: StagingFiles, like: StagedPart, form: Form, bl
 
 @contextmanager
 def _temporary(files: StagingFiles, part: StagedPart) -> Iterator[Any]:
-    writer = files.begin(part, files.directories[0])
+    writer = files.begin(part)
     try:
         yield writer
     finally:

@@ -96,6 +96,17 @@ class MetadataLinks:
     def joined(self) -> int:
         return len(self._joined)
 
+    async def introduce(self) -> None:
+        """Say again who the node is, because something about it has changed; it is stored when this returns."""
+        trouble = "it cannot be reached"
+        for connection in list(self._joined):
+            try:
+                await connection.call(JOIN, self._node.introduce(), timeout_ms=JOIN_MS_MAX)
+                return
+            except CutwaterError as error:
+                trouble = error.message
+        raise Unavailable(f"it is done, but the metadata repository has yet to hear of it ({trouble}): ask once more")
+
     async def close(self) -> None:
         await asyncio.gather(*(link.close() for link in self._links))
 

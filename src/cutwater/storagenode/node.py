@@ -159,9 +159,18 @@ class StorageNode:
                 self._open(stream, self._stores.open(stream))
             except (Damaged, Unavailable) as error:
                 self._note_unreadable(stream, error)
-        epochs = [driver.replica.hard_state.leader_epoch for driver in self.replicas.values()]
-        self.leader_epoch = max(epochs, default=LeaderEpoch(0))
         self._tick()
+
+    async def take_in(self, streams: list[LogStreamId]) -> None:
+        """Open replicas that came with a volume while the node ran; as at a start, they begin in SEALING."""
+        for stream in streams:
+            try:
+                storage = await asyncio.to_thread(self._stores.open, stream)
+            except (Damaged, Unavailable) as error:
+                self._note_unreadable(stream, error)
+            else:
+                self._begin(stream, storage)
+        self.report_soon()
 
     def stop(self, timeout: float) -> bool:
         """Make durable what was given; whether all replicas could be closed in time."""
@@ -209,6 +218,7 @@ class StorageNode:
 
     def _open(self, stream: LogStreamId, storage: ReplicaStorage) -> None:
         driver = self.replicas[stream] = ReplicaDriver(self.node, stream, storage, self)
+        self.leader_epoch = max(self.leader_epoch, driver.replica.hard_state.leader_epoch)
         if driver.problem:
             self._say(logging.WARNING, stream, f"has to be learned from a peer: {driver.problem}")
 

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from cutwater.core.messages import PublishGroup
 from cutwater.core.replica_events import GroupEntry, GroupFailed
@@ -23,6 +24,7 @@ from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.staging import Staging
+from cutwater.storagenode.threads import in_thread
 from cutwater.types import Batch, Epoch, LogStreamId, Part, ReplicaState
 from cutwater.wire import storage_api as api
 from cutwater.wire.serving import Call
@@ -126,12 +128,12 @@ class Publishing:
 
     def feed(self, driver: ReplicaDriver, group: PublishGroup) -> None:
         """The replica wants the entries of this group."""
-        self._spawn(self._feed(driver, group))
+        self._spawn(self._feed(_Taking(self._node, driver, group)))
 
-    async def _feed(self, driver: ReplicaDriver, group: PublishGroup) -> None:
-        problem = "it was broken off"
+    async def _feed(self, taking: _Taking) -> None:
+        group, problem = taking.group, "it was broken off"
         try:
-            await self._feed_all(driver, group)
+            await self._feed_all(taking)
             problem = ""
             self._node.counters.groups_published += 1
         except _NotWanted as refusal:
@@ -141,37 +143,47 @@ class Publishing:
             problem = error.message
             self._node.counters.groups_failed += 1
             _log.error("batch %s of run %s cannot be published now: %s", group.batch, group.run, problem)
+        except Exception as error:
+            problem = f"unforeseen failure: {error!r}"
+            self._node.counters.groups_failed += 1
+            _log.exception("batch %s of run %s cannot be published now", group.batch, group.run)
         finally:
             # Whatever happened: a replica that is not told goes on waiting.
             if problem:
-                driver.feed(GroupFailed(group.tag, problem))
+                taking.fail(problem)
 
-    async def _feed_all(self, driver: ReplicaDriver, group: PublishGroup) -> None:
+    async def _feed_all(self, taking: _Taking) -> None:
+        group = taking.group
         sources = [await self._source(part) for part in group.parts]
-        taking = _Taking(driver, group)
         size = sum(part.bytes for part in group.parts)
         self._require_room(size)
-        await self._let_the_chain_keep_up(driver, taking, size)
+        await self._let_the_chain_keep_up(taking, size)
         entries = entries_of(group, sources, self._files)
         held: Batch | None = None
         since_asked = 0
         try:
-            while batches := await self._loop.run_in_executor(self._threads, _some, entries):
+            while batches := await in_thread(self._threads, partial(_some, entries)):
                 for batch in batches:
                     if held is not None:
-                        await self._let_the_disk_keep_up(driver, taking)
-                        taking.give(held, last=False)
+                        await self._give(taking, held, last=False)
                     held = batch
                     since_asked += len(batch.body)
                 if since_asked >= KEEP_UP_BYTES:
                     since_asked = 0
-                    await self._let_the_chain_keep_up(driver, taking)
+                    await self._let_the_chain_keep_up(taking)
             assert held is not None, "a group without records was decided on"
-            await self._let_the_disk_keep_up(driver, taking)
-            taking.give(held, last=True)
+            await self._give(taking, held, last=True)
         finally:
             # What was kept for a second merge goes.
             self._threads.submit(entries.close)
+
+    async def _give(self, taking: _Taking, batch: Batch, *, last: bool) -> None:
+        """The next entry, as soon as the disk has kept up with those before. Nothing happens between the last look and
+        the replica's turn, so no entry of an earlier attempt gets into a group that was begun anew."""
+        while taking.must_wait:
+            taking.check()
+            await asyncio.sleep(LOOK_SECONDS)
+        taking.give(batch, last=last)
 
     async def _source(self, part: Part) -> Source:
         held = self._staging.held.get(part.part)
@@ -188,7 +200,10 @@ class Publishing:
                     _log.error("a staged part is damaged: %s", error.message)
                     self._loop.call_soon_threadsafe(self._count_damage)
             fetching = asyncio.run_coroutine_threadsafe(self._fetch(part, offset, bytes_max), self._loop)
-            return fetching.result(FETCH_SECONDS_MAX)[2]
+            try:
+                return fetching.result(FETCH_SECONDS_MAX)[2]
+            except TimeoutError:
+                raise Unavailable(f"staged part {part.part} could not be had in {FETCH_SECONDS_MAX:g} s") from None
 
         return Source(part, staged, read)
 
@@ -197,18 +212,13 @@ class Publishing:
 
     # Neither faster than the disk here, nor than the others of the chain.
 
-    async def _let_the_disk_keep_up(self, driver: ReplicaDriver, taking: _Taking) -> None:
-        while driver.is_busy or driver.writer.backlog_bytes > BACKLOG_BYTES_MAX:
-            taking.check(self._node)
-            await asyncio.sleep(LOOK_SECONDS)
-
-    async def _let_the_chain_keep_up(self, driver: ReplicaDriver, taking: _Taking, bytes_to_come: int = 0) -> None:
+    async def _let_the_chain_keep_up(self, taking: _Taking, bytes_to_come: int = 0) -> None:
         """Whoever does not answer holds the group up until its log stream is sealed for that."""
-        arguments = api.KeepUpArguments(driver.stream, taking.epoch, bytes_to_come)
+        arguments = api.KeepUpArguments(taking.group.stream, taking.group.epoch, bytes_to_come)
         while True:
-            taking.check(self._node)
+            taking.check()
             try:
-                await self._ask_next(driver, arguments, PEER_MS_MAX)
+                await self._ask_next(taking.driver, arguments, PEER_MS_MAX)
                 return
             except ReadOnly:
                 raise
@@ -238,26 +248,41 @@ class Publishing:
 
 
 class _Taking:
-    """What a replica takes of a group, as long as it does."""
+    """One attempt to give a group to a replica, as long as the replica wants it. Another attempt may follow in another
+    epoch, and this one must not get in its way."""
 
-    def __init__(self, driver: ReplicaDriver, group: PublishGroup) -> None:
-        self.epoch = group.epoch
-        self._driver, self._group = driver, group
+    def __init__(self, node: StorageNode, driver: ReplicaDriver, group: PublishGroup) -> None:
+        self.driver, self.group = driver, group
+        self._node, self._replica = node, driver.replica
         self._refusal = ""
 
-    def give(self, batch: Batch, *, last: bool) -> None:
-        self._driver.feed(GroupEntry(self._group.tag, batch, last), self._refused)
-        if self._refusal:
-            raise _NotWanted(self._refusal)
+    @property
+    def must_wait(self) -> bool:
+        return self.driver.is_busy or self.driver.writer.backlog_bytes > BACKLOG_BYTES_MAX
 
-    def check(self, node: StorageNode) -> None:
+    def give(self, batch: Batch, *, last: bool) -> None:
+        self.check()
+        self.driver.feed(GroupEntry(self.group.tag, batch, last), self._refused)
+        self.check()
+
+    def fail(self, problem: str) -> None:
+        if not self._objection():
+            self.driver.feed(GroupFailed(self.group.tag, problem))
+
+    def check(self) -> None:
         """Raise if it makes no sense to go on."""
-        if node.replicas.get(self._group.stream) is not self._driver:
-            raise _NotWanted("the replica is no longer here")
-        if not self._refusal and not self._driver.is_busy and not _leads(self._driver, self.epoch):
-            raise _NotWanted("it is not the head of this epoch any more")
-        if self._refusal:
-            raise _NotWanted(self._refusal)
+        objection = self._objection()
+        if objection:
+            raise _NotWanted(objection)
+
+    def _objection(self) -> str:
+        if self._node.replicas.get(self.group.stream) is not self.driver:
+            return "the replica is no longer here"
+        if self.driver.replica is not self._replica:
+            return "the replica was opened anew"
+        if not _leads(self.driver, self.group.epoch):
+            return "it is not the head of this epoch any more"
+        return self._refusal
 
     def _refused(self, error: CutwaterError) -> None:
         self._refusal = error.message

@@ -24,11 +24,12 @@ FULL_FOR_SECONDS_MIN = 2.0
 
 
 class RoomWatch:
-    """``on_change`` is told the new state of the node and why; ``backlog`` tells what was taken and is not written."""
+    """``volumes`` tells which there are now; ``on_change`` is told the new state of the node and why; ``backlog`` tells
+    what was taken and is not written."""
 
     def __init__(
         self,
-        volumes: Sequence[Path],
+        volumes: Callable[[], Sequence[Path]],
         reserve_bytes: int,
         on_change: Callable[[NodeState, str], None],
         backlog: Callable[[], int],
@@ -47,18 +48,21 @@ class RoomWatch:
     def look(self) -> None:
         """How much room there is now."""
         try:
-            self.judge(measure(self._volumes))
+            self.judge(measure(self._volumes()))
         except OSError as error:
             self._cannot_look(error)
 
     async def watch(self) -> None:
         while True:
-            try:
-                # A file system may hang.
-                self.judge(await asyncio.to_thread(measure, self._volumes))
-            except OSError as error:
-                self._cannot_look(error)
+            await self.look_aside()
             await asyncio.sleep(LOOK_EVERY_SECONDS)
+
+    async def look_aside(self) -> None:
+        """The same in another thread: a file system may hang."""
+        try:
+            self.judge(await asyncio.to_thread(measure, self._volumes()))
+        except OSError as error:
+            self._cannot_look(error)
 
     def _cannot_look(self, error: OSError) -> None:
         self._become(NodeState.READ_ONLY, f"a volume cannot be used any more: {error}")

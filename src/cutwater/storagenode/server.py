@@ -86,13 +86,13 @@ class StorageNodeServer:
             identity.node, volumes.next_incarnation(), self, VolumeStores(volumes, options.segments)
         )
         self.room = RoomWatch(
-            volumes.volumes, options.reserve_bytes, self.node.set_state, lambda: self.node.backlog_bytes
+            lambda: volumes.volumes, options.reserve_bytes, self.node.set_state, lambda: self.node.backlog_bytes
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._metadata: MetadataLinks | None = None
         self._syncing = Syncing(self.node)
-        staged_files = StagingFiles(volumes.staged)
+        staged_files = StagingFiles(volumes.staging)
         self.staging = Staging(self.node, staged_files, self.disk_is_full, options.staged_bytes_max)
         self._methods = self._table()
         self._client_tls = options.tls.client if options.tls else None
@@ -126,7 +126,7 @@ class StorageNodeServer:
         self.room.look()
         try:
             self.node.start()
-            self.staging.start()
+            self.staging.start(self.volumes.staged)
             self._listener = await listen(
                 self._endpoint(WireOptions()),
                 options.host,
@@ -284,6 +284,8 @@ class StorageNodeServer:
         methods.answers(api.FETCH)(self.staging.fetch)
         methods.answers(api.STAGED)(lambda call: self.staging.summary())
         methods.answers(api.VERIFY_STAGED)(self.staging.verify)
+        methods.answers(api.ADD_VOLUME)(self._add_volume)
+        methods.answers(api.REMOVE_VOLUME)(self._remove_volume)
         methods.streams_to(api.SYNC)(self._syncing.serve)
         methods.hears(api.REPLICATE)(self._replicate)
         methods.hears(api.ENTRY_REFUSED)(self._entry_refused)
@@ -360,6 +362,26 @@ class StorageNodeServer:
             else:
                 self.node.damage_met(stream, DamagedFile(Path(finding.where), finding.what))
         return tuple(api.VerifyFinding(stream, finding.where, finding.what) for finding in findings)
+
+    async def _add_volume(self, call: Call[str]) -> api.NodeDescription:
+        before = self.volumes.staged
+        found = await asyncio.to_thread(self.volumes.add, Path(call.argument))
+        await self.node.take_in(found)
+        await self.staging.look_into([path for path in self.volumes.staged if path not in before])
+        _log.warning("volume %s is used from now on, with %s replicas on it", call.argument, len(found))
+        return await self._tell_volumes()
+
+    async def _remove_volume(self, call: Call[str]) -> api.NodeDescription:
+        await asyncio.to_thread(self.volumes.take_away, Path(call.argument))
+        _log.warning("volume %s is not used any more", call.argument)
+        return await self._tell_volumes()
+
+    async def _tell_volumes(self) -> api.NodeDescription:
+        """Which volumes there are now is in the catalog when this returns."""
+        await self.room.look_aside()
+        if self._metadata is not None:
+            await self._metadata.introduce()
+        return self.describe()
 
 
 def _tell(send: Callable[[], None]) -> None:

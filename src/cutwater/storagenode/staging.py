@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +27,9 @@ from cutwater.errors import (
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DiskFull
 from cutwater.storage.frames import frames_in
-from cutwater.storage.staging import Held, PartWriter, StagingFiles, check_part
+from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.threads import in_thread
 from cutwater.types import BatchNumber, RunId
 from cutwater.wire import storage_api as api
 from cutwater.wire.methods import Reply
@@ -62,7 +62,8 @@ class _Writing:
         self.part = part
         self.lock = asyncio.Lock()
         self.writer: PartWriter | None = None
-        self.check = _check_of(part)
+        self.check: Callable[[Buffer], None] | None = None
+        """What is checked of each message beyond its frames."""
         self.reserved = 0
         """Its bytes that count as being here."""
         self.touched = time.monotonic()
@@ -82,11 +83,19 @@ class Staging:
         self._writing: dict[str, _Writing] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
 
-    def start(self) -> None:
+    def start(self, directories: Iterable[Path]) -> None:
         """Find what was staged before."""
-        found, broken = self._files.open()
+        self._take_in(*self._files.open(directories))
+
+    async def look_into(self, directories: Iterable[Path]) -> None:
+        """The same on volumes that are used from now on."""
+        self._take_in(*await self.in_thread(lambda: self._files.open(directories)))
+
+    def _take_in(self, found: list[Held], broken: list[CannotUse]) -> None:
         for held in found:
-            self._hold(held)
+            if held.part.part not in self.held:
+                self.held[held.part.part] = held
+                self.bytes += held.size.bytes
         for one in broken:
             _log.error("a staged part cannot be used: %s", one.why, extra={"path": str(one.path)})
 
@@ -192,13 +201,8 @@ class Staging:
         return self._files.read(held, offset, bytes_max)
 
     async def in_thread(self, job: Callable[[], T]) -> T:
-        """Also whoever gives up waits for the end of what was begun: the next one finds things as they are."""
-        future = asyncio.get_running_loop().run_in_executor(self._threads, job)
         try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait({future})
-            raise
+            return await in_thread(self._threads, job)
         except DiskFull:
             self._on_full()
             raise
@@ -240,10 +244,11 @@ class Staging:
 
     def _write(self, writing: _Writing, data: Buffer) -> None:
         """In a thread."""
+        if writing.check is None:
+            writing.check = _check_of(writing.part)
         writing.check(data)
         if writing.writer is None:
-            directory = max(self._files.directories, key=_room)
-            writing.writer = self._files.begin(writing.part, directory)
+            writing.writer = self._files.begin(writing.part)
         writing.writer.append(data)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
@@ -269,10 +274,6 @@ class Staging:
                 await self.in_thread(writing.writer.discard)
             except CutwaterError as error:
                 _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
-
-    def _hold(self, held: Held) -> None:
-        self.held[held.part.part] = held
-        self.bytes += held.size.bytes
 
     # What is no longer needed.
 
@@ -324,17 +325,9 @@ class Staging:
         await self.in_thread(lambda: self._files.drop(doomed))
 
 
-def _room(directory: Path) -> int:
-    """What is free on the volume; the directory itself need not exist yet."""
-    while not directory.exists():
-        directory = directory.parent
-    stats = os.statvfs(directory)
-    return stats.f_bavail * stats.f_frsize
-
-
 def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
-    """What is checked of each message beyond its frames. Ordered parts are looked into, so that whoever stages what
-    cannot be put in order hears of it, and not the one who has to publish it."""
+    """Ordered parts are looked into, so that whoever stages what cannot be put in order hears of it, and not the one
+    who has to publish it."""
     if part.order is None:
         return lambda data: None
     # Only nodes that are given ordered parts need Arrow, which takes long to import.

@@ -51,6 +51,7 @@ class StartOptions(Struct, frozen=True):
     metrics: str | None = None
     reserve_bytes: int = RESERVE_BYTES
     stop_seconds: float = STOP_SECONDS
+    forget_volumes: tuple[Path, ...] = ()
     staged_bytes_max: int = STAGED_BYTES_MAX
     staged_ask_seconds: float = ASK_SECONDS
 
@@ -132,7 +133,13 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
     started = time.monotonic()
-    volumes = NodeVolumes(options.volumes, options.cluster, options.node, error_if_exists=options.error_if_exists)
+    volumes = NodeVolumes(
+        options.volumes,
+        options.cluster,
+        options.node,
+        error_if_exists=options.error_if_exists,
+        forget=options.forget_volumes,
+    )
     try:
         server = StorageNodeServer(node_options, volumes)
         await server.start()

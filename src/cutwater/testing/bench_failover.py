@@ -20,11 +20,7 @@ from cutwater.admin import local_cluster, processes
 from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.admin.operations import Admin
-from cutwater.testing.real_run import Load, now_us
-from cutwater.wire import metadata_api
-from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import connect
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.testing.real_run import Load, leader_of, now_us
 
 LEADER_KILLS = 10
 NODE_KILLS = 5
@@ -34,16 +30,6 @@ TOPIC = "failover"
 
 Choose = Callable[[LocalCluster], Awaitable[Member]]
 StartAgain = Callable[[Path, LocalCluster, Member], None]
-
-
-async def leader_of(cluster: LocalCluster) -> Member:
-    host, port = parse_address(cluster.metadata[0].address)
-    connection = await connect(Endpoint(ANY_CLUSTER, "bench"), host, port, timeout_ms=2_000)
-    try:
-        told = (await connection.call(metadata_api.WHO_LEADS, None, timeout_ms=2_000)).value
-    finally:
-        connection.abort()
-    return next(member for member in cluster.metadata if member.id == told.leader)
 
 
 async def pauses(folder: Path, cluster: LocalCluster, kills: int, choose: Choose, again: StartAgain) -> list[float]:

@@ -7,12 +7,20 @@ Put between two real processes, it lets a test cut the link between them and not
         proxy.swallow(to_target=True, from_target=True)
         ...
         proxy.heal()
+
+Several may connect through one proxy. ``among`` says which of them the faults are for, by what they say first, so that
+a link between two nodes can be cut while both talk to everyone else::
+
+        proxy.among = opened_by("storage node", "2")
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
+
+import msgspec
 
 from cutwater.wire.addresses import format_address
 
@@ -27,14 +35,17 @@ class FaultProxy:
         self._target = (host, port)
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._writers: dict[asyncio.StreamWriter, bool] = {}
+        """And whether faults apply to it."""
+        self.among: Callable[[bytes], bool] | None = None
+        """Takes the first bytes of whoever connects; None: faults are for all. To be set before anyone does."""
         self._flows = {True: asyncio.Event(), False: asyncio.Event()}
         """By direction, to the target or from it: set while bytes pass."""
         self._refuses = False
         self._swallowed: dict[bool, bool] = {True: False, False: False}
         self.delay_seconds = 0.0
         self.connections = 0
-        """How many were ever accepted."""
+        """How many were ever accepted to which faults apply."""
         for flow in self._flows.values():
             flow.set()
 
@@ -76,8 +87,9 @@ class FaultProxy:
 
     def break_off(self) -> None:
         """Reset all connections."""
-        for writer in list(self._writers):
-            writer.transport.abort()
+        for writer, is_meant in list(self._writers.items()):
+            if is_meant:
+                writer.transport.abort()
 
     def refuse(self) -> None:
         """Reset all connections, and every new one at once."""
@@ -101,31 +113,50 @@ class FaultProxy:
         assert task is not None
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        self._writers.add(writer)
-        self.connections += 1
         outward: asyncio.StreamWriter | None = None
+        self._writers[writer] = self.among is None
         try:
-            if self._refuses or len(self._writers) > CONNECTIONS_MAX:
+            first = await reader.read(CHUNK_BYTES) if self.among is not None else b""
+            is_meant = self._writers[writer] = self.among is None or self.among(first)
+            self.connections += is_meant
+            if (self._refuses and is_meant) or len(self._writers) > CONNECTIONS_MAX:
                 return
             inward, outward = await asyncio.open_connection(*self._target)
-            self._writers.add(outward)
-            await asyncio.gather(self._pump(reader, outward, True), self._pump(inward, writer, False))
+            self._writers[outward] = is_meant
+            await asyncio.gather(
+                self._pump(reader, outward, True, is_meant, first), self._pump(inward, writer, False, is_meant)
+            )
         except (OSError, RuntimeError, asyncio.CancelledError):
             # A transport of uvloop that was aborted says so with a RuntimeError.
             return
         finally:
             for end in (writer, outward):
                 if end is not None:
-                    self._writers.discard(end)
+                    self._writers.pop(end, None)
                     end.transport.abort()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to_target: bool) -> None:
-        while data := await reader.read(CHUNK_BYTES):
-            await self._flows[to_target].wait()
-            if self._swallowed[to_target]:
-                continue
-            if self.delay_seconds:
-                await asyncio.sleep(self.delay_seconds)
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        to_target: bool,
+        is_meant: bool,
+        first: bytes = b"",
+    ) -> None:
+        while data := first or await reader.read(CHUNK_BYTES):
+            first = b""
+            if is_meant:
+                await self._flows[to_target].wait()
+                if self._swallowed[to_target]:
+                    continue
+                if self.delay_seconds:
+                    await asyncio.sleep(self.delay_seconds)
             writer.write(data)
             await writer.drain()
         writer.write_eof()
+
+
+def opened_by(role: str, name: str) -> Callable[[bytes], bool]:
+    """Whether these are the first bytes of someone who greets like this."""
+    greeting = msgspec.msgpack.encode(role) + msgspec.msgpack.encode(name)
+    return lambda data: greeting in data

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster
+from cutwater.admin import processes
+from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
@@ -36,16 +36,18 @@ from cutwater.types import (
     LogStreamId,
     StorageNodeId,
 )
+from cutwater.wire import metadata_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS = 1_000
 APPEND_MS = 3_000
 READ_BYTES = 1024 * 1024
+READS_AT_ONCE = 32
 PAUSE_SECONDS = 0.02
 CATALOG_US_MAX = 500_000
 """After this the catalog is fetched anew: there may be new log streams, of which no error tells."""
@@ -54,6 +56,30 @@ DUMP_BYTES = 4 * 1024 * 1024
 
 def now_us() -> int:
     return time.monotonic_ns() // 1_000
+
+
+async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> Member:
+    """The metadata node that leads and lives, as whichever of them answers says. It may take a while until one is
+    chosen, and until the others have noticed."""
+    async with asyncio.timeout(seconds):
+        while True:
+            for member in cluster.metadata:
+                told = await _who_leads(member)
+                for found in cluster.metadata:
+                    if told is not None and found.id == told.leader and processes.is_running(found.pid):
+                        return found
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _who_leads(member: Member) -> metadata_api.MetadataNode | None:
+    try:
+        connection = await connect(Endpoint(ANY_CLUSTER, "test"), *parse_address(member.address), timeout_ms=500)
+        try:
+            return (await connection.call(metadata_api.WHO_LEADS, None, timeout_ms=500)).value
+        finally:
+            connection.abort()
+    except CutwaterError:
+        return None
 
 
 class Load:
@@ -97,12 +123,6 @@ class Load:
                 if len(done) >= more:
                     return (min(done) - begun) / 1e6
                 await asyncio.sleep(PAUSE_SECONDS / 4)
-
-    def pauses(self) -> list[tuple[float, float]]:
-        """Times between acknowledgements, the longest first, and when each began."""
-        ends = sorted(op.completed for op in self.record.appends if op.ack is not None)
-        gaps = [((b - a) / 1e6, a / 1e6) for a, b in pairwise(ends)]
-        return sorted(gaps, reverse=True)
 
     # Appending.
 
@@ -190,11 +210,16 @@ class Load:
         catalog = await self.catalog(fresh=True)
         replicas = {s.stream: s.replicas for s in catalog.streams}
         live = set(nodes)
+        wanted = [
+            (op, node)
+            for op in self.record.appends
+            if op.ack is not None
+            for node in live & set(replicas[op.ack.stream])
+        ]
         async with asyncio.timeout(seconds):
-            for op in [op for op in self.record.appends if op.ack is not None]:
-                assert op.ack is not None
-                for node in live & set(replicas[op.ack.stream]):
-                    await self._until_read(op, node)
+            for start in range(0, len(wanted), READS_AT_ONCE):
+                some = wanted[start : start + READS_AT_ONCE]
+                await asyncio.gather(*(self._until_read(op, node) for op, node in some))
 
     async def _until_read(self, op: AppendOp, node: StorageNodeId) -> None:
         assert op.ack is not None
@@ -237,7 +262,10 @@ def evidence_of(
     written: dict[tuple[LogStreamId, Epoch, LLSN], Batch] = {}
     for stream, nodes in members.items():
         for node in nodes:
-            volume = directory / f"sn{node}"
+            # Volumes that it got while it ran lie next to the one it was made with, if the test put them there.
+            volumes = sorted(directory.glob(f"sn{node}*/"))
+            here = (v for v in volumes if replica_path(v, ClusterId(CLUSTER_ID), node, stream).exists())
+            volume = next(here, directory / f"sn{node}")
             dump = dump_replica(volume, ClusterId(CLUSTER_ID), node, stream)
             dumps.setdefault(stream, []).append(dump)
             applied.setdefault(stream, []).extend(dump.contexts)

@@ -236,6 +236,10 @@ DISCARD_PART: Method[str, None] = Method("discard_part", str, None)
 """A part that is not complete is not wanted any more."""
 STAGED: Method[None, tuple[StagedInfo, ...]] = Method("staged", None, tuple[StagedInfo, ...])
 VERIFY_STAGED: Method[None, tuple[VerifyFinding, ...]] = Method("verify_staged", None, tuple[VerifyFinding, ...])
+ADD_VOLUME: Method[str, NodeDescription] = Method("add_volume", str, NodeDescription)
+"""A directory on the machine of the storage node. It is used, and in the catalog, when the answer comes."""
+REMOVE_VOLUME: Method[str, NodeDescription] = Method("remove_volume", str, NodeDescription)
+"""Refused while anything lies there."""
 
 # Storage nodes among each other.
 

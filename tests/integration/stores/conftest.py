@@ -120,7 +120,7 @@ class Etcd(Backend):
 
     def resume(self) -> None:
         for member in self.etcd.members:
-            if member.process is not None:
+            if member.is_running:
                 member.go_on()
 
 

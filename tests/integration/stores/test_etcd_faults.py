@@ -21,7 +21,7 @@ from cutwater.metadata.etcd.client import STATUS
 from cutwater.metadata.etcd_store import EtcdStore
 from cutwater.metadata.store_interface import LeaderInfo, Loaded
 from cutwater.testing.fault_proxy import FaultProxy
-from cutwater.testing.local_etcd import EtcdMember, LocalEtcd
+from cutwater.testing.local_etcd import EtcdServer, LocalEtcd
 from cutwater.types import LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, Etcd
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History
@@ -30,13 +30,13 @@ E0, E1, E2 = LeaderEpoch(0), LeaderEpoch(1), LeaderEpoch(2)
 PREFIX = "faults"
 
 
-def store_on(backend: Etcd, *members: EtcdMember) -> EtcdStore:
+def store_on(backend: Etcd, *members: EtcdServer) -> EtcdStore:
     store = EtcdStore(EtcdAddress(tuple(member.endpoint for member in members), PREFIX), CLUSTER)
     backend.stores.append(store)
     return store
 
 
-async def etcd_leader(etcd: LocalEtcd, store: EtcdStore) -> EtcdMember:
+async def etcd_leader(etcd: LocalEtcd, store: EtcdStore) -> EtcdServer:
     """The member that leads the etcd cluster, as soon as there is one."""
     while True:
         await store._client.choose()

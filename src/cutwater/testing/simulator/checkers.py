@@ -24,11 +24,13 @@ from cutwater.types import (
     MILLISECOND,
     Batch,
     BatchKind,
+    BatchNumber,
     CommitContext,
     CutTime,
     Entry,
     Epoch,
     LogStreamId,
+    RunId,
     StorageNodeId,
     TopicId,
 )
@@ -393,6 +395,60 @@ class _WatermarkOracle:
             self.watermark = max(self.watermark, lowest - self.bound_us - MILLISECOND)
 
 
+def check_groups(log: Log, evidence: Evidence) -> None:
+    """Each decided batch is in its topics exactly once, whole, by one cut, contiguous, from the parts of its first
+    decision, in the order of its run; rows that were staged and not decided on are nowhere."""
+    record = evidence.record
+    found: dict[str, list[tuple[GLSN, LogStreamId, int, int]]] = {}
+    for glsn, stream, _, _, batch in log.batches:
+        op = record.op_of(batch)
+        if op is not None and op.part:
+            found.setdefault(op.part, []).append((glsn, stream, op.payload, batch.count))
+    published = {(p.run, p.batch, p.topic): p for p in evidence.decisions if isinstance(p, d.GroupPublished)}
+    decided: set[tuple[RunId, BatchNumber]] = set()
+    ends: dict[tuple[RunId, TopicId], GLSN] = {}
+    for decision in evidence.decisions:
+        if not isinstance(decision, d.DecideBatch):
+            continue
+        if (decision.run, decision.batch) in decided:
+            raise Violation("groups", f"batch {decision.batch} of run {decision.run} was decided twice")
+        decided.add((decision.run, decision.batch))
+        for plan in decision.groups:
+            what = f"batch {decision.batch} of run {decision.run} for topic {plan.topic}"
+            rows = sorted(item for part in plan.parts for item in found.pop(part.part, []))
+            if not rows:
+                if plan.topic in log.state.topics:
+                    raise Violation("groups", f"{what} was decided and is not in the log")
+                continue
+            payloads = [payload for part in plan.parts for payload in record.staged[part.part].payloads]
+            _check_group(log, what, rows, payloads)
+            told = published.get((decision.run, decision.batch, plan.topic))
+            if told is not None and (told.glsn, told.count) != (rows[0][0], sum(count for *_, count in rows)):
+                raise Violation("groups", f"{what} is at {rows[0]}, {told} was stored")
+            if rows[0][0] <= ends.get((decision.run, plan.topic), 0):
+                raise Violation("groups", f"{what} is before an earlier batch")
+            ends[decision.run, plan.topic] = rows[-1][0]
+    if found:
+        raise Violation("groups", f"rows of {sorted(found)[:3]} were never decided on and are in the log")
+    for answer in record.published:
+        for group in answer.topics:
+            told = published.get((answer.run, answer.batch, group.topic))
+            if told is None or (told.glsn, told.count) != (group.glsn, group.count):
+                raise Violation("groups", f"{answer} was answered, {told} is stored")
+
+
+def _check_group(log: Log, what: str, rows: list[tuple[GLSN, LogStreamId, int, int]], payloads: list[int]) -> None:
+    if [payload for _, _, payload, _ in rows] != payloads:
+        raise Violation("groups", f"{what} should be {payloads}, the log has {rows}")
+    stream = rows[0][1]
+    for before, after in pairwise(rows):
+        if after[:2] != (before[0] + before[3], stream):
+            raise Violation("groups", f"{what} is not in one piece: {before}, {after}")
+    first, last = rows[0][0], rows[-1][0] + rows[-1][3] - 1
+    if not any(context.first_glsn <= first and last <= context.last_glsn for context in log.contexts[stream]):
+        raise Violation("groups", f"{what} was committed by several cuts")
+
+
 CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
     "1 unique": check_unique,
     "2 dense": check_dense,
@@ -405,6 +461,7 @@ CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
     "9 exactly once": check_exactly_once,
     "10 trim": check_trim,
     "11 sealed": check_sealed,
+    "groups": check_groups,
     "watermark": check_watermark,
 }
 """12 is checked by replaying the decisions (``Log``); 13 to 16 need the running cluster, see ``cluster.py``."""

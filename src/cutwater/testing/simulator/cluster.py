@@ -19,6 +19,7 @@ from cutwater.testing.simulator.metadata_node import MetadataNode
 from cutwater.testing.simulator.nemesis import Nemesis
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.record import Outcome, Record
+from cutwater.testing.simulator.sinks import Sink
 from cutwater.testing.simulator.storage_node import StorageNode
 from cutwater.testing.simulator.store import SimulatedStore
 from cutwater.testing.simulator.world import Process, Violation, World
@@ -61,6 +62,8 @@ class Result(Struct, frozen=True):
 
 class Cluster:
     topic = "t"
+    second_topic = "u"
+    """There from the beginning too, if there are sinks: they publish to both."""
 
     def __init__(self, seed: int, options: Options) -> None:
         self.options = options
@@ -78,10 +81,12 @@ class Cluster:
         self._numbers = count(1)
         self.clients: list[Client] = []
         self.producers: list[Producer] = []
+        self.sinks: list[Sink] = []
+        self.topics = (self.topic, self.second_topic) if options.sinks else (self.topic,)
         self.operator = Operator(self.world, next(self._numbers), self.record, options.metadata_nodes)
         self.nemesis = Nemesis(self)
         self.world.on_death = self.nemesis.revive
-        self._created: Created | None = None
+        self._created: set[str] = set()
 
     def add_storage_node(self, *, start: bool = True) -> StorageNode:
         number = StorageNodeId(len(self.storage_nodes) + 1)
@@ -97,6 +102,13 @@ class Cluster:
         self.producers.append(producer)
         self.clients.append(producer)
         producer.start()
+
+    def add_sink(self, name: str) -> None:
+        nodes = self.options.metadata_nodes
+        sink = Sink(self.world, next(self._numbers), self.record, nodes, name, self.topics)
+        self.sinks.append(sink)
+        self.clients.append(sink)
+        sink.start()
 
     def leader(self) -> OrderLayer | None:
         """The order layer that leads by the store's word."""
@@ -123,24 +135,26 @@ class Cluster:
             process.start()
         for node in self.storage_nodes:
             self.operator.insist(AddNodeRequest(node.node), lambda outcome: None)
-        self.world.after(200 * MILLISECOND, self._create_topic)
+        for topic in self.topics:
+            self.world.after(200 * MILLISECOND, self._create_topic, topic)
         if not self.world.run_until(self.world.now + SETUP_US, self._is_open):
             raise Violation("15 liveness", f"a new cluster does not open its streams: {self._explain()}")
         self.world.healing = False
 
-    def _create_topic(self) -> None:
+    def _create_topic(self, topic: str) -> None:
         def created(outcome: Any) -> None:
             if isinstance(outcome, Created):
-                self._created = outcome
+                self._created.add(topic)
             else:
-                self.world.after(50 * MILLISECOND, self._create_topic)
+                self.world.after(50 * MILLISECOND, self._create_topic, topic)
 
-        request = CreateTopicRequest(self.topic, self.options.streams, self.options.replication)
+        streams = self.options.streams if topic == self.topic else 2
+        request = CreateTopicRequest(topic, streams, self.options.replication)
         self.operator.insist(request, created)
 
     def _is_open(self) -> bool:
         leader = self.leader()
-        if leader is None or self._created is None:
+        if leader is None or len(self._created) < len(self.topics):
             return False
         return all(stream.is_open for stream in leader.state.streams.values())
 
@@ -157,6 +171,8 @@ class Cluster:
             client.start()
         for i in range(options.producers):
             self.add_producer(f"p{i + 1}")
+        for i in range(options.sinks):
+            self.add_sink(f"s{i + 1}" if i else "")
 
     def _recover(self) -> None:
         """15: after the fault heals, appends succeed within seconds; 14: replicas converge."""
@@ -164,7 +180,7 @@ class Cluster:
         appends = self.record.appends
 
         def appended() -> bool:
-            return any(op.outcome is Outcome.OK and op.invoked >= healed for op in appends[-20:])
+            return any(op.outcome is Outcome.OK and op.invoked >= healed for op in appends[-200:])
 
         self._release_streams()
         if not self.world.run_until(healed + RECOVERY_US, appended):
@@ -212,6 +228,11 @@ class Cluster:
         for producer in self.producers:
             if producer.session.unsettled and not producer.session.is_over:
                 return f"producer {producer.number} has unsettled batches in {producer.session.phase}"
+        for run in state.runs.publishing:
+            return f"batch {run.batch} of run {run.run} is not published: {run.unpublished}"
+        for holder in self.storage_nodes:
+            if holder.staging.parts:
+                return f"storage node {holder.node} still has {holder.staging.parts}"
         kept = sum(len(history) for history in state.histories.values())
         if kept > sum(1 for stream in state.streams.values() if stream.final):
             return f"the commit history still has {kept} ranges"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from cutwater.core.messages import GroupOutcome
 from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
     Alarm,
     Asked,
     Compact,
+    GroupOutcomeArrived,
     OrderEffect,
     OrderEvent,
     PeerComplaint,
@@ -53,6 +55,9 @@ ORDER_OPTIONS = OrderOptions(
     compact_every_decisions=16,
     replace_node_after_us=600 * MILLISECOND,
     replace_stream_after_us=400 * MILLISECOND,
+    publish_again_us=40 * MILLISECOND,
+    publish_wait_us=200 * MILLISECOND,
+    staged_expire_after_us=500 * MILLISECOND,
 )
 """As in a real cluster, only much faster, so that much happens in a few simulated seconds."""
 
@@ -133,7 +138,7 @@ class MetadataNode(Process):
                 if message.leader_epoch >= self._leader[0]:
                     self._leader = (message.leader_epoch, message.leader)
                     self._leader_heard = self.world.now
-            case ReportMessage() | ComplaintMessage():
+            case ReportMessage() | ComplaintMessage() | GroupOutcome():
                 self._from_storage(source, self.node, message)
             case Relay():
                 if message.target[0] == "sn":
@@ -143,7 +148,9 @@ class MetadataNode(Process):
             case Call():
                 self._call(source, message)
 
-    def _from_storage(self, source: Address, via: MetadataNodeId, message: ReportMessage | ComplaintMessage) -> None:
+    def _from_storage(
+        self, source: Address, via: MetadataNodeId, message: ReportMessage | ComplaintMessage | GroupOutcome
+    ) -> None:
         """A follower passes on what storage nodes say; the leader takes it in and remembers the way back."""
         if self.order is None:
             leader = self._leader[1]
@@ -153,6 +160,8 @@ class MetadataNode(Process):
         if isinstance(message, ReportMessage):
             self._via.setdefault(message.report.storage_node_id, {})[via] = self.world.now
             self._feed(ReportArrived(message.report))
+        elif isinstance(message, GroupOutcome):
+            self._feed(GroupOutcomeArrived(message))
         else:
             self._feed(PeerComplaint(message.stream, message.complainer, message.peer))
 

@@ -56,6 +56,7 @@ class Nemesis:
             (options.nodes_come_and_go_every_us, self._nodes_come_and_go),
             (options.reopen_producer_every_us, self._reopen_producer),
             (options.topics_come_and_go_every_us, self._topics_come_and_go),
+            (options.crash_sink_every_us, self._crash_sink),
         ):
             if every_us:
                 self._again(every_us, strike)
@@ -252,10 +253,23 @@ class Nemesis:
             old = self.rng.choice(self.cluster.producers).session
             self.cluster.add_producer(old.producer, old.topic)
 
+    def _crash_sink(self) -> None:
+        """A driver dies; it comes back with its checkpoint, or not. Or somebody starts its query anew, with a new
+        checkpoint, while the old one goes on as if nothing had happened."""
+        if not self.cluster.sinks:
+            return
+        sink = self.rng.choice(self.cluster.sinks)
+        if self.rng.random() < 0.3 and len(self.cluster.sinks) < 6:
+            self.cluster.add_sink(sink.name)
+            return
+        sink.kill()
+        if self.rng.random() < 0.9:
+            self._later(10, 200, lambda: None if sink.alive else sink.start())
+
     def _topics_come_and_go(self) -> None:
         """Besides the one that is always there."""
         operator, options = self.cluster.operator, self.cluster.options
-        others = [topic.name for topic in operator.catalog.topics if topic.name != self.cluster.topic]
+        others = [topic.name for topic in operator.catalog.topics if topic.name not in self.cluster.topics]
         operator.refresh()
         if len(others) > 1 or (others and self.rng.random() < 0.5):
             operator.request(DeleteTopicRequest(self.rng.choice(others)))

@@ -19,6 +19,7 @@ class Options(Struct, frozen=True):
     appenders: int = 2
     producers: int = 1
     subscribers: int = 1
+    sinks: int = 0
     duration_us: int = 2 * SECOND
     append_pause_us: int = 15 * MILLISECOND
 
@@ -65,6 +66,7 @@ class Options(Struct, frozen=True):
     nodes_come_and_go_every_us: int = 0
     topics_come_and_go_every_us: int = 0
     reopen_producer_every_us: int = 0
+    crash_sink_every_us: int = 0
 
     def faults(self) -> dict[str, object]:
         """The switches that differ from a quiet world, for people."""
@@ -95,7 +97,11 @@ def random_options(seed: int) -> Options:
     if replication == 1:
         # A single copy on a bad disk is lost by definition.
         changes.pop("bit_flip_every_us", None)
-    return structs.replace(options, **changes, segment_files=_has_segment_files(seed))
+    return structs.replace(options, **changes, segment_files=_has_segment_files(seed), sinks=_sinks(seed))
+
+
+def _sinks(seed: int) -> int:
+    return Random(f"sinks/{seed}").choice((0, 0, 1, 2))
 
 
 def _has_segment_files(seed: int) -> bool:
@@ -135,6 +141,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "process_deaths": (0.5, 1.0),
     "deadly_disk_errors": (0.3, 1.0),
     "topics_come_and_go_every_us": (250_000, 600_000),
+    "crash_sink_every_us": (150_000, 400_000),
 }
 
 
@@ -147,7 +154,7 @@ def storm_options(seed: int) -> Options:
     """Everything at once, and often."""
     rng = Random(f"storm/{seed}")
     changes = {name: rng.choice(values) for name, values in _CHOICES.items()}
-    options = Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2)
+    options = Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2, sinks=2)
     return structs.replace(options, **changes, segment_files=_has_segment_files(seed))
 
 

@@ -12,6 +12,7 @@ from cutwater.types import (
     GLSN,
     LLSN,
     Batch,
+    BatchNumber,
     Entry,
     Epoch,
     LeaderEpoch,
@@ -19,6 +20,7 @@ from cutwater.types import (
     MetadataNodeId,
     ProducerId,
     Report,
+    RunId,
     StorageNodeId,
 )
 
@@ -58,6 +60,27 @@ class FateCall(Struct, frozen=True):
     stream: LogStreamId
     stream_epoch: Epoch
     producer: ProducerId
+
+
+class StageCall(Struct, frozen=True):
+    """Keep these rows, invisibly, until it is decided what becomes of them."""
+
+    part: str
+    run: RunId
+    batch: BatchNumber
+    generation: int
+    batches: tuple[Batch, ...]
+
+
+class FetchCall(Struct, frozen=True):
+    """A staged part, for another storage node that has to publish it."""
+
+    part: str
+
+
+class FetchReturn(Struct, frozen=True):
+    part: str
+    batches: tuple[Batch, ...]
 
 
 class CopyCall(Struct, frozen=True):

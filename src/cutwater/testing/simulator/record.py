@@ -6,9 +6,22 @@ import enum
 
 from msgspec import Struct
 
+from cutwater.core.requests import PublishedGroup
 from cutwater.core.subscription import Run
 from cutwater.storage.checksum import crc32c
-from cutwater.types import GLSN, Ack, Batch, EventTime, LogStreamId, ProducerId, Sequence, StorageNodeId, TopicId
+from cutwater.types import (
+    GLSN,
+    Ack,
+    Batch,
+    BatchNumber,
+    EventTime,
+    LogStreamId,
+    ProducerId,
+    RunId,
+    Sequence,
+    StorageNodeId,
+    TopicId,
+)
 
 
 class Outcome(enum.Enum):
@@ -27,9 +40,29 @@ class AppendOp(Struct):
     batch: Batch
     producer: ProducerId | None = None
     sequence: Sequence = Sequence(0)
+    part: str = ""
+    """The staged part that it belongs to, if it is not appended but published."""
     outcome: Outcome = Outcome.PENDING
     completed: int = 0
     ack: Ack | None = None
+
+
+class StagedRows(Struct):
+    """What one attempt of a task staged: the payloads, in order."""
+
+    part: str
+    run: RunId
+    batch: BatchNumber
+    topic: TopicId
+    payloads: list[int]
+
+
+class PublishOp(Struct):
+    """A batch of which a client was told that it is published."""
+
+    run: RunId
+    batch: BatchNumber
+    topics: tuple[PublishedGroup, ...]
 
 
 class TailOp(Struct):
@@ -77,6 +110,8 @@ class Record:
         self.tails: list[TailOp] = []
         self.reads: list[ReadOp] = []
         self.trims: list[TrimOp] = []
+        self.staged: dict[str, StagedRows] = {}
+        self.published: list[PublishOp] = []
         self.subscribers: dict[int, Subscribed] = {}
 
     def new_append(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:

@@ -14,6 +14,7 @@ from cutwater.core.messages import (
     ExcludeReplica,
     LeaderHello,
     LearnFrom,
+    PublishGroup,
     Replicate,
     SealReplica,
     SyncBegin,
@@ -38,6 +39,7 @@ from cutwater.core.replica_events import (
     Dropped,
     EntriesDurable,
     Failed,
+    FeedGroup,
     Forward,
     RefuseEntry,
     Remove,
@@ -50,12 +52,14 @@ from cutwater.core.replica_events import (
     SaveDedup,
     SaveHardState,
     StorageFailed,
+    TellGroup,
     Tidy,
     Truncate,
     Unsettled,
     WriteCommit,
     WriteEntry,
 )
+from cutwater.core.requests import StagedAnswer
 from cutwater.core.subscription import ReadAnswer, Run
 from cutwater.core.sync import Extent, plan_sync
 from cutwater.errors import (
@@ -78,12 +82,16 @@ from cutwater.testing.simulator.protocol import (
     CopyCall,
     CopyReturn,
     FateCall,
+    FetchCall,
+    FetchReturn,
     ReadCall,
     ReportMessage,
     Return,
+    StageCall,
     SyncStart,
 )
 from cutwater.testing.simulator.segment_disk import SegmentDisk
+from cutwater.testing.simulator.staging import Staging
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
@@ -98,6 +106,7 @@ from cutwater.types import (
     ReplicaState,
     Report,
     StorageNodeId,
+    UncommitReport,
 )
 
 REPORT_EVERY_US = 50 * MILLISECOND
@@ -127,6 +136,7 @@ class StorageNode(Process):
         self.applied: dict[LogStreamId, set[CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
+        self.staging = Staging(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -155,6 +165,7 @@ class StorageNode(Process):
         self._leader_epoch = max((r.hard_state.leader_epoch for r in self.replicas.values()), default=LeaderEpoch(0))
         self._report_now()
         self.after(REPORT_EVERY_US, self._report_timer)
+        self.staging.start()
 
     def on_kill(self) -> None:
         only_process = self._chance(self.world.options.process_deaths)
@@ -232,7 +243,7 @@ class StorageNode(Process):
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
                 self._handle(message.stream, message)
-            case CatchUp() | TrimReplica() | DropReplica():
+            case CatchUp() | TrimReplica() | DropReplica() | PublishGroup():
                 self._leader_heard = self.world.now
                 self._handle(message.stream, message)
             case Replicate():
@@ -245,7 +256,10 @@ class StorageNode(Process):
             case SyncEntries() | SyncEnd() | SyncFailed():
                 self._handle(message.stream, message)
             case Return():
-                pass
+                if isinstance(message.outcome, StagedAnswer):
+                    self.staging.answered(message.outcome)
+            case FetchReturn():
+                self.staging.fetched(message)
             case CopyReturn():
                 self._repair(message)
             case _:
@@ -268,7 +282,7 @@ class StorageNode(Process):
         except CutwaterError as error:
             self.world.trace("refused", self.node, stream, error.code)
         else:
-            self._carry_out(stream, replica, effects)
+            self.carry_out(stream, replica, effects)
 
     def _alarm(self, stream: LogStreamId, error: ProtocolViolation) -> None:
         """A healthy cluster never gets here: the simulation counts it as a violation."""
@@ -276,7 +290,7 @@ class StorageNode(Process):
 
     # Effects.
 
-    def _carry_out(self, stream: LogStreamId, replica: Replica, effects: list[ReplicaEffect]) -> None:
+    def carry_out(self, stream: LogStreamId, replica: Replica, effects: list[ReplicaEffect]) -> None:
         for effect in effects:
             if self._chance(self.world.options.crash_between_effects):
                 raise _Crash
@@ -324,6 +338,10 @@ class StorageNode(Process):
                 self._answer_waiter(effect.waiter, effect.error)
             case Unsettled():
                 self._answer_waiter(effect.waiter, AppendUnknown("the head can no longer tell the outcome"))
+            case FeedGroup():
+                self.after(0, self.staging.feed, effect.group, replica)
+            case TellGroup():
+                self._to_metadata(effect.outcome)
             case ReportNow():
                 self._report_now()
             case Complain():
@@ -376,7 +394,7 @@ class StorageNode(Process):
             return
         if any(isinstance(effect, RefuseEntry) for effect in effects):
             self.send(source, (message.stream, refused))
-        self._carry_out(message.stream, replica, effects)
+        self.carry_out(message.stream, replica, effects)
 
     # The disk.
 
@@ -482,11 +500,21 @@ class StorageNode(Process):
             disk = self.disks[ur.log_stream_id]
             if ur.durable_end > disk.synced_end():
                 raise Violation("3 durable", f"storage node {self.node} reports {ur}, synced to {disk.synced_end()}")
+            self._check_group(ur, disk)
             last = disk.synced_commit()
             applied = last.high_watermark if last else 0
             base = disk.hard_state.base_glsn if disk.hard_state else 0
             if ur.high_watermark > max(applied, base):
                 raise Violation("3 durable", f"storage node {self.node} reports HWM {ur}, on disk is {applied}")
+
+    def _check_group(self, ur: UncommitReport, disk: ReplicaDisk | SegmentDisk) -> None:
+        """Nor does it end inside a group: a cut could end there too."""
+        try:
+            last = list(disk.heads(ur.durable_end, ur.durable_end)) if ur.uncommitted_llsn_length else []
+        except DamagedEntries:
+            return
+        if any(entry.batch.more for entry in last):
+            raise Violation("groups", f"storage node {self.node} reports {ur}, which ends inside a group")
 
     def _to_metadata(self, message: object) -> None:
         """To the two metadata nodes that cover this one."""
@@ -506,6 +534,10 @@ class StorageNode(Process):
                 case FateCall():
                     fate = self._replica(call.body.stream).fate(call.body.stream_epoch, call.body.producer)
                     self._return(source, call.call_id, fate)
+                case StageCall():
+                    self.staging.stage(source, call.call_id, call.body)
+                case FetchCall():
+                    self.staging.serve(source, call.body)
                 case CopyCall():
                     self._copy(source, call.body)
         except CutwaterError as error:
@@ -522,7 +554,7 @@ class StorageNode(Process):
         waiter = self._next_waiter
         effects = replica.handle(Append(waiter, call.epoch, call.batch))
         self._waiters[waiter] = (source, call_id)
-        self._carry_out(call.stream, replica, effects)
+        self.carry_out(call.stream, replica, effects)
 
     def _answer_waiter(self, waiter: int, outcome: object) -> None:
         source, call_id = self._waiters.pop(waiter, (None, 0))

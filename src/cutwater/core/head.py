@@ -1,4 +1,4 @@
-"""The head's side of publishing: one group at a time, entry by entry, and whoever has to wait behind it.
+"""The head of a chain: takes appends and groups, one after the other, and gives them their places.
 
 The leader says ``PublishGroup`` until it has heard what became of the group. A group that the stream has already gets
 the same answer again; a new one is opened: the driver hands over its entries, at the pace that disk and chain allow.
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from cutwater.core.dedup import Remembered
 from cutwater.core.groups import RememberedGroup
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.replica_events import (
+    Acked,
     Append,
     FeedGroup,
     GroupEntry,
@@ -26,8 +28,15 @@ from cutwater.core.replica_events import (
     Waiter,
 )
 from cutwater.core.replica_events import Failed as AppendFailed
-from cutwater.errors import CutwaterError, Refused, ResourceExhausted
-from cutwater.types import GLSN, LLSN, BatchKind, GroupTag, ReplicaState
+from cutwater.errors import (
+    ConditionFailed,
+    CutwaterError,
+    InvalidArgument,
+    Refused,
+    ResourceExhausted,
+    StreamSealed,
+)
+from cutwater.types import GLSN, LLSN, Ack, BatchKind, Epoch, GroupTag, ReplicaState
 
 if TYPE_CHECKING:
     from cutwater.core.replica import Replica
@@ -39,8 +48,8 @@ WAITING_BYTES_MAX = 64 * 1024 * 1024
 """What waits behind an open group, in memory."""
 
 
-class GroupAppender:
-    """The groups that one replica appends as head. What changes is the replica's own doing."""
+class Head:
+    """What one replica does as head. What changes is the replica's own doing."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -51,8 +60,48 @@ class GroupAppender:
         self._waiting_bytes = 0
 
     @property
-    def is_open(self) -> bool:
+    def is_busy(self) -> bool:
+        """Whether a group is open."""
         return self._open is not None
+
+    def append(self, event: Append) -> Effects:
+        replica, batch = self._replica, event.batch
+        if batch.count < 1:
+            raise InvalidArgument("an append needs at least one record")
+        if batch.more or batch.group is not None:
+            raise InvalidArgument("a group is not appended but published: stage its rows")
+        self._require_head(event.epoch)
+        if self.is_busy:
+            return self._wait(event)
+        if batch.producer is not None:
+            known = replica.dedup.find(batch.producer, batch.kind, batch.checksum)
+            if known is not None:
+                return self._append_again(event.waiter, known)
+        if event.if_llsn is not None and event.if_llsn != replica.written_end + 1:
+            raise ConditionFailed(replica.stream, event.if_llsn, LLSN(replica.written_end + 1))
+        replica.pending.require_room()
+        return replica.take_next(batch, (event.waiter,))
+
+    def _append_again(self, waiter: Waiter, known: Remembered) -> Effects:
+        """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
+        if known.glsn is not None:
+            ack = Ack(known.glsn, known.first_llsn, self._replica.stream, known.count)
+            return [Acked(waiter, ack, known.sequence)]
+        self._replica.pending.wait(known.first_llsn, waiter)
+        return []
+
+    def _require_head(self, epoch: Epoch) -> None:
+        """Raise unless this replica gives out LLSNs in this epoch."""
+        replica = self._replica
+        if replica.state is not ReplicaState.RUNNING:
+            raise StreamSealed(
+                f"log stream {replica.stream} takes no appends now ({replica.state.name}): use another one"
+            )
+        replica.check_epoch(epoch)
+        if not replica.is_head:
+            raise Refused(
+                f"storage node {replica.node} is not the head of log stream {replica.stream}: append to the head"
+            )
 
     def publish(self, event: PublishGroup) -> Effects:
         replica = self._replica
@@ -63,12 +112,12 @@ class GroupAppender:
             return [self.tell(known)]
         if replica.state is ReplicaState.SEALED and replica.hard_state.epoch == event.epoch:
             return [TellGroup(self._outcome(event.tag, GroupState.ABSENT))]
-        replica.require_head(event.epoch)
+        self._require_head(event.epoch)
         if known is not None or self._is_coming(event):
             # Its commit will be told.
             return []
         if self._open is not None:
-            return self.wait(event)
+            return self._wait(event)
         self._open, self._rows = event, 0
         return [FeedGroup(event)]
 
@@ -100,7 +149,7 @@ class GroupAppender:
         self._replica.stop(f"batch {event.tag.batch} of run {event.tag.run} cannot be finished: {event.reason}")
         return [told, ReportNow()]
 
-    def wait(self, event: Append | PublishGroup) -> Effects:
+    def _wait(self, event: Append | PublishGroup) -> Effects:
         """Something comes while a group is open: it is its turn when the group is complete."""
         size = _size(event)
         if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
@@ -162,7 +211,7 @@ class GroupAppender:
             event = self._waiting.popleft()
             self._waiting_bytes -= _size(event)
             try:
-                effects += self._replica.handle_waiting(event)
+                effects += self.append(event) if isinstance(event, Append) else self.publish(event)
             except CutwaterError as error:
                 if isinstance(event, Append):
                     effects.append(AppendFailed(event.waiter, error))

@@ -1,0 +1,86 @@
+"""What keeps a log stream that is open from going on with all its members: looked for at every wake of the leader.
+
+Nodes are looked at as a whole; streams only as long as something moves there, so that a thousand streams at rest cost
+what the storage nodes do.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from cutwater.core.liveness import Liveness
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.reports import ReportBook
+from cutwater.core.roster import Roster
+from cutwater.types import LLSN, Instant, LogStreamId, StorageNodeId
+
+
+class Kind(enum.IntEnum):
+    """In the order in which they count: of several troubles of one member, only the first is told."""
+
+    SILENT = 1
+    LEFT_OUT = 2
+    STUCK = 3
+    FULL = 4
+
+
+class Trouble(Struct, frozen=True, order=True):
+    stream: LogStreamId
+    place: int
+    """Of the member in its chain."""
+    node: StorageNodeId
+    kind: Kind
+
+
+class Watch:
+    def __init__(self, state: OrderState, book: ReportBook, liveness: Liveness, roster: Roster) -> None:
+        self._state, self._book, self._liveness, self._roster = state, book, liveness, roster
+        self._moving = set(state.streams)
+        """Streams of which a member may be behind the others, or may have yet to report."""
+
+    def note(self, streams: Iterable[LogStreamId]) -> None:
+        """Something was reported, committed or opened there."""
+        self._moving.update(streams)
+
+    def troubles(self, now: Instant) -> list[Trouble]:
+        found: dict[tuple[LogStreamId, StorageNodeId], Kind] = {}
+        for node, streams in self._roster.member_of.items():
+            if not streams:
+                continue
+            if not self._liveness.is_alive(node, now):
+                found |= {(stream, node): Kind.SILENT for stream in streams}
+                continue
+            found |= {(stream, node): Kind.LEFT_OUT for stream in self._book.left_out(node, streams)}
+            if self._book.newest(node) is not None and not self._book.is_writable(node):
+                found = {(stream, node): Kind.FULL for stream in streams} | found
+        for lsid in sorted(self._moving):
+            stream = self._state.streams.get(lsid)
+            if stream is None or not stream.is_open:
+                self._moving.discard(lsid)
+            else:
+                self._look_at(stream, found, now)
+        return sorted(
+            Trouble(lsid, self._state.streams[lsid].members.index(node), node, kind)
+            for (lsid, node), kind in found.items()
+        )
+
+    def _look_at(self, stream: LogStream, found: dict[tuple[LogStreamId, StorageNodeId], Kind], now: Instant) -> None:
+        reports = [self._book.of(stream.stream, node) for node in stream.members]
+        end = max((ur.durable_end for ur in reports if ur is not None), default=LLSN(0))
+        rests = True
+        for node, ur in zip(stream.members, reports, strict=True):
+            is_behind = ur is None or ur.durable_end < end or ur.committed_end < stream.committed_end
+            rests = rests and not is_behind
+            if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
+                # Why it is behind is known.
+                continue
+            # Inside a large group the durable end stands still, but the disk does not.
+            reached = max(ur.durable_end, ur.progress) if ur is not None else LLSN(0)
+            where = (stream.epoch, reached, ur.committed_end if ur is not None else LLSN(0))
+            if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
+                found[stream.stream, node] = Kind.STUCK
+        if rests:
+            self._moving.discard(stream.stream)

@@ -1,0 +1,31 @@
+"""How things are called when operators read of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cutwater.types import SECOND
+
+
+def listed(items: Iterable[object]) -> str:
+    """``1``, ``1 and 2``, ``1, 2 and 3``."""
+    *most, last = map(str, items)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def nodes_in_words(nodes: Iterable[int]) -> str:
+    found = tuple(nodes)
+    if not found:
+        return "no storage node"
+    return f"storage node{'s' if len(found) > 1 else ''} {listed(found)}"
+
+
+def hold(nodes: Iterable[int]) -> str:
+    """``storage nodes 1 and 2 hold``."""
+    found = tuple(nodes)
+    return f"{nodes_in_words(found)} {'hold' if len(found) > 1 else 'holds'}"
+
+
+def seconds(us: int) -> str:
+    """A duration; short ones with a tenth."""
+    return f"{us / SECOND:.1f} s" if us < 10 * SECOND else f"{us // SECOND} s"
