@@ -24,12 +24,10 @@ def main(master: str, where: str, topic: str) -> None:
     frame.select("value").write.format("cutwater").mode("append").options(**copy).save()
     stream = spark.readStream.format("cutwater").options(**options, startingOffsets="earliest").load()
     with tempfile.TemporaryDirectory() as checkpoint:
-        query = (
-            stream.writeStream.format("cutwater")
-            .options(**copy, positionColumn="glsn", checkpointLocation=checkpoint)
-            .trigger(availableNow=True)
-            .start()
+        writer = stream.writeStream.format("cutwater").options(
+            **copy, positionColumn="glsn", checkpointLocation=checkpoint
         )
+        query = cutwater.spark.start(writer.trigger(availableNow=True))
         query.awaitTermination()
     streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
     java = spark.sparkContext._jvm.System.getProperty("java.home")

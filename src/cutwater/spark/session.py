@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from cutwater.spark.java import provide_java
 from cutwater.spark.source import source_class
@@ -33,6 +36,12 @@ SETTINGS: Mapping[str, str] = {
 LOOPBACK = "127.0.0.1"
 ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
 """Nobody else can connect."""
+
+
+STARTS_MAX = 5
+STARTING = "Initializing sources"
+LATE_WORKER = "failed to connect back"
+LOOK_SECONDS = 0.02
 
 
 def session(
@@ -66,3 +75,16 @@ def session(
 def register(spark: SparkSession) -> None:
     """Let a session that was made otherwise know the format ``cutwater``."""
     spark.dataSource.register(source_class(os.getpid()))
+
+
+def start(writer: DataStreamWriter) -> StreamingQuery:
+    """Start a query, and again if Spark gave up on it because a Python process took too long to come up: for those on
+    the driver that limit is ten seconds, and cannot be set. Returns when the query has begun, or has failed otherwise.
+    """
+    for _ in range(STARTS_MAX - 1):
+        query = writer.start()
+        while query.isActive and query.status["message"] == STARTING:
+            time.sleep(LOOK_SECONDS)
+        if LATE_WORKER not in str(query.exception()):
+            return query
+    return writer.start()

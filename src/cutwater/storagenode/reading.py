@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from msgspec import structs
 
@@ -131,9 +132,9 @@ def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
             f"{frame.header.schema}: {error.message}"
         ) from error
     entry = frame.header.entry(b"")
-    batch = structs.replace(entry.batch, body=bytes(body), checksum=crc32c(body))
+    batch = structs.replace(entry.batch, body=cast(bytes, body), checksum=crc32c(body))
     header, trailer = encode_frame(structs.replace(entry, batch=batch), frame.header.running)
-    return [header, batch.body, trailer]
+    return [header, body, trailer]
 
 
 def _pieces(body: Payload) -> Sequence[Buffer]:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -190,14 +191,9 @@ def _sink_rates(spark: Any, options: dict[str, str], directory: Path) -> dict[st
 def _floor(spark: Any, form: str, options: dict[str, str], checkpoint: Path) -> float:
     """Milliseconds of a micro-batch with a few rows: the median."""
     stream = spark.readStream.format(form).options(**options, startingOffsets="earliest")
-    query = (
-        stream.option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER)
-        .load()
-        .writeStream.format("noop")
-        .option("checkpointLocation", str(checkpoint))
-        .trigger(processingTime="0 seconds")
-        .start()
-    )
+    writer = stream.option("maxOffsetsPerTrigger", ROWS_PER_TRIGGER).load().writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime="0 seconds")
+    query = cutwater.spark.start(writer)
     try:
         while sum(progress["numInputRows"] > 0 for progress in query.recentProgress) < TRIGGERS:
             if query.exception() is not None:
@@ -281,4 +277,5 @@ def lines() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(lines()))
+    # Spark's workers know this module by its name only, and that is not the one it is run under.
+    print("\n".join(import_module("cutwater.testing.bench_spark").lines()))
