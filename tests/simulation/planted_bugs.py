@@ -575,7 +575,9 @@ BUGS: dict[str, PlantedBug] = {
         (
             expired_rows_are_decided_on,
             "rows that have expired are decided on all the same",
-            profile(sinks=3),
+            Options(
+                sinks=2, storage_nodes=4, metadata_nodes=3, streams=3, appenders=1, producers=0, fsync_us_max=5_000
+            ),
         ),
     )
 }

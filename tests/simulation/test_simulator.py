@@ -134,6 +134,30 @@ def test_rare_things_happen() -> None:
         assert happened[name] > 0, (name, happened)
 
 
+def test_what_is_rare_about_groups_happens() -> None:
+    """Groups move to other streams, staged rows expire, sinks are fenced, batches are repeated with other rows."""
+    options = Options(
+        metadata_nodes=3,
+        sinks=3,
+        message_loss=0.02,
+        crash_storage_every_us=300_000,
+        finalize_every_us=300_000,
+        seal_every_us=80_000,
+        crash_sink_every_us=150_000,
+    )
+    happened: Counter[str] = Counter()
+    for seed in range(4):
+        cluster = Cluster(seed, options)
+        cluster.run()
+        happened.update(type(decision).__name__ for decision in cluster.store.decisions)
+        happened["fenced"] += sum(sink.fenced for sink in cluster.sinks)
+        happened["published"] += len(cluster.record.published)
+        told = Counter((answer.run, answer.batch) for answer in cluster.record.published)
+        happened["repeated"] += sum(1 for times in told.values() if times > 1)
+    for name in ("MoveGroup", "ExpireStaged", "GroupPublished", "fenced", "published", "repeated"):
+        assert happened[name] > 0, (name, happened)
+
+
 def acknowledged_since(cluster: Cluster, since: int) -> int:
     return sum(1 for op in cluster.record.appends if op.outcome is Outcome.OK and op.completed >= since)
 

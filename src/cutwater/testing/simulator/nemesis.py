@@ -137,8 +137,9 @@ class Nemesis:
         self._later(20, 500, lambda: None if process.alive else process.start())
 
     def revive(self, process: Process) -> None:
-        """A process that died by itself comes back as well."""
-        self._later(20, 300, lambda: None if process.alive else process.start())
+        """A process that died by itself comes back as well, also when nothing goes wrong any more."""
+        delay = self.rng.randint(20, 300) * MILLISECOND
+        self.world.after(delay, lambda: None if process.alive else process.start())
 
     def _pause(self) -> None:
         servers: list[Process] = [*self.cluster.storage_nodes, *self.cluster.metadata_nodes]

@@ -137,6 +137,8 @@ class StorageNode(Process):
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
         self.staging = Staging(self)
+        self._deadly: dict[LogStreamId, DamagedEntries] = {}
+        """Damage that the process died of, as its log file tells the next one."""
         self._reset()
 
     def _reset(self) -> None:
@@ -162,6 +164,7 @@ class StorageNode(Process):
         self.incarnation = Incarnation(self.incarnation + 1)
         for stream in self.disks:
             self._open(stream)
+        self._unreadable = self._deadly | self._unreadable
         self._leader_epoch = max((r.hard_state.leader_epoch for r in self.replicas.values()), default=LeaderEpoch(0))
         self._report_now()
         self.after(REPORT_EVERY_US, self._report_timer)
@@ -301,6 +304,7 @@ class StorageNode(Process):
                 return
             except DamagedEntries as error:
                 # What has to be cut off cannot be found. The next start will ask for a copy.
+                self._deadly[stream] = error
                 raise _Crash from error
             if not goes_on:
                 return
@@ -362,6 +366,7 @@ class StorageNode(Process):
                 return False
             case Remove():
                 self._unreadable.pop(stream, None)
+                self._deadly.pop(stream, None)
                 self._removed_at = self._sequence
                 del self.disks[stream], self.replicas[stream]
                 self._report_now()
@@ -649,6 +654,8 @@ class StorageNode(Process):
         except StorageBroken as error:
             self._fail_storage(copy.stream, error.message)
             return
+        if repaired:
+            self._deadly.pop(copy.stream, None)
         if repaired and copy.stream in self._unreadable and replica.learner is None:
             self._open(copy.stream)
             self._report_now()
