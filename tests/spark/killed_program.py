@@ -227,11 +227,10 @@ def start() -> None:
         .load()
         .mapInArrow(marked(plan.round), ROWS)
     )
-    query = (
+    writer = (
         rows.writeStream.format("cutwater")
         .options(servers=plan.servers, name="copies", checkpointLocation=plan.checkpoint)
         .trigger(**({"processingTime": "0 seconds"} if plan.point else {"availableNow": True}))
-        .start()
     )
-    query.awaitTermination()
+    cutwater.spark.start(writer).awaitTermination()
     spark.stop()

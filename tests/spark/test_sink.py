@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import cutwater
+import cutwater.spark
 from tests.spark.test_source import EVERY_TYPE, reading, streaming
 
 
@@ -23,8 +24,8 @@ def writing(frame: DataFrame, log: cutwater.Client, **options: str) -> None:
 def copy(frame: DataFrame, log: cutwater.Client, checkpoint: Path, **options: str) -> None:
     """Run a query until it has done all that there is to do."""
     writer = frame.writeStream.format("cutwater").options(servers=log.servers, **options)
-    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    query.awaitTermination()
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    cutwater.spark.start(writer).awaitTermination()
 
 
 def values(log: cutwater.Client, topic: str) -> list[Any]:
