@@ -19,7 +19,7 @@ from msgspec import Struct
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, no_values
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
@@ -252,7 +252,7 @@ def _of_singles(singles: list[Single]) -> Joined:
         pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(count, _BINARY),
         pa.array([single.value for single in singles], _BINARY),
         pa.array(times, TIMESTAMP),
-        pa.nulls(count, HEADERS),
+        no_values(count, HEADERS),
     ]
     return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(times), max(times)))
 

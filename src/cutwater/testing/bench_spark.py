@@ -18,12 +18,14 @@ from statistics import median
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 
 import cutwater
 import cutwater.spark
+from cutwater.client.runs import Run
+from cutwater.spark.sink import BatchWriter, Staged
 from cutwater.spark.source import BatchReader, CutwaterSource, StreamReader
 from cutwater.spark.tasks import Part, read_part
+from cutwater.types import RunId
 
 ROWS, ROWS_PER_BATCH, VALUE_BYTES = 1_000_000, 1_000, 100
 STREAMS = 2
@@ -89,20 +91,22 @@ class MemorySource(CutwaterSource):
         return MemoryStreamReader(real.options, schema)
 
 
-class Forgotten(WriterCommitMessage):
-    """Nothing."""
-
-
-class ForgettingWriter(DataSourceArrowWriter):
+class ForgettingWriter(BatchWriter):
     """Takes what Spark hands over, and no more."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def __init__(self) -> None:
+        pass
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         for _ in iterator:
             pass
-        return Forgotten()
+        return Staged(Run(RunId(0), 0, -1, "", ""), 0, ())
+
+    def commit(self, messages: list[Any]) -> None:
+        pass
 
 
-class ForgettingSink(DataSource):
+class ForgettingSink(CutwaterSource):
     @classmethod
     def name(cls) -> str:
         return "forgetting"
