@@ -191,19 +191,11 @@ def marked(round_: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Reco
     def mark(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number, token = batch_of_task(), secrets.token_hex(8)
         for batch in batches:
-            for start in range(0, batch.num_rows, 5):
-                rows = batch.slice(start, 5)
-                for topic in TOPICS:
-                    count = rows.num_rows
-                    yield pa.record_batch(
-                        {
-                            "topic": [topic] * count,
-                            "n": rows["n"],
-                            "batch": [number] * count,
-                            "round": [round_] * count,
-                            "token": [token] * count,
-                        }
-                    )
+            for topic in TOPICS:
+                count = batch.num_rows
+                columns = {"topic": topic, "batch": number, "round": round_, "token": token}
+                constant = {name: [value] * count for name, value in columns.items()}
+                yield pa.record_batch({"topic": constant.pop("topic"), "n": batch["n"], **constant})
 
     return mark
 
@@ -215,6 +207,8 @@ def start() -> None:
         "spark.driver.extraJavaOptions": plan.java,
         "spark.executor.extraJavaOptions": plan.java,
         "spark.sql.shuffle.partitions": "1",
+        # So that a task gets more than one.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
     }
     spark = cutwater.spark.session("killed", master=plan.master, config=fast)
     spark.sparkContext.setLogLevel("ERROR")
