@@ -227,4 +227,9 @@ def start() -> None:
         .trigger(**({"processingTime": "0 seconds"} if plan.point else {"availableNow": True}))
     )
     cutwater.spark.start(writer).awaitTermination()
+    gateway = spark.sparkContext._gateway
     spark.stop()
+    # The JVM may have something to write before it ends.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
