@@ -20,8 +20,8 @@ from cutwater.types import Part
 from cutwater.wire.options import MIB
 
 PIECE_BYTES = 64 * MIB
-"""About what becomes one part. A task has two of them in memory, one that grows and one that is on its way; for a moment
-three, if they are sorted."""
+"""About what becomes one part. A task has two of them in memory, one that grows and one that is on its way; three for a
+moment, if they are sorted."""
 PUBLISHED_BYTES_PER_SECOND_MIN = 4 * MIB
 """A large batch gets more time than the options say, as if it were published at no more than this."""
 
