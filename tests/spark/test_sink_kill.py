@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import pytest
 import cutwater
 from cutwater.admin import local_cluster, processes
 from cutwater.admin.local_cluster import LocalCluster
+from cutwater.client.errors import ClientClosed
 from tests.integration.log_cluster import seeded
 from tests.spark.killed_program import DRIVER_POINTS, EXECUTOR_POINTS, ROWS_PER_BATCH, TOPICS, Plan
 
@@ -79,8 +80,10 @@ class Subscriber(threading.Thread):
         self.glsns: list[int] = []
 
     def run(self) -> None:
-        for record in self._log.subscribe(TOPICS, start="earliest"):
-            self.glsns.append(record.glsn)
+        # It ends when the client is closed.
+        with suppress(ClientClosed):
+            for record in self._log.subscribe(TOPICS, start="earliest"):
+                self.glsns.append(record.glsn)
 
     def end(self, count: int) -> list[int]:
         deadline = time.monotonic() + 60
@@ -109,7 +112,7 @@ def run_driver(plan: Plan, output: Path) -> int:
     with output.open("wb") as log:
         process = subprocess.Popen(
             [*command, msgspec.json.encode(plan).decode()],
-            env={**os.environ, "PYTHONPATH": paths, name: value},
+            env={**os.environ, "PYTHONPATH": paths, "SPARK_WORKER_DIR": str(output.parent / "work"), name: value},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
