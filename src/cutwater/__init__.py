@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cutwater.client.access import tls_context
     from cutwater.client.async_client import AsyncClient
     from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
     from cutwater.client.cursors import AsyncCursor
@@ -53,6 +54,7 @@ __all__ = [
     "Topic",
     "connect",
     "open",
+    "tls_context",
 ]
 
 _WHERE = {
@@ -75,6 +77,7 @@ _WHERE = {
     "Subscription": "cutwater.client.client",
     "Topic": "cutwater.client.topics",
     "connect": "cutwater.client.client",
+    "tls_context": "cutwater.client.access",
 }
 
 

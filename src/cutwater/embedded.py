@@ -7,8 +7,9 @@
     <path>/metadata.sqlite   decisions and catalog
     <path>/volume/           records
 
-The servers are the same as in a cluster, and so are the files and all guarantees but replication. Other processes that
-open the same path connect to the one that opened it first.
+The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
+of the process that opened the log share an event loop and need no sockets among each other. Other processes that open
+the same path connect to the one that opened it first.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class EmbeddedLog:
     async def start(self, deadline: float) -> str:
         """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
         store = await open_store(f"sqlite:{self._path / 'metadata.sqlite'}", cluster=CLUSTER)
-        self._metadata = MetadataServer(MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER), store)
+        options = MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER, is_nearby=True)
+        self._metadata = MetadataServer(options, store)
         await self._metadata.start()
         volume = self._path / "volume"
         volume.mkdir(exist_ok=True)
@@ -76,7 +78,7 @@ class EmbeddedLog:
         repository = Repository(Endpoint(CLUSTER, "client"), (address,))
         try:
             await self._add(repository, volumes, deadline)
-            self._node = StorageNodeServer(NodeOptions(LOOPBACK, 0, (address,)), volumes)
+            self._node = StorageNodeServer(NodeOptions(LOOPBACK, 0, (address,), is_nearby=True), volumes)
             await self._node.start()
             await self._until_open(repository, deadline)
         finally:

@@ -183,9 +183,11 @@ class AppendUnknown(CutwaterError):
 class Trimmed(CutwaterError):
     code = "trimmed"
 
-    def __init__(self, asked: GLSN, first_left: GLSN) -> None:
-        super().__init__(f"GLSN {asked} was trimmed: the first one left is {first_left}, start there")
-        self.asked, self.first_left = asked, first_left
+    def __init__(self, asked: GLSN, first_left: GLSN, topic: str = "") -> None:
+        """``topic``: which one, if whoever raises it knows its name."""
+        of_topic = f" of topic {topic!r}" if topic else ""
+        super().__init__(f"GLSN {asked}{of_topic} was trimmed: the first one left is {first_left}, start there")
+        self.asked, self.first_left, self.topic = asked, first_left, topic
 
 
 class NotYetCommitted(CutwaterError):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +109,22 @@ def test_append_says_where_the_records_are(log: library.Client, path: str, tmp_p
     cutwater("append", "said", str(tmp_path / "a"), "-", "--format", "lines", "--path", path, given="last")
     values = [record.value for record in log.subscribe("said", start=told["last_glsn"] + 1, follow=False)]
     assert values == [b"one\nrecord\xff\n", b"", b"one", b"record\xff", b"last"]
+
+
+def test_a_bar_on_a_terminal_shows_how_far_it_is(path: str, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"x\n" * 1_000)
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "append", "barred", str(tmp_path / "lines"), "--format", "lines", "--create", "--path", path]
+    seen = b""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=SECONDS, check=True)
+        while select.select([ours], [], [], 0)[0]:
+            seen += os.read(ours, 65_536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert b"appending" in seen
+    assert b"appended 1000 records to topic 'barred'" in done.stdout
 
 
 def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
@@ -298,3 +317,53 @@ def test_shells_can_complete() -> None:
     words["COMP_WORDS"], words["COMP_CWORD"] = "cutwater to", "1"
     assert cutwater(**words).split() == ["topic"]
     assert "Did you mean 'append'?" in cutwater("apend", code=2)
+
+
+# Measuring.
+
+
+def bench_topics(log: library.Client) -> list[str]:
+    return [topic.name for topic in log.topics() if "bench" in topic.name]
+
+
+def test_bench_measures_and_leaves_nothing(log: library.Client, path: str) -> None:
+    told = as_json("bench", "--path", path, "--seconds", "0.2", "--mib", "1", "--concurrent", "8")
+    assert told["is_complete"]
+    assert told["fdatasync_ms"] > 0
+    assert [part["what"].split(",")[0] for part in told["parts"]] == [
+        "append batches of 1000 records",
+        "append single records",
+        "append single records",
+        "subscribe",
+        "subscribe",
+    ]
+    assert all(part["records"] > 0 and part["seconds"] > 0 for part in told["parts"])
+    # Bounded in bytes: one append in flight may go beyond what is allowed.
+    assert sum(part["records"] for part in told["parts"][:3]) * 100 < 2 * 2**20
+    assert bench_topics(log) == []
+
+
+def test_bench_without_a_log_makes_one_and_removes_it(tmp_path: Path) -> None:
+    told = cutwater("bench", "--seconds", "0.1", "--mib", "1", cwd=tmp_path)
+    assert "records/s" in told
+    assert "for comparison: fdatasync of 4096 bytes" in told
+    assert list(tmp_path.iterdir()) == []
+    assert "there is no log in nowhere" in cutwater("bench", "--path", "nowhere", code=30, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, path: str, number: int) -> None:
+    command = [*COMMAND, "bench", "--path", path, "--seconds", "60", "-o", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not bench_topics(log):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.send_signal(number)
+            out, _ = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert not json.loads(out)["is_complete"]
+    assert bench_topics(log) == []

@@ -12,7 +12,7 @@ import pytest
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed, IncompatibleSchema, InvalidRecord, RecordTooLarge
-from cutwater.core.requests import SealRequest, UnsealRequest
+from cutwater.core.requests import DescribeRequest, SealRequest, UnsealRequest
 from cutwater.errors import (
     AlreadyExists,
     AppendUnknown,
@@ -68,8 +68,14 @@ def test_every_wrong_call_gets_its_own_error(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         topic = await log.create_topic("t", streams=2)
         ack = await log.append("t", b"x")
-        with pytest.raises(AlreadyExists):
+        with pytest.raises(AlreadyExists, match="use it as it is"):
             await log.create_topic("t")
+        assert await log.create_topic("t", streams=5, exist_ok=True) == topic
+        with pytest.raises(AlreadyExists, match="another schema"):
+            await log.create_topic("t", schema={"a": pa.int64()}, exist_ok=True)
+        for name in ("", "a b", "t/u", "-t", "é", "t" * 256):
+            with pytest.raises(InvalidArgument, match="name"):
+                await log.create_topic(name)
         with pytest.raises(Unavailable, match="replication 3 needs 3"):
             await log.create_topic("u", replication=3)
         with pytest.raises(NotFound, match="there is no topic 'nope'; topics: t"):
@@ -325,5 +331,22 @@ def test_every_call_ends_in_time_when_nobody_answers(tmp_path: Path) -> None:
         for name, outcome in zip(calls, outcomes, strict=True):
             assert isinstance(outcome, Unavailable | DeadlineExceeded), (name, outcome)
             assert not isinstance(outcome, AppendUnknown), name
+
+    with_log(tmp_path, test)
+
+
+def test_an_append_that_nobody_can_take_says_why(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        await cluster.stop_node(1)
+
+        async def is_sealed() -> bool:
+            return not any(stream.is_open for stream in (await cluster.ask(DescribeRequest())).streams)
+
+        await cluster.until(is_sealed, "the log stream is sealed")
+        with pytest.raises(Unavailable, match=r"takes appends now: storage nodes that do not answer: 1 \(start them"):
+            await log.append("t", b"x", timeout=3)
+        await cluster.start_node(1)
+        assert (await log.append("t", b"x")).count == 1
 
     with_log(tmp_path, test)

@@ -142,7 +142,9 @@ def test_what_is_trimmed_is_said_also_after_a_restart(tmp_path: Path) -> None:
             with pytest.raises(Trimmed) as trimmed:
                 await whole(log, start=acks[9].glsn)
             assert (trimmed.value.asked, trimmed.value.first_left) == (acks[9].glsn, acks[10].glsn)
-            with pytest.raises(Trimmed) as trimmed:
+            assert trimmed.value.topic == "t"
+            assert f"of topic 't' was trimmed: the first one left is {acks[10].glsn}" in trimmed.value.message
+            with pytest.raises(Trimmed, match="of topic 't'") as trimmed:
                 await log.read(acks[0].glsn)
             assert trimmed.value.first_left == acks[10].glsn
             # Whoever can do without what is gone goes on.

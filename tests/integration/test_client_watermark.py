@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cutwater.client import watermarks
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.requests import ClockMarks, ClockRequest
 from cutwater.errors import NotYetCommitted, Trimmed
@@ -94,5 +96,80 @@ def test_a_silent_stream_is_left_out_when_the_clock_says_so(tmp_path: Path) -> N
         again = await log.append("t", b"y", stream=second, timestamp=1_000_000)
         assert await log.watermark("t", at=again.glsn, idle_after=idle_after) == at(5_000_000 - 1_000)
         assert await log.watermark("t", at=again.glsn, idle_after=FAR) == at(1_000_000 - 1_000)
+
+    with_log(tmp_path, test)
+
+
+def test_it_is_the_same_wherever_the_walk_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With streams that are silent for a while, lag, declare, or come late: against a walk from the beginning."""
+    random = seeded()
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        streams = list((await log.create_topic("t", streams=3)).streams)
+        await log.create_topic("u")
+        now = 0
+        for turn in range(120):
+            now += random.randrange(50_000)
+            if turn == 60:
+                await log.change_topic("t", streams=4)
+            if random.random() < 0.2:
+                await log.append("u", b"someone else")
+            lag = random.choice((0, 0, 100_000, 2_000_000))
+            times = [now - random.randrange(lag + 1) for _ in range(random.randrange(1, 4))]
+            # One stream after the other is left out for a while.
+            stream = random.choice([s for i, s in enumerate(streams) if i != turn // 20 % 3])
+            watermark = at(max(times) - 10_000) if random.random() < 0.5 else None
+            await log.append("t", [b"x"] * len(times), timestamp=times, stream=stream, watermark=watermark)
+            if random.random() < 0.1:
+                await asyncio.sleep(0.02)
+        end = await log.tail()
+        for _ in range(40):
+            question: dict[str, Any] = {
+                "at": random.randrange(1, end + 1),
+                "punctuated": random.random() < 0.3,
+                "idle_after": random.choice((timedelta(0), timedelta(milliseconds=30), FAR)),
+                "bound": timedelta(milliseconds=random.choice((0, 40))),
+            }
+            answers = []
+            for span in (10**9, random.choice((1, 2, 5, 20))):
+                monkeypatch.setattr(watermarks, "SPAN_MIN", span)
+                log._watermarks._kept.clear()
+                answers.append(await log.watermark("t", **question))
+            assert answers[0] == answers[1], question
+
+    with_log(tmp_path, test)
+
+
+def test_a_long_topic_is_read_at_its_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts: list[int] = []
+
+    class Noting(watermarks.Feed):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            starts.append(arguments[4])
+            super().__init__(*arguments, **more)
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        monkeypatch.setattr(watermarks, "Feed", Noting)
+        streams = (await log.create_topic("t", streams=2)).streams
+        for turn in range(60):
+            times = [turn * 1_000_000 + i for i in range(500)]
+            await log.append("t", [b"x"] * 500, timestamp=times, stream=streams[turn % 2])
+        async with cluster.client() as other:
+            for glsn in (None, 25_000, 20_000):
+                assert await other.watermark("t", at=glsn, idle_after=FAR) is not None
+        end = await log.tail()
+        assert starts[0] > end - 3 * watermarks.SPAN_MIN
+        # Also when the topic has long been silent, and others have not.
+        await log.create_topic("u")
+        for _ in range(5):
+            await log.append("u", [b"y"] * 4_000)
+        before = len(starts)
+        await log.watermark("t", idle_after=timedelta(0))
+        assert starts[before] > end - 3 * watermarks.SPAN_MIN
+        # What was trimmed still counts.
+        whole = await log.watermark("t", idle_after=FAR)
+        await log.trim("t", before=end - 10)
+        async with cluster.client() as other:
+            assert await other.watermark("t", idle_after=FAR) == whole
 
     with_log(tmp_path, test)

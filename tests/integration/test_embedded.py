@@ -258,6 +258,39 @@ def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -
     assert not log._async._subscriptions
 
 
+HANGING_DISK = """
+import os, sys, threading
+import cutwater
+from cutwater import embedded
+
+embedded.STOP_MS_MAX = 300
+answers, sync = threading.Event(), os.fdatasync
+log = cutwater.open(sys.argv[1])
+log.create_topic("t")
+log.append("t", b"acknowledged")
+os.fdatasync = lambda descriptor: (answers.wait(60), sync(descriptor))
+try:
+    log.append("t", b"no answer", timeout=0.3)
+except cutwater.CutwaterError as error:
+    print(error.code)
+try:
+    log.close()
+except cutwater.CutwaterError as error:
+    print(error.code)
+answers.set()
+for thread in threading.enumerate():
+    if thread is not threading.current_thread():
+        thread.join(10)
+"""
+
+
+def test_a_disk_that_answers_after_the_end_disturbs_nobody(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING_DISK, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append_unknown", "deadline_exceeded"], "")
+
+
 def test_what_may_still_be_written_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "STOP_MS_MAX", 500)
     disk_answers = threading.Event()

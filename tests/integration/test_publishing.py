@@ -16,7 +16,7 @@ import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Published, Run
 from cutwater.core.requests import DescribeRequest, Description, SealRequest, UnsealRequest
-from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
 from cutwater.storage import merging
 from cutwater.types import LogStreamId, Part
 from tests.integration.log_cluster import ORDER, LogCluster, seeded, with_log
@@ -202,6 +202,36 @@ def test_parts_are_had_from_other_holders_when_the_group_goes_elsewhere(tmp_path
         assert copied == (published.stream in {s.stream for s in others})
 
     with_log(tmp_path, test, nodes=4)
+
+
+def test_a_holder_that_is_lost_while_rows_are_staged_is_done_without(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("", "a key")
+        table = rows(list(range(60_000)), 500)
+        stager = await log.stager(run, 0, "t")
+        await stager.write(table.slice(0, 10))
+        staging = asyncio.create_task(log.stage(run, 0, "t", table))
+
+        def busiest() -> int:
+            return max(cluster.nodes, key=lambda number: cluster.nodes[number].staging.bytes)
+
+        await cluster.until(lambda: cluster.nodes[busiest()].staging.bytes > MIB, "part of it is there")
+        victim = busiest()
+        await cluster.stop_node(victim)
+        part = await staging
+        assert part is not None
+        assert victim not in part.holders
+        with pytest.raises(CutwaterError):
+            # Whoever stages row by row has to begin anew.
+            await stager.finish()
+        await stager.close()
+        holder = cluster.nodes[part.holders[0]]
+        await cluster.until(lambda: holder.staging.parts == 1, "what was given up is gone")
+        (published,) = await log.publish(run, 0, [part])
+        assert groups_in(await log.table("t"), published) == list(range(60_000))
+
+    with_log(tmp_path, test, nodes=3)
 
 
 def test_what_is_damaged_at_the_head_is_read_from_another_holder(tmp_path: Path) -> None:

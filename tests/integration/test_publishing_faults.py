@@ -14,6 +14,7 @@ import pytest
 
 from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
+from cutwater.admin.verification import verify
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Run
 from cutwater.core.requests import RunDescription, StreamInfo
@@ -28,6 +29,7 @@ from tests.integration.real_cluster import (
     running_cluster,
     stop,
     until,
+    until_whole,
 )
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(300)]
@@ -180,6 +182,10 @@ async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_p
                 assert [(group.topic, group.count) for group in published] == [("large", LARGE), ("small", SMALL)]
         assert await check(log, "large", LARGE) == len(cases)
         assert await check(log, "small", SMALL) == len(cases)
+        await until_whole(cluster)
+        async with Admin(cluster.addresses) as admin:
+            verified = await verify(await admin.describe(), timeout_ms=60_000)
+        assert (verified.replicas, verified.findings) == (6, ())
 
 
 async def test_the_leader_of_three_is_killed_and_the_others_go_on(tmp_path: Path) -> None:

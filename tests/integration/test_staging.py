@@ -13,7 +13,7 @@ from msgspec import structs
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import InvalidRecord, RecordTooLarge
 from cutwater.client.runs import Run
-from cutwater.core.requests import StagedAnswer, StagedRequest
+from cutwater.core.requests import DescribeRequest, Description, StagedAnswer, StagedRequest
 from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import (
     AlreadyExists,
@@ -69,6 +69,13 @@ def test_a_part_is_the_same_on_all_holders_also_after_a_restart_and_nobody_sees_
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         schema = pa.schema({"n": pa.int64(), "text": pa.string()})
         await log.create_topic("t", schema=schema)
+
+        async def is_whole() -> bool:
+            description: Description = await cluster.ask(DescribeRequest())
+            return all(len(stream.members) == 3 for stream in description.streams)
+
+        await cluster.until(is_whole, "all three nodes are in the chain")
+        await log.topics()
         table = pa.table({"n": range(300_000), "text": ["x" * 20] * 300_000})
         part = await log.stage(RUN, 0, "t", table)
         assert part is not None
@@ -173,7 +180,7 @@ def test_a_node_without_room_takes_nothing_until_it_has_some(tmp_path: Path) -> 
         node = cluster.nodes[1].node
         node.set_state(NodeState.READ_ONLY, "a test says so")
         with pytest.raises(ReadOnly, match="no room left"):
-            await log.stage(RUN, 0, "t", [b"x"], timeout=0.3)
+            await log.stage(RUN, 0, "t", [b"x"], timeout=2)
         assert cluster.nodes[1].staging.bytes == 0
         staging = asyncio.create_task(log.stage(RUN, 0, "t", [b"x"]))
         await asyncio.sleep(0.1)

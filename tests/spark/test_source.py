@@ -187,13 +187,14 @@ def test_a_micro_batch_is_a_range_of_the_log(spark: SparkSession, log: cutwater.
     # A batch that the stop interrupted comes again, with the same number and the same rows.
     again = dict(copy.batches)
     assert all(table.sort_by("glsn").equals(again[number].sort_by("glsn")) for number, table in copy.batches)
-    copy.batches = sorted(again.items())
+    # One without rows has moved with the watermark, at a tick.
+    copy.batches = [(number, again[number]) for number in sorted(again) if again[number].num_rows]
     assert copy.rows == as_the_log_has_it(log, "copied")
     assert len({row[0] for row in copy.rows}) == len(streams)
     for (_, table), (_, following) in zip(copy.batches, copy.batches[1:], strict=False):
-        assert max(table["glsn"].to_pylist(), default=0) < min(following["glsn"].to_pylist())
-    assert copy.batches[0][1].num_rows == 200
-    assert ranges[-1][1] == max(row[1] for row in copy.rows)
+        assert max(table["glsn"].to_pylist()) < min(following["glsn"].to_pylist())
+    assert max(table.num_rows for _, table in copy.batches) == 200
+    assert ranges[-1][1] >= max(row[1] for row in copy.rows)
 
 
 def test_a_query_that_was_overtaken_by_a_trim(spark: SparkSession, log: cutwater.Client, tmp_path: Path) -> None:

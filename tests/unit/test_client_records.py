@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.client.coalescing import Single, Values, joined
 from cutwater.client.conversion import to_batch
 from cutwater.client.encoding import Limits, encode, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
@@ -23,11 +24,10 @@ from cutwater.client.schemas import (
     encode_schema,
     grown_schema,
     new_schema,
-    no_values,
 )
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.projection import project, read_columns
+from cutwater.storage.projection import no_values, project, read_columns
 
 PLAIN = TopicSchema("plain")
 SCHEMA = pa.schema(
@@ -270,6 +270,22 @@ def test_a_body_is_what_storage_nodes_can_project(compression: Any) -> None:
     assert pa.ipc.read_record_batch(
         project(encoded.body, KEY_VALUE, ["key"]), KEY_VALUE.empty_table().select(["key"]).schema
     )
+
+
+def test_parts_of_all_kinds_become_one_batch_in_their_order() -> None:
+    some = pa.array([b"no", b"v1", b"", b"v3"], pa.binary())
+    rows = to_batch(TopicSchema("t"), [b"r1", b"r2"], key=b"k", now_us=5)
+    parts = [Single(b"s1", None, 3), Single(b"s2", b"k", 9), Values(some[1:3], 4), Values(some[3:], 2), rows]
+    whole = joined(parts)
+    assert whole.times is None
+    values = [b"s1", b"s2", b"v1", b"", b"v3", b"r1", b"r2"]
+    assert whole.rows.column("value").to_pylist() == values
+    assert whole.rows.column("timestamp").cast(pa.int64()).to_pylist() == [3, 9, 4, 4, 2, 5, 5]
+    assert whole.rows.schema.equals(KEY_VALUE)
+    alike = joined(parts[2:4])
+    assert alike.times == (2, 4)
+    assert alike.rows.equals(whole.rows.slice(2, 3))
+    whole.rows.validate(full=True)
 
 
 def test_a_record_over_the_limit_is_named_and_nothing_is_encoded() -> None:

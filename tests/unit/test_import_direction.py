@@ -74,7 +74,7 @@ RULES: Mapping[str, Rule] = {
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
     "pipeline": Rule(VOCABULARY | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
     # The source reads ranges through the client, and opens an embedded log where nobody else has.
-    "spark": Rule(VOCABULARY | {"core", "wire", "storage.projection", "client", "embedded", "pipeline"}),
+    "spark": Rule(VOCABULARY | {"core", "storage.projection", "wire", "client", "embedded", "pipeline"}),
     # The command line also starts the servers, the dashboard and the jobs.
     "cli": Rule(
         VOCABULARY
@@ -280,8 +280,8 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
     assert [str(found) for found in violations(source)] == [
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
-        "of cutwater, spark may import only client, core, embedded, errors, pipeline, spark, storage.projection, "
-        "types, wire",
+        "of cutwater, spark may import only "
+        "client, core, embedded, errors, pipeline, spark, storage.projection, types, wire",
     ]
 
 

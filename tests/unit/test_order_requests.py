@@ -23,10 +23,12 @@ from order_driver import (
 )
 
 from cutwater.core import decisions as d
+from cutwater.core import order_requests
 from cutwater.core import requests as r
 from cutwater.core.dedup import Departure
+from cutwater.core.names import NAME_LENGTH_MAX
 from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_requests import NAME_LENGTH_MAX, STREAMS_PER_TOPIC_MAX, Surroundings, decide
+from cutwater.core.order_requests import STREAMS_PER_TOPIC_MAX, Surroundings, decide
 from cutwater.core.order_state import OrderState
 from cutwater.errors import (
     AlreadyExists,
@@ -94,6 +96,13 @@ def error(outcome: r.Answer | CutwaterError) -> type:
         (r.CreateTopicRequest(ORDERS, 1, 1), AlreadyExists),
         (r.CreateTopicRequest("", 1, 1), InvalidArgument),
         (r.CreateTopicRequest("x" * (NAME_LENGTH_MAX + 1), 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("or ders", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("örders", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("a/b", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("-o", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("..", 1, 1), InvalidArgument),
+        (r.CreateTopicRequest("t\n", 1, 1), InvalidArgument),
+        (r.CommitCursorRequest("a\x1b[2J", GLSN(10)), InvalidArgument),
         (r.CreateTopicRequest("new", 0, 1), InvalidArgument),
         (r.CreateTopicRequest("new", STREAMS_PER_TOPIC_MAX + 1, 1), InvalidArgument),
         (r.CreateTopicRequest("new", 1, 0), InvalidArgument),
@@ -424,3 +433,12 @@ def test_requests_of_one_turn_see_each_other(leader: Leader) -> None:
         leader.raw(leader.ask(r.CreateTopicRequest("same", 1, 1)))
     effects = leader.confirm(store)  # type: ignore[arg-type]
     assert [type(x) for x in stores(effects)] == [d.CreateTopic, d.CreateStream]
+
+
+def test_a_topic_has_a_bounded_number_of_producers(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_requests, "PRODUCERS_PER_TOPIC_MAX", 2)
+    for name in ("a", "b"):
+        leader.answer(r.OpenProducerRequest(ProducerId(name), ORDERS, 1))
+    assert error(leader.answer(r.OpenProducerRequest(ProducerId("c"), ORDERS, 1))) is Refused
+    back = leader.answer(r.OpenProducerRequest(ProducerId("a"), ORDERS, 2))
+    assert back == r.ProducerGrant(ProducerEpoch(2), LS1, Sequence(0)), "those that are known may always come back"

@@ -7,6 +7,7 @@ import pytest
 from order_driver import CREATED_TIME, E0, E1, E2, LAST_CUT_TIME, LS1, LS2, LS3, N1, N2, N3, N4, ORDERS, T1, cluster_of
 
 from cutwater.core import decisions as d
+from cutwater.core.clock import BLOCK_MARKS
 from cutwater.core.cut import StreamCommit
 from cutwater.core.dedup import Departure
 from cutwater.core.order_state import OrderState, Snapshot
@@ -266,3 +267,35 @@ def test_a_decision_that_contradicts_the_earlier_ones_changes_nothing(
         state.apply(decision)
     assert state.snapshot() == snapshot
     assert state.topic_named(ORDERS) is not None
+
+
+def ticked(state: OrderState, count: int) -> None:
+    for _ in range(count):
+        hwm = state.high_watermark
+        time = CutTime(state.cut_time + SECOND)
+        state.apply(d.Cut(GLSN(hwm + 1), hwm, time, state.revision, ()))
+
+
+def test_marks_of_the_clock_are_kept_only_as_long_as_a_topic_needs_them() -> None:
+    """Above its creation and above its trim position; of what lies between, every mark."""
+    state = OrderState(Snapshot(), (d.AddNode(N1),))
+    ticked(state, 3 * BLOCK_MARKS)
+    assert len(state.clock.blocks) == 2
+    first, second = TopicId(1), TopicId(2)
+    state.apply(d.CreateTopic(first, "a", 1))
+    state.apply(d.CreateStream(LS1, first, (N1,), state.high_watermark, state.cut_time))
+    assert state.clock.blocks == ()
+    begin = state.high_watermark
+    ticked(state, 3 * BLOCK_MARKS)
+    state.apply(d.CreateTopic(second, "b", 1))
+    state.apply(d.CreateStream(LS2, second, (N1,), state.high_watermark, state.cut_time))
+    kept = state.clock.marks(begin, 10**9)
+    assert [mark.glsn for mark in kept] == list(range(begin + 1, state.high_watermark + 1))
+    # The second topic needs less, so what is left when the first one goes is what came after it was created.
+    state.apply(d.Seal(LS1, E0, LLSN(0), (N1,), "a test", final=True))
+    state.apply(d.DeleteTopic(first))
+    assert len(state.clock.blocks) == 0
+    ticked(state, 3 * BLOCK_MARKS)
+    before = len(state.clock.blocks)
+    state.apply(d.Trim(second, state.high_watermark))
+    assert (before > 0, state.clock.blocks) == (True, ())

@@ -57,6 +57,10 @@ class Told:
         self._said: queue.Queue[Durable | CutwaterError | str] = queue.Queue()
         self.writer = Writer(storage, lambda job: job(), self._said.put, self._said.put, "writer")
 
+    def write(self, entry: Entry, generation: int) -> None:
+        self.writer.write(entry, generation)
+        self.writer.hand_over()
+
     def submit(self, name: str, *, reopens: bool = False) -> None:
         def done(error: CutwaterError | None) -> None:
             self._said.put(name if error is None else error)
@@ -82,7 +86,7 @@ def told(storage: FullStorage) -> Iterator[Told]:
 
 def test_what_was_written_is_told_when_it_is_durable(storage: FullStorage, told: Told) -> None:
     for entry in entries_from(1, 3):
-        told.writer.write(entry, 7)
+        told.write(entry, 7)
     while told.writer.backlog_bytes:
         last = told.next()
     assert isinstance(last, Durable)
@@ -93,17 +97,17 @@ def test_what_was_written_is_told_when_it_is_durable(storage: FullStorage, told:
 def test_after_a_failure_nothing_is_done_until_the_files_are_opened_anew(storage: FullStorage, told: Told) -> None:
     first, second, third = entries_from(1, 3)
     storage.is_full = True
-    told.writer.write(first, 0)
+    told.write(first, 0)
     assert isinstance(told.next(), DiskFull)
     # There is room again, but what comes now was made for files that have the first entry.
     storage.is_full = False
-    told.writer.write(second, 0)
+    told.write(second, 0)
     told.submit("too early")
     assert isinstance(told.next(), StorageBroken)
     told.submit("reopened", reopens=True)
     assert told.next() == "reopened"
     assert storage.end == LLSN(0)
-    told.writer.write(first, 1)
+    told.write(first, 1)
     durable = told.next()
     assert isinstance(durable, Durable)
     assert (durable.entries_end, durable.entries_generation) == (first.last_llsn, 1)
@@ -115,10 +119,10 @@ def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monke
     monkeypatch.setattr("cutwater.storagenode.writer.CONTEXTS_WAIT_SECONDS", 3_600.0)
     first, second = entries_from(1, 2)
     commit = commit_of([first], None)
-    told.writer.write(first, 0)
+    told.write(first, 0)
     assert told.next() == Durable(first.last_llsn, 0, None, 0)
     told.writer.write_context(commit, 0)
-    told.writer.write(second, 0)
+    told.write(second, 0)
     assert told.next() == Durable(second.last_llsn, 0, None, 0)
     # Whatever comes after a barrier finds everything before it durable.
     told.submit("barrier")
@@ -127,13 +131,27 @@ def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monke
     assert sum(told.writer.context_syncs.counts) == 1
 
 
+def test_commits_are_held_until_someone_wants_them_or_entries_come(storage: FullStorage, told: Told) -> None:
+    (first,) = entries_from(1, 1)
+    commit = commit_of([first], None)
+    told.write(first, 0)
+    assert told.next() == Durable(first.last_llsn, 0, None, 0)
+    told.writer.write_context(commit, 0)
+    assert not told.writer.has_turn
+    told.writer.release()
+    assert told.writer.has_turn
+    told.writer.hand_over()
+    assert told.next() == Durable(None, 0, commit, 0)
+    assert storage.last_commit == commit
+
+
 def test_a_writer_that_has_ended_says_so_at_once(storage: FullStorage, told: Told) -> None:
     told.submit("before")
     told.writer.end()
     assert told.next() == "before"
     told.submit("after")
     assert isinstance(told.next(), StorageBroken)
-    told.writer.write(entries_from(1, 1)[0], 0)
+    told.write(entries_from(1, 1)[0], 0)
     assert told.writer.backlog_bytes == 0
     assert told.writer.join(WITHIN_SECONDS)
     assert storage.end == LLSN(0)

@@ -193,18 +193,18 @@ def check_disk(directory: Path) -> Iterator[Check]:
     name = f"disk of {directory}"
     try:
         usage = shutil.disk_usage(directory)
-        sync_ms = _sync_ms(directory)
+        taken_ms = sync_ms(directory)
     except OSError as error:
         advice = "name a directory that exists and may be written"
         yield Check(name, Verdict.WRONG, f"cannot be used: {error.strerror}", advice)
         return
     yield _room(name, usage.free, usage.total)
-    found = f"median of {SYNCS} fdatasync of {SYNC_BYTES} bytes: {sync_ms:.3f} ms"
+    found = f"median of {SYNCS} fdatasync of {SYNC_BYTES} bytes: {taken_ms:.3f} ms"
     kind = file_system(directory)
     if kind in _MEMORY_FILE_SYSTEMS:
         advice = "records are lost with the power: put data on a disk"
         yield Check("fsync", Verdict.WARNING, f"{found}, but it is {kind}, which is memory", advice)
-    elif sync_ms > SYNC_MS_WISHED:
+    elif taken_ms > SYNC_MS_WISHED:
         yield Check("fsync", Verdict.WARNING, found, "every append waits for it: use a faster disk")
     else:
         yield Check("fsync", Verdict.OK, found + (f" on {kind}" if kind else ""))
@@ -219,7 +219,7 @@ def _room(name: str, free: int, total: int) -> Check:
     return Check(name, Verdict.OK, found)
 
 
-def _sync_ms(directory: Path) -> float:
+def sync_ms(directory: Path) -> float:
     """As a group commit does it: some bytes at the end of a file, and a sync."""
     data = b"\0" * SYNC_BYTES
     sync = getattr(os, "fdatasync", os.fsync)

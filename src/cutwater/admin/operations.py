@@ -12,7 +12,7 @@ from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Unavailable
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.types import GLSN, DecisionIndex, LogStreamId, MetadataNodeId, Retention, RunId, StorageNodeId
 from cutwater.wire import metadata_api, storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
@@ -179,15 +179,22 @@ class Admin:
         schema: bytes = b"",
         event_time: str = "",
         retention: Retention = FOREVER,
+        exist_ok: bool = False,
         wait: bool = True,
     ) -> r.Created:
         """Without ``replication``: three copies, or as many as there are storage nodes. With ``wait``, returns when all
-        log streams take appends."""
+        log streams take appends. With ``exist_ok``, a topic of this name that exists is left as it is."""
         if replication is None:
             description = await self.describe()
             replication = max(1, min(3, sum(1 for node in description.nodes if node.is_alive)))
         request = r.CreateTopicRequest(name, streams, replication, schema, event_time, retention)
-        created = await self._repository.ask(request, r.Created, timeout_ms=self._timeout_ms, idempotent=False)
+        try:
+            created = await self._repository.ask(request, r.Created, timeout_ms=self._timeout_ms, idempotent=False)
+        except AlreadyExists:
+            if not exist_ok:
+                raise
+            topic, known = await self.topic(name)
+            return r.Created(topic.topic, tuple(stream.stream for stream in known if not stream.final))
         if wait:
             await self._until_open(created.streams)
         return created

@@ -35,9 +35,16 @@ class Starting:
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._command, self._log = command, log
+        # How this user reaches another cluster is not how the servers of this one listen.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUTWATER_TLS_", "CUTWATER_TOKEN"))}
         with log.open("ab") as errors:
             self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+                env=environment,
             )
         self.pid = self._child.pid
 

@@ -9,7 +9,7 @@ import asyncio
 
 from msgspec import Struct
 
-from cutwater.client.access import ANYONE, open_connection
+from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.errors import CutwaterError
 from cutwater.types import LogStreamId, StorageNodeId
@@ -37,19 +37,19 @@ class Verification(Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-async def verify(description: Description, *, timeout_ms: int) -> Verification:
+async def verify(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> Verification:
     """All storage nodes at the same time, each replica by replica; ``timeout_ms`` is for one replica."""
-    checked = await asyncio.gather(*(_verify_node(node, timeout_ms) for node in description.nodes))
+    checked = await asyncio.gather(*(_verify_node(node, timeout_ms, access) for node in description.nodes))
     findings = [finding for part in checked for finding in part.findings]
     return Verification(sum(part.replicas for part in checked), tuple(findings))
 
 
-async def _verify_node(node: NodeDescription, timeout_ms: int) -> Verification:
+async def _verify_node(node: NodeDescription, timeout_ms: int, access: Access) -> Verification:
     findings: list[Finding] = []
     replicas = 0
     try:
         endpoint = Endpoint(ANY_CLUSTER, "admin")
-        connection = await open_connection(endpoint, node.address, ANYONE, timeout_ms=min(timeout_ms, CONNECT_MS_MAX))
+        connection = await open_connection(endpoint, node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX))
     except CutwaterError as error:
         return Verification(0, (_unseen(node, None, error),))
     try:

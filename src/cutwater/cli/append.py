@@ -8,6 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,17 +17,17 @@ from msgspec import Struct
 
 from cutwater.cli import inputs
 from cutwater.cli.client import open_client
-from cutwater.cli.exits import INTERRUPTED, ends_well
+from cutwater.cli.commands import command, verbs
+from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.inputs import STANDARD_INPUT, Piece
 from cutwater.cli.ndjson import Rows
-from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, PathOption, ServersOption
+from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.client.client import Client, Producer
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
 from cutwater.types import Ack
 
-app = typer.Typer()
+app = verbs()
 
 IN_FLIGHT_MAX = 64
 """Pieces that a producer has and that are not acknowledged; it bounds their bytes, too."""
@@ -36,6 +37,13 @@ class Format(enum.StrEnum):
     LINES = "lines"
     NDJSON = "ndjson"
     FILE = "file"
+
+
+@dataclass(frozen=True)
+class AppendedLog(Log):
+    timeout: Annotated[
+        float, typer.Option(envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds that each append may take.")
+    ] = 30.0
 
 
 class Appended(Struct):
@@ -61,13 +69,7 @@ class Appended(Struct):
         return f"appended {self.records} record{plural} to topic {self.topic!r}, {where}"
 
 
-@app.callback()
-def records() -> None:
-    """One command, which keeps its name."""
-
-
-@app.command()
-@ends_well
+@command(app)
 def append(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Name of the topic.")],
     files: Annotated[
@@ -89,14 +91,8 @@ def append(
         str | None,
         typer.Option(metavar="ID", help="Append as a named producer: each record is there exactly once, over retries."),
     ] = None,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    path: PathOption = None,
-    timeout: Annotated[
-        float, typer.Option(envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds that each append may take.")
-    ] = 30.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    *,
+    log: AppendedLog,
 ) -> None:
     """Append records: lines or JSON from standard input, or files.
 
@@ -109,17 +105,17 @@ def append(
     if key_field is not None and key is not None:
         raise InvalidArgument("--key and --key-field both say what the key is: say one")
     appended = Appended(topic)
-    with open_client(servers, directory, path, timeout, may_create=create, patient=True) as client:
+    with open_client(log, may_create=create, patient=True) as client:
         if create:
             with suppress(AlreadyExists):
                 client.create_topic(topic)
         rows = Rows(client.topic(topic).schema, key, key_field) if form is Format.NDJSON else None
         # Without knowing how much is left there is no bar; and whoever types the records knows how far they are.
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
-        with _progress(paths, is_watched and output is Output.TEXT) as advance:
+        with _progress(paths, is_watched and not Settings.is_json) as advance:
             sending = _Sending(client, appended, advance, rows, key, producer)
-            _append(sending, _pieces(paths, form), appended, output)
-    show(output, appended, str(appended))
+            _append(sending, _pieces(paths, form), appended)
+    show(appended, str(appended))
 
 
 def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
@@ -131,7 +127,7 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
             yield from inputs.lines(fd, inputs.name_of(path))
 
 
-def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, output: Output) -> None:
+def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended) -> None:
     """Whatever stops it, what was acknowledged until then is told."""
     try:
         for piece in pieces:
@@ -139,10 +135,10 @@ def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, outp
         sending.settle(0)
     except CutwaterError:
         sending.give_up()
-        show(output, appended, str(appended))
+        show(appended, str(appended))
         raise
     except KeyboardInterrupt:
-        show(output, appended, f"{appended}; what was under way may or may not be there")
+        show(appended, f"{appended}; what was under way may or may not be there")
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -6,49 +6,40 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from cutwater.admin.processes import is_running
-from cutwater.cli.security import client_tls
-from cutwater.cli.servers import check_log, chosen
+from cutwater.cli.servers import Log, check_log
 from cutwater.client.client import Client, connect
 from cutwater.client.repository import parse_servers, require_listener
 
 
 @contextmanager
-def open_client(
-    servers: str | None,
-    directory: Path | None,
-    path: Path | None,
-    timeout: float,
-    *,
-    may_create: bool = False,
-    patient: bool = False,
-) -> Iterator[Client]:
+def open_client(log: Log, *, may_create: bool = False, patient: bool = False) -> Iterator[Client]:
     """Connected as long as this lasts; an embedded log is opened, unless another process has it open. ``patient``: try
     until the time is up also if nobody listens there."""
-    place = chosen(servers, directory, path)
+    place = log.place
     # The servers of an embedded log have much to tell that is of no use to whoever asked for records.
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     if isinstance(place, str):
         if not patient:
             asyncio.run(require_listener(parse_servers(place)))
-        client = connect(place, timeout=timeout, tls=client_tls())
+        access = log.access()
+        client = connect(place, timeout=log.timeout, tls=access.tls, token=access.token)
     else:
         if not may_create:
             check_log(place)
         # Both servers come with it, which is much to load for those who need none.
         from cutwater.embedded import open_log  # noqa: PLC0415
 
-        client = open_log(place, timeout=timeout)
+        client = open_log(place, timeout=log.timeout)
     with client:
         yield client
 
 
-def end_of_holder(servers: str | None, directory: Path | None, path: Path | None) -> Callable[[], bool]:
+def end_of_holder(log: Log) -> Callable[[], bool]:
     """Tells whether an embedded log that this process is connected to was closed by the process that had opened it.
     Then it can be opened again, by this one if no other does."""
-    place = chosen(servers, directory, path)
+    place = log.place
     if isinstance(place, str):
         return lambda: False
     from cutwater.embedded import holder_of  # noqa: PLC0415

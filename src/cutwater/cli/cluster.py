@@ -13,22 +13,19 @@ import typer
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import MetadataStatus
 from cutwater.admin.telling import node_state, stream_row, time_of
-from cutwater.cli.exits import UNHEALTHY, ends_well
-from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.security import client_tls
-from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, chosen, nearest, with_admin
+from cutwater.cli.commands import command, noun
+from cutwater.cli.exits import UNHEALTHY, Settings
+from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table
-from cutwater.client.access import Access
 
-app = typer.Typer(help="Start and stop a local cluster; look at any cluster.", no_args_is_help=True)
+app = noun("Start and stop a local cluster; look at any cluster.")
 
 RequiredDir = Annotated[
     Path, typer.Option("--dir", envvar="CUTWATER_DIR", help="Where everything of the cluster lies.")
 ]
 
 
-@app.command()
-@ends_well
+@command(app)
 def start(
     directory: RequiredDir,
     storage_nodes: Annotated[int | None, typer.Option(help="How many storage nodes; three for a new cluster.")] = None,
@@ -38,8 +35,6 @@ def start(
     metadata: Annotated[
         int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
     ] = None,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
 ) -> None:
     """Start a cluster on this machine, new or with the data that is there. Returns when it takes appends."""
     cluster = local_cluster.start(
@@ -50,42 +45,31 @@ def start(
         f"{'s on etcd' if len(cluster.metadata) > 1 else ' on SQLite'} run; replication {cluster.replication}\n"
         f"servers: {cluster.servers}\nstop it with: cutwater cluster stop --dir {directory}"
     )
-    show(output, cluster, told)
+    show(cluster, told)
 
 
-@app.command()
-@ends_well
-def stop(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
+@command(app)
+def stop(directory: RequiredDir) -> None:
     """Stop all processes of a local cluster. Its data stays."""
     killed = local_cluster.stop(directory.absolute())
     late = f"; {len(killed)} did not end in time and were killed" if killed else ""
-    show(output, {"killed": killed}, f"stopped{late}")
+    show({"killed": killed}, f"stopped{late}")
 
 
-@app.command()
-@ends_well
-def restart(directory: RequiredDir, output: OutputOption = Output.TEXT, debug: DebugOption = False) -> None:
+@command(app)
+def restart(directory: RequiredDir) -> None:
     """Start again whatever of a local cluster does not run."""
     started = local_cluster.restart_dead(directory.absolute())
-    show(output, {"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
+    show({"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
 
 
-@app.command()
-@ends_well
-def status(
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    timeout: TimeoutOption = 10.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
-) -> None:
+@command(app)
+def status(log: Cluster) -> None:
     """Metadata nodes, storage nodes and log streams, as the leader sees them."""
-    found, metadata = with_admin(servers, directory, timeout, lambda admin: admin.status())
-    is_local = nearest(servers, directory, None) == "directory" and directory is not None
-    local = local_cluster.load(directory) if is_local and directory is not None else None
-    if output is Output.JSON:
-        told = msgspec.to_builtins(found) | {"metadata": msgspec.to_builtins(metadata)}
-        show(output, told, "")
+    found, metadata = log.administer(lambda admin: admin.status())
+    local = local_cluster.load(log.local) if log.local is not None else None
+    if Settings.is_json:
+        show(msgspec.to_builtins(found) | {"metadata": msgspec.to_builtins(metadata)}, "")
         return
     title = (
         f"cluster {found.cluster}: GLSN {found.high_watermark} at {time_of(found.cut_time)} UTC, "
@@ -93,14 +77,14 @@ def status(
     )
     if found.halted:
         title += f"\n{found.halted}"
-    show(output, None, title)
-    show(output, None, table(["metadata node", "address", "pid", "state"], _metadata_rows(metadata, local)))
+    show(None, title)
+    show(None, table(["metadata node", "address", "pid", "state"], _metadata_rows(metadata, local)))
     columns = ["storage node", "address", "pid", "state", "replicas", "volumes"]
     pids = {member.id: _pid(member) for member in local.storage_nodes} if local is not None else {}
     rows = [(n.node, n.address, pids.get(n.node), node_state(n), n.replicas, n.volumes) for n in found.nodes]
-    show(output, None, table(columns, rows))
+    show(None, table(columns, rows))
     columns = ["log stream", "topic", "state", "epoch", "copies on", "missing", "records"]
-    show(output, None, table(columns, map(stream_row, found.streams)))
+    show(None, table(columns, map(stream_row, found.streams)))
 
 
 def _metadata_rows(
@@ -118,36 +102,24 @@ def _pid(member: local_cluster.Member) -> str:
     return str(member.pid) if local_cluster.is_up(member) else "does not run"
 
 
-@app.command()
-@ends_well
-def health(
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
-) -> None:
+@command(app)
+def health(log: Cluster) -> None:
     """Whether all is well with a cluster: exit code 0 if so, 3 if not."""
-    url = chosen(servers, directory, None)
-    is_local = nearest(servers, directory, None) == "directory"
-    place = directory.absolute() if is_local and directory is not None else None
+    url, place = log.place, log.local
     cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
-    wrong = asyncio.run(local_cluster.health(cluster, place, Access(client_tls())))
-    show(output, {"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
+    wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
+    show({"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
     if wrong:
         raise typer.Exit(UNHEALTHY)
 
 
-@app.command()
-@ends_well
+@command(app)
 def events(
     after: Annotated[int, typer.Option(help="Only those after this decision.")] = 0,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    timeout: TimeoutOption = 10.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    *,
+    log: Cluster,
 ) -> None:
     """What was decided lately, when and why; the newest last."""
-    found = with_admin(servers, directory, timeout, lambda admin: admin.events(after))
+    found = log.administer(lambda admin: admin.events(after))
     rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
-    show(output, found, table(["decision", "time (UTC)", "what", "why"], rows))
+    show(found, table(["decision", "time (UTC)", "what", "why"], rows))

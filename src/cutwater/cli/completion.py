@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from typer._completion_shared import get_completion_script
 
-from cutwater.cli.exits import ends_well
-from cutwater.cli.options import DebugOption
+from cutwater.cli.commands import command, verbs
 
-app = typer.Typer()
+app = verbs()
 
 
 class Shell(enum.StrEnum):
@@ -20,11 +19,9 @@ class Shell(enum.StrEnum):
     FISH = "fish"
 
 
-@app.command()
-@ends_well
+@command(app, has_output=False)
 def completion(
     shell: Annotated[Shell, typer.Argument(help="The shell that is to complete commands.")],
-    debug: DebugOption = False,
 ) -> None:
     """Print a script that lets a shell complete commands.
 
@@ -32,8 +29,3 @@ def completion(
     For fish, write it to ~/.config/fish/completions/cutwater.fish.
     """
     print(get_completion_script(prog_name="cutwater", complete_var="_CUTWATER_COMPLETE", shell=shell.value))
-
-
-@app.callback()
-def this_machine() -> None:
-    """One command, which keeps its name."""

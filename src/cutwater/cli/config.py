@@ -10,12 +10,14 @@ import typer
 from msgspec import Struct
 
 from cutwater.cli import config_file, main
-from cutwater.cli.exits import ends_well
-from cutwater.cli.options import DebugOption, Output, OutputOption
+from cutwater.cli.commands import command, noun
 from cutwater.cli.tables import show as show_result
 from cutwater.cli.tables import table
 
-app = typer.Typer(help="What is configured, and where.", no_args_is_help=True)
+app = noun("What is configured, and where.")
+
+
+SECRETS = frozenset({"token"})
 
 
 class Configured(Struct, frozen=True):
@@ -27,35 +29,28 @@ class Configured(Struct, frozen=True):
     commands: tuple[str, ...]
 
 
-@app.callback()
-def configuration() -> None:
-    """What is configured, and where."""
-
-
-@app.command()
-@ends_well
+@command(app)
 def show(
     origin: Annotated[bool, typer.Option("--origin", help="Also show where each value comes from.")] = False,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
 ) -> None:
     """Options that the environment or a file sets, and for which commands. Checks all files as a whole."""
     files = config_file.read(frozenset(main.ENTRIES))
     for name in main.ENTRIES:
         config_file.default_map(files, main.load(name), (name,))
     commands: dict[tuple[str, str, str], list[str]] = {}
-    for words, command in _leaves():
-        for option, setting in _configured(files, words, command):
-            commands.setdefault((option, str(setting.value), setting.origin), []).append(" ".join(words))
+    for words, leaf in _leaves():
+        for option, setting in _configured(files, words, leaf):
+            value = "(secret)" if option in SECRETS else str(setting.value)
+            commands.setdefault((option, value, setting.origin), []).append(" ".join(words))
     found = [Configured(*key, tuple(used)) for key, used in sorted(commands.items())]
-    known = {variable for words, command in _leaves() for variable in _variables(words, command).values()}
+    known = {variable for words, leaf in _leaves() for variable in _variables(words, leaf).values()}
     for variable in sorted(os.environ):
         if variable.startswith(f"{main.VARIABLES}_") and variable not in known | {config_file.VARIABLE}:
-            found.append(Configured("?", os.environ[variable], f"{variable}, which no command knows", ()))
+            found.append(Configured("?", "(not shown)", f"{variable}, which no command knows", ()))
     looked = ", ".join(f"{path}{'' if path.exists() else ' (not there)'}" for path in config_file.paths())
     columns = ["option", "value", *(["from"] if origin else []), "commands"]
     rows = [(f.option, f.value, *([f.origin] if origin else []), f.commands) for f in found]
-    show_result(output, found, table(columns, rows, f"files: {looked}") if rows else f"nothing is set; files: {looked}")
+    show_result(found, table(columns, rows, f"files: {looked}") if rows else f"nothing is set; files: {looked}")
 
 
 def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -64,12 +59,12 @@ def _leaves() -> Iterator[tuple[tuple[str, ...], Any]]:
         yield from _leaves_of((name,), main.load(name))
 
 
-def _leaves_of(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    commands = getattr(command, "commands", None)
-    if commands is None:
-        yield words, command
+def _leaves_of(words: tuple[str, ...], loaded: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    verbs = getattr(loaded, "commands", None)
+    if verbs is None:
+        yield words, loaded
         return
-    for verb, found in commands.items():
+    for verb, found in verbs.items():
         yield from _leaves_of((*words, verb), found)
 
 

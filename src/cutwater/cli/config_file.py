@@ -22,7 +22,7 @@ import os
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -40,8 +40,13 @@ COMMON: Mapping[str, Any] = {
     "debug": bool,
     "log-format": str,
     "log-level": str,
+    "tls-ca": str,
+    "tls-certificate": str,
+    "tls-key": str,
+    "token": str,
 }
 """What may be said for all commands at once, and what it has to be."""
+SECURITY = frozenset({"tls-ca", "tls-certificate", "tls-key", "token"})
 PLACES = frozenset({"servers", "dir", "path"})
 """Only one of these can hold, so whoever says one of them takes back the others that were said further away."""
 
@@ -106,11 +111,14 @@ def default_map(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, .
 def settings(files: tuple[ConfigFile, ...], command: Any, words: tuple[str, ...]) -> dict[str, Setting]:
     """What the files say of a command's options, by the names of its parameters."""
     options = options_of(command)
-    hints = get_type_hints(inspect.unwrap(command.callback))
+    hints = _types_of(command)
     found: dict[str, Setting] = {}
     for file in files:
         own = _table(file, words)
         common = {key: value for key, value in file.document.items() if key in COMMON and key in options}
+        if "token" not in options:
+            # Servers have such options, too, but what is said for all commands is about clients.
+            common = {key: value for key, value in common.items() if key not in SECURITY}
         for table, where in ((common, str(file.path)), (own, f"{file.path} [{'.'.join(words)}]")):
             if PLACES & table.keys():
                 found = {
@@ -134,6 +142,13 @@ def options_of(command: Any) -> dict[str, str]:
         for option in parameter.opts
         if option.startswith("--") and parameter.name != "help"
     }
+
+
+def _types_of(command: Any) -> dict[str, Any]:
+    """What the value of each parameter has to be."""
+    parameters = inspect.signature(command.callback).parameters.values()
+    # Typer's own part of an annotation says nothing about the type.
+    return {p.name: get_args(p.annotation)[0] for p in parameters if get_origin(p.annotation) is Annotated}
 
 
 def _table(file: ConfigFile, words: tuple[str, ...]) -> Mapping[str, Any]:

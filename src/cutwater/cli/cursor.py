@@ -7,66 +7,41 @@ from typing import Annotated
 import typer
 
 from cutwater.cli.client import open_client
-from cutwater.cli.exits import ends_well
-from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, PathOption, ServersOption, TimeoutOption
+from cutwater.cli.commands import command, noun
+from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.errors import NotFound
 
-app = typer.Typer(help="Cursors: how far consumers have come, kept in the cluster.", no_args_is_help=True)
+app = noun("Cursors: how far consumers have come, kept in the cluster.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the cursor.")]
 
 
-@app.command()
-@ends_well
-def get(
-    name: NameArgument,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    path: PathOption = None,
-    timeout: TimeoutOption = 30.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
-) -> None:
+@command(app)
+def get(name: NameArgument, log: Log) -> None:
     """Print the last GLSN that the consumer is done with."""
-    with open_client(servers, directory, path, timeout) as client:
+    with open_client(log) as client:
         glsn = client.cursor(name).get()
     if glsn is None:
         raise NotFound(f"there is no cursor {name!r}: `cutwater cursor commit {name} GLSN` makes one")
-    show(output, {"cursor": name, "glsn": glsn}, str(glsn))
+    show({"cursor": name, "glsn": glsn}, str(glsn))
 
 
-@app.command()
-@ends_well
+@command(app)
 def commit(
     name: NameArgument,
     glsn: Annotated[int, typer.Argument(metavar="GLSN", min=1, help="The last position that is done with.")],
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    path: PathOption = None,
-    timeout: TimeoutOption = 30.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    log: Log,
 ) -> None:
     """Note that everything up to a position is done with. Durable when it returns."""
-    with open_client(servers, directory, path, timeout) as client:
+    with open_client(log) as client:
         client.cursor(name).commit(glsn)
-    show(output, {"cursor": name, "glsn": glsn}, f"cursor {name!r} is at GLSN {glsn}")
+    show({"cursor": name, "glsn": glsn}, f"cursor {name!r} is at GLSN {glsn}")
 
 
-@app.command()
-@ends_well
-def drop(
-    name: NameArgument,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    path: PathOption = None,
-    timeout: TimeoutOption = 30.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
-) -> None:
+@command(app)
+def drop(name: NameArgument, log: Log) -> None:
     """Forget a cursor."""
-    with open_client(servers, directory, path, timeout) as client:
+    with open_client(log) as client:
         client.cursor(name).drop()
-    show(output, {"cursor": name}, f"cursor {name!r} is forgotten")
+    show({"cursor": name}, f"cursor {name!r} is forgotten")

@@ -12,56 +12,45 @@ import typer
 from cutwater.admin import local_cluster
 from cutwater.admin.checkup import Check, Verdict, check_machine
 from cutwater.admin.local_cluster import LocalCluster
-from cutwater.cli.exits import UNHEALTHY, ends_well
-from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, PathOption, ServersOption, nearest, serving
+from cutwater.cli.commands import command, verbs
+from cutwater.cli.exits import UNHEALTHY
+from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
 from cutwater.errors import CutwaterError
 
-app = typer.Typer()
-
-OPEN_SECONDS = 30.0
+app = verbs()
 
 
-@app.callback()
-def this_machine() -> None:
-    """One command, which keeps its name."""
-
-
-@app.command()
-@ends_well
+@command(app)
 def doctor(
     disk: Annotated[
         Path | None,
         typer.Argument(metavar="DIRECTORY", help="Whose disk to measure; otherwise that of --path, --dir, or here."),
     ] = None,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    path: PathOption = None,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    *,
+    log: Log,
 ) -> None:
     """Whether this machine, and a cluster, are fit for Cutwater.
 
     Exit code 0 unless something essential is wrong, then 3.
     """
-    checks = list(check_machine(disk or path or directory or Path()))
-    if nearest(servers, directory, path) is not None:
-        checks += _check_cluster(servers, directory, path)
+    checks = list(check_machine(disk or log.path or log.directory or Path()))
+    if log.nearest is not None:
+        checks += _check_cluster(log)
     rows = [(check.verdict, check.name, check.found, check.advice or "-") for check in checks]
-    show(output, checks, table(["", "what", "found", "what to do"], rows))
+    show(checks, table(["", "what", "found", "what to do"], rows))
     if any(check.verdict is Verdict.WRONG for check in checks):
         raise typer.Exit(UNHEALTHY)
 
 
-def _check_cluster(servers: str | None, directory: Path | None, path: Path | None) -> Iterator[Check]:
+def _check_cluster(log: Log) -> Iterator[Check]:
     try:
-        with serving(servers, directory, path, OPEN_SECONDS) as url:
+        with log.serving() as url:
             # One that is not known to be local has no processes to look at, and is asked in the same way.
             cluster, place = LocalCluster(url, [], []), None
-            if directory is not None and nearest(servers, directory, path) == "directory":
-                cluster, place = local_cluster.load(directory), directory
-            wrong = asyncio.run(local_cluster.health(cluster, place))
+            if log.local is not None:
+                cluster, place = local_cluster.load(log.local), log.local
+            wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
     except CutwaterError as error:
         yield Check("cluster", Verdict.WRONG, "cannot be asked", error.message)
         return

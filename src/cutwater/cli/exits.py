@@ -11,8 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from functools import wraps
-from typing import NoReturn, ParamSpec
+from typing import NoReturn
 
 import typer
 
@@ -50,8 +49,6 @@ EXIT_CODES: dict[str, int] = {
 }
 """The code of an error's class → how the process exits."""
 
-P = ParamSpec("P")
-
 
 class Settings:
     """What holds for the whole process, whichever command it runs."""
@@ -88,24 +85,19 @@ def leave_at_once(error: CutwaterError) -> NoReturn:
     os._exit(exit_code)
 
 
-def ends_well(command: Callable[P, None]) -> Callable[P, None]:
-    """A command whose errors become messages and exit codes; without a traceback, unless --debug was said."""
-
-    @wraps(command)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-        except CutwaterError as error:
-            raise typer.Exit(show(error)) from None
-        except (typer.Exit, typer.Abort):
+def ended_well(work: Callable[[], None]) -> None:
+    """Its errors become messages and exit codes; without a traceback, unless --debug was said."""
+    try:
+        work()
+    except CutwaterError as error:
+        raise typer.Exit(show(error)) from None
+    except (typer.Exit, typer.Abort):
+        raise
+    except BrokenPipeError:
+        # Whoever read the output, such as ``head``, has seen enough. What is still buffered must go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if Settings.is_debug:
             raise
-        except BrokenPipeError:
-            # Whoever read the output, such as ``head``, has seen enough. What is still buffered must go somewhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except Exception as error:
-            if Settings.is_debug:
-                raise
-            print(f"internal error: {error!r}\n  this is a bug; say --debug to see where", file=sys.stderr)
-            raise typer.Exit(INTERNAL_ERROR) from None
-
-    return guarded
+        print(f"internal error: {error!r}\n  this is a bug; say --debug to see where", file=sys.stderr)
+        raise typer.Exit(INTERNAL_ERROR) from None

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import dataclass
 
 import structlog
 
-from cutwater.cli.options import LogFormat, LogLevel
+from cutwater.cli.commands import Bundle
+from cutwater.cli.options import LogFormat, LogFormatOption, LogLevel, LogLevelOption
+
+
+@dataclass(frozen=True)
+class LogOptions(Bundle):
+    log_format: LogFormatOption = LogFormat.TEXT
+    log_level: LogLevelOption = LogLevel.INFO
+
+    def configure(self) -> None:
+        configure(self.log_format, self.log_level)
 
 
 def configure(log_format: LogFormat, level: LogLevel) -> None:

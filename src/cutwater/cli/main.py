@@ -11,10 +11,10 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer._completion_classes import completion_init
-from typer.core import TyperCommand, TyperGroup
 
 from cutwater import __version__
 from cutwater.cli import config_file
+from cutwater.cli.commands import Command, Group
 from cutwater.cli.exits import show
 from cutwater.cli.options import DebugOption
 from cutwater.errors import CutwaterError
@@ -49,6 +49,7 @@ ENTRIES: dict[str, Entry] = {
     "mr": Entry("mr", "The metadata repository: orders the log and keeps the catalog.", _CLUSTER, is_noun=True),
     "verify": Entry("verify", "Let every storage node check the checksums of all that it holds.", _CLUSTER),
     "doctor": Entry("doctor", "Whether this machine, and a cluster, are fit for Cutwater.", _MACHINE),
+    "bench": Entry("bench", "Measure how fast a cluster or an embedded log takes and gives records.", _MACHINE),
     "config": Entry("config", "What is configured, and where.", _MACHINE, is_noun=True),
     "completion": Entry("completion", "Print a script that lets a shell complete commands.", _MACHINE),
 }
@@ -61,13 +62,13 @@ def load(name: str) -> Any:
     return group if entry.is_noun else group.commands[name]
 
 
-class Root(TyperGroup):
+class Root(Group):
     """Lists commands by what ``ENTRIES`` says of them, and loads the one that is run."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         for name, entry in ENTRIES.items():
-            self.add_command(TyperCommand(name, help=entry.help, rich_help_panel=entry.panel))
+            self.add_command(Command(name, help=entry.help, rich_help_panel=entry.panel))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)

@@ -7,33 +7,19 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cutwater.cli.exits import ends_well
-from cutwater.cli.logs import configure
-from cutwater.cli.options import (
-    DebugOption,
-    LogFormat,
-    LogFormatOption,
-    LogLevel,
-    LogLevelOption,
-    Output,
-    OutputOption,
-)
-from cutwater.cli.security import InsecureOption, TlsAuthorityOption, TlsCertificateOption, TlsKeyOption, tls_files
+from cutwater.cli.commands import command, noun
+from cutwater.cli.exits import Settings
+from cutwater.cli.logs import LogOptions
+from cutwater.cli.security import ServerSecurity
 from cutwater.metadata.start import Serving, StartOptions, run_metadata_node
 from cutwater.types import ClusterId, MetadataNodeId
 
-app = typer.Typer(help="The metadata repository: orders the log and keeps the catalog.", no_args_is_help=True)
+app = noun("The metadata repository: orders the log and keeps the catalog.")
 
 _REPAIR = "Repair"
 
 
-@app.callback()
-def nodes() -> None:
-    """The metadata repository: orders the log and keeps the catalog."""
-
-
-@app.command()
-@ends_well
+@command(app)
 def start(
     cluster_id: Annotated[int, typer.Option(min=1, envvar="CUTWATER_CLUSTER_ID", help="Number of the cluster.")],
     node_id: Annotated[
@@ -58,10 +44,6 @@ def start(
             help="Where others reach this node, if not where it listens.",
         ),
     ] = None,
-    insecure: InsecureOption = False,
-    tls_certificate: TlsCertificateOption = None,
-    tls_key: TlsKeyOption = None,
-    tls_ca: TlsAuthorityOption = None,
     metrics: Annotated[
         str | None,
         typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics."),
@@ -95,21 +77,20 @@ def start(
     staged_expire_after: Annotated[
         float, typer.Option(min=0.1, help="Seconds after which rows that were staged and not published expire.")
     ] = 3_600.0,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    log_level: LogLevelOption = LogLevel.INFO,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    *,
+    security: ServerSecurity,
+    logs: LogOptions,
 ) -> None:
     """Run a node of the metadata repository until SIGTERM or SIGINT. Prints one line when it serves."""
-    configure(log_format, log_level)
+    logs.configure()
     options = StartOptions(
         ClusterId(cluster_id),
         MetadataNodeId(node_id),
         listen,
         store,
         advertise,
-        insecure,
-        tls_files(tls_certificate, tls_key, tls_ca),
+        security.insecure,
+        security.tls(),
         metrics,
         node_dead_after,
         replace_node_after,
@@ -119,11 +100,11 @@ def start(
         retention_every,
         staged_expire_after,
     )
-    run_metadata_node(options, lambda serving: _announce(serving, output))
+    run_metadata_node(options, _announce)
 
 
-def _announce(serving: Serving, output: Output) -> None:
-    if output is Output.JSON:
+def _announce(serving: Serving) -> None:
+    if Settings.is_json:
         print(msgspec.json.encode(serving).decode(), flush=True)
         return
     metrics = f", metrics at {serving.metrics}" if serving.metrics is not None else ""

@@ -7,43 +7,30 @@ from typing import Annotated
 import typer
 
 from cutwater.admin.runs import RunStatus
-from cutwater.cli.exits import ends_well
-from cutwater.cli.options import DebugOption, Output, OutputOption
-from cutwater.cli.servers import DirOption, ServersOption, TimeoutOption, with_admin
+from cutwater.cli.commands import command, noun
+from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table
 from cutwater.types import RunId
 
-app = typer.Typer(help="Runs: what publishes batches exactly once.", no_args_is_help=True)
+app = noun("Runs: what publishes batches exactly once.")
 
 
-@app.command("list")
-@ends_well
-def list_runs(
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    timeout: TimeoutOption = 10.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
-) -> None:
+@command(app, name="list")
+def list_runs(log: Cluster) -> None:
     """All runs: their last batches, what is staged for them, and what is not published yet."""
-    found = with_admin(servers, directory, timeout, lambda admin: admin.runs())
+    found = log.administer(lambda admin: admin.runs())
     columns = ["run", "name", "last batch", "staged bytes", "unpublished", "state"]
     rows = [[run.run, run.name, _last(run), run.staged_bytes, len(run.unpublished), _state(run)] for run in found]
-    show(output, found, table(columns, rows))
+    show(found, table(columns, rows))
 
 
-@app.command()
-@ends_well
+@command(app)
 def describe(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    timeout: TimeoutOption = 10.0,
-    output: OutputOption = Output.TEXT,
-    debug: DebugOption = False,
+    log: Cluster,
 ) -> None:
     """How a run is: what is not published yet, and why; what is staged, and where."""
-    found = with_admin(servers, directory, timeout, lambda admin: admin.run(RunId(run)))
+    found = log.administer(lambda admin: admin.run(RunId(run)))
     lines = [
         f"run {found.run} {f'of {found.name!r}' if found.name else 'without a name'}: {_state(found)}",
         f"  key: {found.key}",
@@ -55,7 +42,7 @@ def describe(
     for share in found.staged:
         what = share.trouble or f"{share.parts} parts, {share.bytes} bytes"
         lines.append(f"  staged on storage node {share.node}: {what}")
-    show(output, found, "\n".join(lines))
+    show(found, "\n".join(lines))
 
 
 def _last(run: RunStatus) -> str:

@@ -1,16 +1,17 @@
-"""Options of servers that say who may talk to them."""
+"""Options that say who is believed: those of servers, and those of commands that talk to servers."""
 
 from __future__ import annotations
 
-import os
-import ssl
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cutwater.cli.commands import Bundle
+from cutwater.client.access import Access
 from cutwater.errors import InvalidArgument
-from cutwater.wire.tls import TlsFiles, load_tls
+from cutwater.wire.tls import Tls, TlsFiles, client_tls, load_tls, read_tokens
 
 _PANEL = "Security"
 
@@ -25,7 +26,7 @@ InsecureOption = Annotated[
 ]
 TlsCertificateOption = Annotated[
     Path | None,
-    typer.Option(envvar="CUTWATER_TLS_CERTIFICATE", help="This node's certificate.", rich_help_panel=_PANEL),
+    typer.Option(envvar="CUTWATER_TLS_CERTIFICATE", help="A certificate to show to others.", rich_help_panel=_PANEL),
 ]
 TlsKeyOption = Annotated[
     Path | None, typer.Option(envvar="CUTWATER_TLS_KEY", help="Its private key.", rich_help_panel=_PANEL)
@@ -34,22 +35,63 @@ TlsAuthorityOption = Annotated[
     Path | None,
     typer.Option(envvar="CUTWATER_TLS_CA", help="Whose certificates are believed.", rich_help_panel=_PANEL),
 ]
+TokensOption = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="CUTWATER_TOKENS",
+        help="A file with a NAME and a TOKEN in each line: clients that show one need no certificate.",
+        rich_help_panel=_PANEL,
+    ),
+]
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        envvar="CUTWATER_TOKEN",
+        metavar="TOKEN",
+        help="Shows who asks, instead of a certificate; better set in the environment, where others do not see it.",
+        show_default=False,
+        rich_help_panel=_PANEL,
+    ),
+]
 
 
-def client_tls() -> ssl.SSLContext | None:
-    """How commands that talk to a cluster show who they are: the same three files as servers, from the environment."""
-    files = tls_files(*(_from_environment(name) for name in ("CERTIFICATE", "KEY", "CA")))
-    return None if files is None else load_tls(files).client
+@dataclass(frozen=True)
+class Security(Bundle):
+    """Of commands that talk to a cluster: as whom, and whom they believe."""
+
+    tls_ca: TlsAuthorityOption = None
+    tls_certificate: TlsCertificateOption = None
+    tls_key: TlsKeyOption = None
+    token: TokenOption = ""
+
+    def access(self) -> Access:
+        if self.tls_ca is None:
+            if self.tls_certificate is not None or self.tls_key is not None:
+                raise InvalidArgument("--tls-certificate and --tls-key need --tls-ca: it says which servers to believe")
+            return Access(None, self.token)
+        return Access(client_tls(self.tls_ca, self.tls_certificate, self.tls_key), self.token)
 
 
-def _from_environment(name: str) -> Path | None:
-    value = os.environ.get(f"CUTWATER_TLS_{name}")
-    return Path(value) if value else None
+NOBODY = Security()
 
 
-def tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> TlsFiles | None:
-    if certificate is None and key is None and authority is None:
-        return None
-    if certificate is None or key is None or authority is None:
-        raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
-    return TlsFiles(certificate, key, authority)
+@dataclass(frozen=True)
+class ServerSecurity(Bundle):
+    insecure: InsecureOption = False
+    tls_certificate: TlsCertificateOption = None
+    tls_key: TlsKeyOption = None
+    tls_ca: TlsAuthorityOption = None
+    tokens: TokensOption = None
+
+    def tls(self) -> Tls | None:
+        if self.tls_certificate is None and self.tls_key is None and self.tls_ca is None:
+            if self.tokens is not None:
+                raise InvalidArgument(
+                    "--tokens needs TLS: give --tls-certificate, --tls-key and --tls-ca, too. Servers know each other "
+                    "by their certificates, and a token must not travel in the clear"
+                )
+            return None
+        if self.tls_certificate is None or self.tls_key is None or self.tls_ca is None:
+            raise InvalidArgument("TLS needs all of --tls-certificate, --tls-key and --tls-ca")
+        files = TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
+        return load_tls(files, None if self.tokens is None else read_tokens(self.tokens))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import typer
 
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
-from cutwater.cli.security import client_tls
-from cutwater.client.access import Access
+from cutwater.cli.commands import Bundle
+from cutwater.cli.security import NOBODY, Security
+from cutwater.client.access import ANYONE, Access
 from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
@@ -22,7 +25,7 @@ V = TypeVar("V", str | None, Path | None)
 
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")
 """Where an option may be said, as Typer calls it; what comes first counts most."""
-_PLACES: tuple[Literal["servers", "directory", "path"], ...] = ("servers", "directory", "path")
+Place: TypeAlias = Literal["servers", "directory", "path"]
 _said: dict[str, str] = {}
 """Where each of the options below was said in this process."""
 
@@ -56,79 +59,95 @@ TimeoutOption = Annotated[
 ]
 
 
-def chosen(servers: str | None, directory: Path | None, path: Path | None) -> str | Path:
-    """Where the cluster listens, or the path of an embedded log. What is said closer to the command counts."""
-    match nearest(servers, directory, path):
-        case "servers" if servers is not None:
-            parse_servers(servers)
-            return servers
-        case "directory" if directory is not None:
-            return local_cluster.load(directory).servers
-        case "path" if path is not None:
-            return path
-    raise InvalidArgument(
-        "which cluster? Say --servers cutwater://HOST:PORT, or --dir DIR of a local one, or --path DIR of an embedded "
-        "log; or set CUTWATER_SERVERS, CUTWATER_DIR or CUTWATER_PATH, or put it into cutwater.toml"
-    )
+@dataclass(frozen=True)
+class Log(Bundle):
+    """Which log a command is about, and how it is reached. What is said closer to the command counts."""
+
+    servers: ServersOption = None
+    directory: DirOption = None
+    path: PathOption = None
+    timeout: TimeoutOption = 30.0
+    security: Security = NOBODY
+
+    @property
+    def place(self) -> str | Path:
+        """Where the cluster listens, or the path of an embedded log."""
+        match self.nearest:
+            case "servers" if self.servers is not None:
+                parse_servers(self.servers)
+                return self.servers
+            case "directory" if self.directory is not None:
+                return local_cluster.load(self.directory).servers
+            case "path" if self.path is not None:
+                return self.path
+        raise InvalidArgument(
+            "which cluster? Say --servers cutwater://HOST:PORT, or --dir DIR of a local one, or --path DIR of an "
+            "embedded log; or set CUTWATER_SERVERS, CUTWATER_DIR or CUTWATER_PATH, or put it into cutwater.toml"
+        )
+
+    @property
+    def nearest(self) -> Place | None:
+        """Which of them is said closest to the command; None if none is said."""
+        given: dict[Place, object] = {"servers": self.servers, "directory": self.directory, "path": self.path}
+        for source in _SOURCES:
+            found = [name for name in given if given[name] is not None and _said.get(name) == source]
+            if len(found) > 1:
+                raise InvalidArgument("--servers, --dir and --path each name a log, and several were said: say one")
+            if found:
+                return found[0]
+        return None
+
+    @property
+    def local(self) -> Path | None:
+        """The directory of the local cluster that the command is about, if it is one."""
+        return self.directory.absolute() if self.nearest == "directory" and self.directory is not None else None
+
+    def access(self) -> Access:
+        """What runs on this machine listens on loopback, and believes everyone there."""
+        return self.security.access() if self.nearest == "servers" else ANYONE
+
+    @contextmanager
+    def serving(self, *, may_create: bool = False) -> Iterator[str]:
+        """Where to connect to. An embedded log that no other process has open is open as long as this lasts."""
+        place = self.place
+        if isinstance(place, str):
+            yield place
+            return
+        # The servers of an embedded log have much to tell that is of no use to whoever runs a command.
+        logging.getLogger("cutwater").setLevel(logging.ERROR)
+        if not may_create:
+            check_log(place)
+        # Both servers come with it, which is much to load for those who need none.
+        from cutwater.embedded import holder_of, open_log  # noqa: PLC0415
+
+        with open_log(place, timeout=self.timeout):
+            holder = holder_of(place)
+            if holder is None:
+                raise Unavailable(f"{place} was closed by the process that had it open: try again")
+            yield holder.servers
+
+    def administer(self, work: Callable[[Admin], Awaitable[T]], *, may_create: bool = False) -> T:
+        """Do something with a cluster, and let go of it."""
+
+        async def connected(url: str) -> T:
+            await require_listener(parse_servers(url))
+            timeout_ms = round(self.timeout * 1_000)
+            async with Admin(parse_servers(url), timeout_ms=timeout_ms, access=self.access()) as admin:
+                return await work(admin)
+
+        with self.serving(may_create=may_create) as url:
+            return asyncio.run(connected(url))
 
 
-def nearest(
-    servers: str | None, directory: Path | None, path: Path | None
-) -> Literal["servers", "directory", "path"] | None:
-    """Which of them is said closest to the command; None if none is said."""
-    given = {name for name, value in zip(_PLACES, (servers, directory, path), strict=True) if value is not None}
-    for source in _SOURCES:
-        found = [name for name in _PLACES if name in given and _said.get(name) == source]
-        if len(found) > 1:
-            raise InvalidArgument("--servers, --dir and --path each name a log, and several were said: say one")
-        if found:
-            return found[0]
-    return None
+@dataclass(frozen=True)
+class Cluster(Log):
+    """Of commands that are about storage nodes, of which an embedded log has one of its own."""
+
+    left_out = frozenset({"path"})
+    timeout: TimeoutOption = 10.0
 
 
 def check_log(path: Path) -> None:
     """Whoever only looks does not make a new log out of a mistyped name."""
     if not (path / "metadata.sqlite").exists():
         raise NotFound(f"there is no log in {path}: `cutwater append TOPIC --create --path {path}` makes one")
-
-
-@contextmanager
-def serving(
-    servers: str | None, directory: Path | None, path: Path | None, timeout: float, *, may_create: bool = False
-) -> Iterator[str]:
-    """Where to connect to. An embedded log that no other process has open is open as long as this lasts."""
-    place = chosen(servers, directory, path)
-    if isinstance(place, str):
-        yield place
-        return
-    if not may_create:
-        check_log(place)
-    # Both servers come with it, which is much to load for those who need none.
-    from cutwater.embedded import holder_of, open_log  # noqa: PLC0415
-
-    with open_log(place, timeout=timeout):
-        holder = holder_of(place)
-        if holder is None:
-            raise Unavailable(f"{place} was closed by the process that had it open: try again")
-        yield holder.servers
-
-
-def with_admin(
-    servers: str | None,
-    directory: Path | None,
-    timeout: float,
-    work: Callable[[Admin], Awaitable[T]],
-    *,
-    path: Path | None = None,
-    may_create: bool = False,
-) -> T:
-    """Do something with a cluster, and let go of it."""
-
-    async def connected(url: str) -> T:
-        await require_listener(parse_servers(url))
-        access = Access(client_tls())
-        async with Admin(parse_servers(url), timeout_ms=round(timeout * 1_000), access=access) as admin:
-            return await work(admin)
-
-    with serving(servers, directory, path, timeout, may_create=may_create) as url:
-        return asyncio.run(connected(url))

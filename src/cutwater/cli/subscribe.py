@@ -10,28 +10,21 @@ from typing import Annotated
 import typer
 
 from cutwater.cli.client import end_of_holder, open_client
-from cutwater.cli.exits import ends_well
-from cutwater.cli.options import DebugOption
+from cutwater.cli.commands import command, verbs
 from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_records
-from cutwater.cli.servers import DirOption, PathOption, ServersOption, TimeoutOption
+from cutwater.cli.servers import Log
 from cutwater.cli.times import Start, parse_position, parse_start
 from cutwater.client.client import Client
 from cutwater.client.records import Record
 from cutwater.errors import DeadlineExceeded, InvalidArgument
 
-app = typer.Typer()
+app = verbs()
 
 LOOK_SECONDS = 1.0
 """How often a subscriber that gets nothing looks whether its log is still open somewhere."""
 
 
-@app.callback()
-def records() -> None:
-    """One command, which keeps its name."""
-
-
-@app.command()
-@ends_well
+@command(app)
 def subscribe(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")],
     start: Annotated[
@@ -49,11 +42,8 @@ def subscribe(
         bool, typer.Option("--pattern", help="TOPIC is one regular expression; it must fit the whole name.")
     ] = False,
     output: RecordOutputOption = RecordOutput.TEXT,
-    servers: ServersOption = None,
-    directory: DirOption = None,
-    path: PathOption = None,
-    timeout: TimeoutOption = 30.0,
-    debug: DebugOption = False,
+    *,
+    log: Log,
 ) -> None:
     """Print the records of topics, in the order of the log.
 
@@ -64,11 +54,11 @@ def subscribe(
     end = None if stop is None else parse_position(stop, now)
     follows = begin == "latest" if follow is None else follow
     wanted = _pattern(topics) if pattern else topics
-    printing = _Printing(wanted, begin, end, follows, output, count, timeout)
+    printing = _Printing(wanted, begin, end, follows, output, count, log.timeout)
     is_over = False
     while not is_over:
-        with open_client(servers, directory, path, timeout) as client:
-            is_over = printing.run(client, end_of_holder(servers, directory, path))
+        with open_client(log) as client:
+            is_over = printing.run(client, end_of_holder(log))
 
 
 def _pattern(topics: list[str]) -> re.Pattern[str]:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cutwater.cli.options import Output
+from cutwater.cli.exits import Settings
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def show(output: Output, value: object, render: Table | str) -> None:
-    """The value itself for programs, what was made of it for people."""
-    if output is Output.JSON:
+def show(value: object, render: Table | str) -> None:
+    """The value itself for programs, what was made of it for people: whichever ``--output`` asks for."""
+    if Settings.is_json:
         print(msgspec.json.encode(value).decode())
         return
     if isinstance(render, str):

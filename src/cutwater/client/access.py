@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import ssl
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -10,6 +12,7 @@ from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.tls import client_tls
 
 
 class Access(Struct, frozen=True):
@@ -21,6 +24,21 @@ class Access(Struct, frozen=True):
 
 
 ANYONE = Access()
+
+
+def tls_context(
+    ca: str | os.PathLike[str],
+    *,
+    certificate: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> ssl.SSLContext:
+    """For ``connect(..., tls=)``, from PEM files: believe servers that have a certificate of the authority ``ca``, and
+    show them ``certificate``, with its private key. Where a token is shown instead, the authority is enough::
+
+        tls = cutwater.tls_context("ca.pem", certificate="me.pem", key="me.key")
+        log = cutwater.connect("cutwater://db1.example:7001", tls=tls)
+    """
+    return client_tls(Path(ca), None if certificate is None else Path(certificate), None if key is None else Path(key))
 
 
 async def open_connection(endpoint: Endpoint, address: str, access: Access, *, timeout_ms: int) -> Connection:

@@ -15,7 +15,7 @@ from msgspec import structs
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
 from cutwater.client.nodes import Nodes
-from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.core.requests import Description, StreamInfo, TopicInfo
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
@@ -52,12 +52,14 @@ def may_go_elsewhere(error: CutwaterError) -> bool:
 
 
 class Shipment:
-    """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up."""
+    """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up, and
+    ``trouble`` says why it was not appended so far."""
 
-    __slots__ = ("may_have_arrived",)
+    __slots__ = ("may_have_arrived", "trouble")
 
     def __init__(self) -> None:
         self.may_have_arrived = False
+        self.trouble = ""
 
 
 class Shipping:
@@ -67,6 +69,8 @@ class Shipping:
         self._catalogs, self._nodes = catalogs, nodes
         self._random = Random()
         self._turns: dict[TopicId, int] = {}
+        self._reasons: dict[TopicId, str] = {}
+        """Why a topic took no appends when that was last asked for."""
 
     async def ship(
         self,
@@ -98,9 +102,10 @@ class Shipping:
                         raise
                     error = caught
                 failed.add(info.stream)
+            shipment.trouble = error.message
             if deadline.left <= wait:
                 raise error
-            await self._look_again(error, wait, deadline)
+            await self._look_again(topic, error, wait, deadline)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
 
     async def _send(
@@ -150,21 +155,36 @@ class Shipping:
         # One that has just failed is tried again when there is no other.
         streams = [info for info in streams if info.stream not in failed] or streams
         if not streams:
-            return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: wait for repair")
+            why = self._reasons.get(topic.topic, "all are sealed")
+            return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: {why}")
         turn = self._turns[topic.topic] = self._turns.get(topic.topic, self._random.randrange(1 << 16)) + 1
         return streams[turn % len(streams)]
 
-    async def _look_again(self, error: CutwaterError, wait: float, deadline: Deadline) -> None:
+    async def _look_again(self, topic: TopicInfo, error: CutwaterError, wait: float, deadline: Deadline) -> None:
         """Wait a little; the catalog may say something else by then."""
         if isinstance(error, ResourceExhausted):
             await deadline.pause(max(wait, error.retry_ms / 1_000))
             return
         await deadline.pause(wait)
         try:
-            await self._catalogs.fresh(deadline)
-        except CutwaterError:
+            view = await self._catalogs.fresh(deadline)
+            if not any(info.is_open for info in view.streams_of(topic.topic)):
+                self._reasons[topic.topic] = _why_sealed(topic.name, await self._catalogs.description(deadline))
+        except CutwaterError as failure:
             # The storage nodes may well take appends while the metadata repository cannot be reached.
-            return
+            self._reasons[topic.topic] = f"the metadata repository was asked why, and {failure.message}"
+
+
+def _why_sealed(topic: str, description: Description) -> str:
+    """What the leader knows of it: which storage nodes are silent, and what it will do with the first log stream."""
+    silent = ", ".join(str(node.node) for node in description.nodes if not node.is_alive)
+    told = [f"storage nodes that do not answer: {silent} (start them again)"] if silent else []
+    for stream in description.streams:
+        if stream.topic == topic and not stream.is_open and not stream.final:
+            what = f"log stream {stream.stream} is sealed{f' because {stream.reason}' if stream.reason else ''}"
+            told.append(what + (f", next: {stream.next_step}" if stream.next_step else ""))
+            break
+    return "; ".join(told) or "all are sealed"
 
 
 def unknown(error: CutwaterError) -> AppendUnknown:

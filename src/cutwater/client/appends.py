@@ -8,20 +8,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
+
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Joined, Lane, Lanes, Part, Single
+from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Joined, Lane, Lanes, Part, Single, Values
 from cutwater.client.conversion import Records, Time, time_us, to_batch
 from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode
-from cutwater.client.errors import InvalidRecord, RecordTooLarge
+from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.schemas import TopicSchema
+from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound
 from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 
 LANES_MAX = 256
 TIMES = range(-(2**63), 2**63)
+_PLAIN = (bytes, str, bytearray, memoryview)
+_BINARY = pa.binary()
 
 Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
 """From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
@@ -51,10 +56,58 @@ class Given:
         self.watermark, self.if_llsn = watermark, if_llsn
 
 
+class AppendVisit(Visit[Ack]):
+    """A small append of a thread that waits; it is the outcome that its lane tells."""
+
+    __slots__ = ("_ack", "_count", "_error", "_is_done", "_lane", "_part", "_seconds", "_size")
+
+    def __init__(self, lane: Callable[[], Lane], part: Part, count: int, size: int, seconds: float) -> None:
+        super().__init__()
+        self._lane, self._part, self._count, self._size, self._seconds = lane, part, count, size, seconds
+        self._ack: Ack | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+
+    def begin(self) -> None:
+        try:
+            lane = self._lane()
+            if lane.is_full:
+                raise NotThisWay
+            lane.put(self._part, self._count, self._size, Deadline(self._seconds), self)
+        except (CutwaterError, NotThisWay) as error:
+            self.set_exception(error)
+
+    def give_up(self) -> None:
+        """If it was not sent, it is left out."""
+        self._is_done = True
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, ack: Ack) -> None:
+        self._ack, self._is_done = ack, True
+        self.over.release()
+
+    def set_exception(self, error: BaseException) -> None:
+        self._error, self._is_done = error, True
+        self.over.release()
+
+    def result(self) -> Ack:
+        if isinstance(self._error, NotFound):
+            # It is certain that nothing was appended. The name may mean another topic by now.
+            raise NotThisWay
+        if self._error is not None:
+            raise self._error
+        if self._ack is None:
+            raise ClientClosed("this client was closed meanwhile")
+        return self._ack
+
+
 class Appends:
     def __init__(self, catalogs: Catalogs, shipping: Shipping, limits: Limits, compression: Compression | None) -> None:
         self._catalogs, self._shipping = catalogs, shipping
         self._limits, self._compression = limits, compression
+        self._small_bytes = min(SMALL_BYTES, limits.record_bytes_max)
         self._lanes: Lanes = {}
 
     async def close(self) -> None:
@@ -74,14 +127,26 @@ class Appends:
                 raise
             return await self._append(found, given, deadline)
 
+    def quick(self, topic: str, given: Given, seconds: float) -> Visit[Ack] | None:
+        """See ``AsyncClient._quick_append``. Called from any thread, so nothing is changed before the visit begins."""
+        view = self._catalogs.view
+        info = view.topics.get(topic)
+        if info is None:
+            return None
+        schema = view.schema(info)
+        part, count, size = self._plain(schema, given.records, given.key, given.timestamp, given.headers, now_us())
+        if part is None:
+            return None
+        return AppendVisit(partial(self._lane, info, given.stream, schema), part, count, size, seconds)
+
     async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:
         schema = self._catalogs.view.schema(info)
         now = now_us()
         is_plain = given.watermark is None and given.if_llsn is None
         if is_plain:
-            single, size = self._single(schema, given.records, given.key, given.timestamp, given.headers, now)
-            if single is not None:
-                return await self._lane(info, given.stream, schema).append(single, 1, size, deadline)
+            part, count, size = self._plain(schema, given.records, given.key, given.timestamp, given.headers, now)
+            if part is not None:
+                return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
         make = partial(
             to_batch,
             records=given.records,
@@ -97,8 +162,8 @@ class Appends:
             await self._catalogs.fresh(deadline)
             schema = self._catalogs.view.schema(await self._catalogs.topic(info.name, deadline))
             rows = make(schema)
-        if is_plain and rows.nbytes <= min(SMALL_BYTES, self._limits.record_bytes_max):
-            return await self._lane(info, given.stream, schema).append(rows, rows.num_rows, rows.nbytes, deadline)
+        if is_plain and (size := rows.nbytes) <= self._small_bytes:
+            return await self._lane(info, given.stream, schema).append(rows, rows.num_rows, size, deadline)
         declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
         batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
         condition = None if given.if_llsn is None else LLSN(given.if_llsn)
@@ -109,13 +174,14 @@ class Appends:
 
         def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
             now = now_us()
-            single, size = self._single(schema, records, key, timestamp, headers, now)
-            if single is not None:
-                return single, 1, size + RECORD_COST_BYTES
+            part, count, size = self._plain(schema, records, key, timestamp, headers, now)
+            if part is not None:
+                return part, count, size + RECORD_COST_BYTES
             rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now)
-            if rows.nbytes > self._limits.record_bytes_max:
+            size = rows.nbytes
+            if size > self._limits.record_bytes_max:
                 self._encoded(schema, Joined(rows, None))
-            return rows, rows.num_rows, rows.nbytes + RECORD_COST_BYTES
+            return rows, rows.num_rows, size + RECORD_COST_BYTES
 
         return prepare
 
@@ -127,14 +193,23 @@ class Appends:
             joined.rows, schema, now_us(), limits=self._limits, compression=self._compression, times=joined.times
         )
 
-    def _single(
-        self, schema: TopicSchema, value: Records, key: Any, timestamp: Any, headers: Any, now: int
-    ) -> tuple[Single | None, int]:
-        """A record of key and value that needs no closer look, and its size; None if it does."""
-        if schema.is_typed or not isinstance(value, bytes | str | bytearray | memoryview) or headers is not None:
-            return None, 0
+    def _plain(
+        self, schema: TopicSchema, records: Records, key: Any, timestamp: Any, headers: Any, now: int
+    ) -> tuple[Part | None, int, int]:
+        """Small records of key and value that need no closer look, their number and size; None if they do."""
+        if schema.is_typed or headers is not None:
+            return None, 0, 0
+        if isinstance(records, _PLAIN):
+            return self._single(records, key, timestamp, now)
+        if key is None and timestamp is None:
+            values = _only_values(records)
+            if values is not None and (size := values.nbytes + 16) <= self._small_bytes:
+                return Values(values, now), len(values), size
+        return None, 0, 0
+
+    def _single(self, value: Any, key: Any, timestamp: Any, now: int) -> tuple[Part | None, int, int]:
         if not isinstance(key, bytes | None) or not (timestamp is None or _is_time(timestamp)):
-            return None, 0
+            return None, 0, 0
         if isinstance(value, str):
             try:
                 value = value.encode()
@@ -145,8 +220,8 @@ class Appends:
         if size > self._limits.record_bytes_max:
             raise RecordTooLarge(0, size, self._limits.record_bytes_max)
         if size > SMALL_BYTES:
-            return None, 0
-        return Single(kept, key, now if timestamp is None else timestamp), size
+            return None, 0, 0
+        return Single(kept, key, now if timestamp is None else timestamp), 1, size
 
     def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
         name = info.topic, pin, schema.number
@@ -156,6 +231,17 @@ class Appends:
                 self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
             lane = self._lanes[name] = Lane(info, pin, self._shipping, partial(self._encoded, schema))
         return lane
+
+
+def _only_values(records: Records) -> pa.Array | None:
+    """The values of Arrow data that has nothing else and nothing wrong with it."""
+    if isinstance(records, pa.RecordBatch):
+        if records.num_columns != 1 or records.schema.names[0] != "value":
+            return None
+        records = records.column(0)
+    if not isinstance(records, pa.Array) or records.type != _BINARY or records.null_count or not len(records):
+        return None
+    return records
 
 
 def _is_time(timestamp: Any) -> bool:

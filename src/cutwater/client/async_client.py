@@ -38,7 +38,8 @@ from cutwater.client.schemas import SchemaLike, TopicSchema
 from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
 from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
-from cutwater.client.topics import Topic, Topics, topic_of
+from cutwater.client.topics import Topic, Topics, Wanted, topic_of
+from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument
@@ -82,7 +83,7 @@ class AsyncClient:
         shipping = Shipping(self._catalogs, self._nodes)
         self._appends = Appends(self._catalogs, shipping, limits, compression)
         self._reading = Reading(self._catalogs, self._nodes)
-        self._watermarks = Watermarks(self._catalogs, self._nodes, repository)
+        self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
         self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
@@ -168,13 +169,15 @@ class AsyncClient:
         schema: SchemaLike | None = None,
         event_time: str = "",
         retention: timedelta | Retention | None = None,
+        exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic:
         """Make a topic and return when it takes appends.
 
         ``replication``: how many storage nodes hold each record; three, or as many as there are. ``schema`` is an
         Arrow schema, and ``event_time`` the name of its column with event time; without one, records have a key and a
-        value. ``retention``: for how long, or up to which size, records are kept; for ever if not said.
+        value. ``retention``: for how long, or up to which size, records are kept; for ever if not said. ``exist_ok``:
+        a topic of this name that exists is returned as it is; it only has to have this schema and event time.
 
         >>> log.create_topic("orders", streams=3, retention=timedelta(days=7)).name
         'orders'
@@ -183,7 +186,8 @@ class AsyncClient:
         ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
-        return await self._topics.create(name, streams, replication, schema, event_time, retention, deadline)
+        wanted = Wanted(name, streams, replication, schema, event_time, retention)
+        return await self._topics.create(wanted, exist_ok, deadline)
 
     async def change_topic(
         self,
@@ -265,6 +269,26 @@ class AsyncClient:
         given = Given(records, key, timestamp, headers, stream, watermark, if_llsn)
         return await self._appends.append(topic, given, self._deadline(timeout))
 
+    def _quick_append(
+        self,
+        topic: str,
+        records: Records,
+        *,
+        key: Value | Sequence[Value | None] | pa.Array | None = None,
+        timestamp: Time | Sequence[Time | None] | pa.Array | None = None,
+        headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
+        stream: int | None = None,
+        watermark: Time | None = None,
+        if_llsn: int | None = None,
+        timeout: float | None = None,
+    ) -> Visit[Ack] | None:
+        """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
+        Any thread may call it."""
+        if self._is_closed or watermark is not None or if_llsn is not None:
+            return None
+        given = Given(records, key, timestamp, headers, stream, None, None)
+        return self._appends.quick(topic, given, self._timeout if timeout is None else timeout)
+
     # Reading.
 
     async def read(self, glsn: int, *, stream: int | None = None, timeout: float | None = None) -> Record:
@@ -318,8 +342,8 @@ class AsyncClient:
 
         It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
         ``bound`` and a millisecond, or with ``punctuated`` what was declared with ``append(..., watermark=)``; of the
-        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. The topic is read
-        up to there, the first time from its beginning.
+        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. Only the end of the
+        topic is read, as far back as its log streams lie apart.
 
         >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()

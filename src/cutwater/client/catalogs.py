@@ -7,7 +7,7 @@ import asyncio
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import TopicSchema
-from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
+from cutwater.core.requests import Catalog, CatalogRequest, DescribeRequest, Description, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
 from cutwater.types import GLSN, CutTime, LogStreamId, Revision, StorageNodeId, TopicId
 
@@ -70,6 +70,10 @@ class Catalogs:
         if found is None:
             raise no_such_topic(name, self.view)
         return found
+
+    async def description(self, deadline: Deadline) -> Description:
+        """The cluster in words, for error messages."""
+        return await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms(FETCH_MS_MAX))
 
     def take(self, catalog: Catalog) -> None:
         """Catalogs may come out of order, from a leader that has been deposed meanwhile, say: the newest stays."""

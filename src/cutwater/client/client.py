@@ -240,7 +240,7 @@ class Client(Blocking[AsyncClient]):
     topics = blocking(AsyncClient.topics)
     topic = blocking(AsyncClient.topic)
     trim = blocking(AsyncClient.trim)
-    append = blocking(AsyncClient.append)
+    append = blocking(AsyncClient.append, AsyncClient._quick_append)
     read = blocking(AsyncClient.read)
     tail = blocking(AsyncClient.tail)
     find = blocking(AsyncClient.find)

@@ -8,10 +8,12 @@ or too late before its batch was sent is left out of it; afterwards it is *unkno
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from math import inf
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
@@ -19,9 +21,10 @@ from msgspec import Struct
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, no_values
+from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.storage.projection import no_values
 from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.deadlines import DeadlineWatch
 
@@ -44,14 +47,31 @@ class Single(Struct, frozen=True):
     timestamp: int
 
 
-Part: TypeAlias = Single | pa.RecordBatch
+class Values(Struct, frozen=True):
+    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
+
+    values: pa.Array
+    timestamp: int
+
+
+Part: TypeAlias = Single | Values | pa.RecordBatch
+
+
+class Outcome(Protocol):
+    """Where the outcome of an append goes, once: a future, or something cheaper. If it is done before, nobody waits."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, ack: Ack, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class _Waiting:
-    __slots__ = ("count", "deadline", "future", "part", "shipment", "size")
+    __slots__ = ("count", "deadline", "outcome", "part", "shipment", "size")
 
-    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, future: asyncio.Future[Ack]) -> None:
-        self.part, self.count, self.size, self.deadline, self.future = part, count, size, deadline, future
+    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, outcome: Outcome) -> None:
+        self.part, self.count, self.size, self.deadline, self.outcome = part, count, size, deadline, outcome
         self.shipment: Shipment | None = None
         """Set when it has left the queue."""
 
@@ -77,6 +97,8 @@ class Lane:
         self._room = asyncio.Event()
         self._room.set()
         self._is_due = self._is_closed = False
+        self._usual = 0
+        """How many appends travelled together lately."""
         self._in_flight: set[asyncio.Task[None]] = set()
 
     @property
@@ -84,25 +106,39 @@ class Lane:
         return not self._queue and not self._in_flight
 
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
-        while self._bytes > LANE_BYTES_MAX:
+        while self.is_full:
             await self._wait_for_room(deadline)
+        future: asyncio.Future[Ack] = self._loop.create_future()
+        waiting = self.put(part, count, size, deadline, future)
+        try:
+            return await future
+        finally:
+            self._pending.pop(waiting, None)
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes > LANE_BYTES_MAX
+
+    def put(self, part: Part, count: int, size: int, deadline: Deadline, outcome: Outcome) -> _Waiting:
+        """Take records in, whether or not there is room."""
         if self._is_closed:
             raise ClientClosed("the client was closed before this append was sent")
-        future: asyncio.Future[Ack] = self._loop.create_future()
-        waiting = _Waiting(part, count, size, deadline, future)
+        waiting = _Waiting(part, count, size, deadline, outcome)
         self._pending[waiting] = None
         self._queue.append(waiting)
         self._bytes += size
         if deadline.at < self._watch.armed:
             self._watch.note(deadline.at)
-        if not self._is_due and len(self._in_flight) < IN_FLIGHT_MAX:
+        if not self._is_due and self._may_depart():
             # Whoever appends in this turn of the event loop goes along.
             self._is_due = True
             self._loop.call_soon(self._depart)
-        try:
-            return await future
-        finally:
-            del self._pending[waiting]
+        return waiting
+
+    def _fail(self, waiting: _Waiting, error: CutwaterError) -> None:
+        self._pending.pop(waiting, None)
+        if not waiting.outcome.done():
+            waiting.outcome.set_exception(error)
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         self._room.clear()
@@ -117,11 +153,9 @@ class Lane:
     def _expire(self, now: float) -> float:
         """One timer for all: most get their outcome long before it fires."""
         earliest = inf
-        for waiting in self._pending:
-            if waiting.future.done():
-                continue
-            if waiting.deadline.at <= now:
-                waiting.future.set_exception(self._late(waiting))
+        for waiting in list(self._pending):
+            if waiting.outcome.done() or waiting.deadline.at <= now:
+                self._fail(waiting, self._late(waiting))
             else:
                 earliest = min(earliest, waiting.deadline.at)
         return earliest
@@ -129,8 +163,7 @@ class Lane:
     async def close(self) -> None:
         self._is_closed = True
         for waiting in self._queue:
-            if not waiting.future.done():
-                waiting.future.set_exception(ClientClosed("the client was closed before this append was sent"))
+            self._fail(waiting, ClientClosed("the client was closed before this append was sent"))
         self._queue.clear()
         # Those who wait for room are let in, to be told.
         self._bytes = 0
@@ -142,18 +175,28 @@ class Lane:
 
     def _late(self, waiting: _Waiting) -> CutwaterError:
         if waiting.shipment is None or not waiting.shipment.may_have_arrived:
-            return DeadlineExceeded(f"nothing was appended within {waiting.deadline.seconds:g} s")
+            trouble = waiting.shipment.trouble if waiting.shipment is not None else ""
+            why = f": {trouble}" if trouble else ""
+            return DeadlineExceeded(f"nothing was appended within {waiting.deadline.seconds:g} s{why}")
         return AppendUnknown(
             f"no answer came within {waiting.deadline.seconds:g} s, so whether the append is in the log is not known: "
             "read the log, or use a producer, which finds out"
         )
 
+    def _may_depart(self) -> bool:
+        """Nothing waits when nothing is in flight. Otherwise a batch has to be worth it: those whose batch was just
+        acknowledged come back one by one, and if each went by itself, none would travel together."""
+        if not self._in_flight:
+            return True
+        return len(self._in_flight) < IN_FLIGHT_MAX and 2 * len(self._queue) >= self._usual
+
     def _depart(self) -> None:
         self._is_due = False
-        while self._queue and len(self._in_flight) < IN_FLIGHT_MAX:
+        while self._queue and self._may_depart():
             group = self._next_group()
             if not group:
                 continue
+            self._usual = max(len(group), self._usual // 2)
             task = self._loop.create_task(self._deliver(group))
             self._in_flight.add(task)
             task.add_done_callback(self._arrived)
@@ -164,7 +207,7 @@ class Lane:
         while self._queue and (not group or size + self._queue[0].size <= BATCH_BYTES_MAX):
             waiting = self._queue.popleft()
             self._bytes -= waiting.size
-            if not waiting.future.done():
+            if not waiting.outcome.done():
                 group.append(waiting)
                 size += waiting.size
         self._room.set()
@@ -182,7 +225,7 @@ class Lane:
         deadline = max((waiting.deadline for waiting in group), key=lambda deadline: deadline.at)
 
         def load() -> Batch:
-            group[:] = [waiting for waiting in group if not waiting.future.done()]
+            group[:] = [waiting for waiting in group if not waiting.outcome.done()]
             if not group:
                 raise ClientClosed("nobody waits for these appends any more")
             return self._encode(joined([waiting.part for waiting in group]))
@@ -191,18 +234,17 @@ class Lane:
             ack = await self._shipping.ship(shipment, self.topic, self._pin, load, None, deadline)
         except CutwaterError as error:
             for waiting in group:
-                if not waiting.future.done():
-                    waiting.future.set_exception(error)
+                self._fail(waiting, error)
             return
         except BaseException as error:
             for waiting in group:
-                if not waiting.future.done():
-                    waiting.future.set_exception(_interrupted(shipment, error))
+                self._fail(waiting, _interrupted(shipment, error))
             raise
         offset = 0
         for waiting in group:
-            if not waiting.future.done():
-                waiting.future.set_result(part_of(ack, offset, waiting.count))
+            self._pending.pop(waiting, None)
+            if not waiting.outcome.done():
+                waiting.outcome.set_result(part_of(ack, offset, waiting.count))
             offset += waiting.count
 
 
@@ -226,35 +268,44 @@ class Joined(NamedTuple):
 
 def joined(parts: Sequence[Part]) -> Joined:
     """All parts as one record batch, in their order."""
-    batches: list[pa.RecordBatch] = []
-    singles: list[Single] = []
-    for part in parts:
-        if isinstance(part, Single):
-            singles.append(part)
-            continue
-        if singles:
-            batches.append(_of_singles(singles).rows)
-            singles = []
-        batches.append(part)
-    if not batches:
-        return _of_singles(singles)
-    if singles:
-        batches.append(_of_singles(singles).rows)
-    return Joined(batches[0] if len(batches) == 1 else pa.concat_batches(batches), None)
+    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
+    if len(runs) == 1:
+        return runs[0]
+    return Joined(pa.concat_batches([run.rows for run in runs]), None)
+
+
+def _of_run(kind: type, run: list[Any]) -> Joined:
+    """Parts that are alike become Arrow together, which costs little more than one of them."""
+    if kind is Single:
+        return _of_singles(run)
+    if kind is Values:
+        return _of_values(run)
+    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
 
 
 def _of_singles(singles: list[Single]) -> Joined:
     """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
-    count = len(singles)
+    times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
-    times = [single.timestamp for single in singles]
-    arrays = [
-        pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(count, _BINARY),
-        pa.array([single.value for single in singles], _BINARY),
-        pa.array(times, TIMESTAMP),
-        no_values(count, HEADERS),
-    ]
-    return Joined(pa.RecordBatch.from_arrays(arrays, schema=KEY_VALUE), (min(times), max(times)))
+    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
+    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
+    return Joined(rows, (min(times), max(times)))
+
+
+def _of_values(run: list[Values]) -> Joined:
+    times = array("q")
+    for one in run:
+        times.extend(array("q", (one.timestamp,)) * len(one.values))
+    values = run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
+    stamps = [one.timestamp for one in run]
+    return Joined(_key_value(pa.nulls(len(times), _BINARY), values, times), (min(stamps), max(stamps)))
+
+
+def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
+    """Without headers."""
+    count = len(times)
+    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
+    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
 
 
 _BINARY = pa.binary()

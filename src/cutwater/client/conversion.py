@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.errors import InvalidRecord
-from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe, no_values
+from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
 from cutwater.errors import InvalidArgument
+from cutwater.storage.projection import no_values
 
 Value = bytes | bytearray | memoryview | str
 Time = datetime | int

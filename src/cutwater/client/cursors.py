@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from cutwater.client.deadlines import Deadline, check_timeout
 from cutwater.client.repository import Repository
 from cutwater.core.requests import CommitCursorRequest, CursorAt, Done, DropCursorRequest, ReadCursorRequest
@@ -9,12 +11,13 @@ from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN
 
 
-class NamedCursor:
+class NamedCursor(ABC):
     """Where a subscription may start: what counts is the name, whoever asks."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        raise NotImplementedError
+        """Under which the cluster keeps it."""
 
 
 class AsyncCursor(NamedCursor):

@@ -12,11 +12,14 @@ import concurrent.futures
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.errors import ClientClosed
+from cutwater.client.visits import CallVisit, Visit
 from cutwater.wire.loops import new_event_loop
 
 R = TypeVar("R")
@@ -24,6 +27,7 @@ R = TypeVar("R")
 LOOK_SECONDS = 5.0
 """How often a waiting thread looks whether anyone is left who could answer it."""
 EXECUTOR_THREADS_MAX = 8
+CLOSING_TURNS = 5
 END_SECONDS = 5.0
 """How long the end of the interpreter waits for one loop."""
 
@@ -34,6 +38,10 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = new_event_loop()
         self._loop.set_default_executor(DaemonExecutor(EXECUTOR_THREADS_MAX, name))
+        self._visits: deque[Visit[Any]] = deque()
+        """Brought by threads and not begun yet: no more than there are threads."""
+        self._is_woken = False
+        """The loop is about to look at them."""
         self._pid = os.getpid()
         self._is_closed = False
         self._on_end: Callable[[], Awaitable[None]] | None = None
@@ -55,12 +63,40 @@ class LoopThread:
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
         """Wait for it. Whoever is interrupted meanwhile gives it up."""
-        future = self.begin(work)
+        return self.visit(CallVisit(work))
+
+    def visit(self, visit: Visit[R]) -> R:
+        """The same for what need not be a coroutine."""
         try:
-            return self.wait(future)
+            self._check()
+            self._visits.append(visit)
+            if not self._is_woken:
+                self._is_woken = True
+                self._call_soon(self._let_in)
         except BaseException:
-            future.cancel()
+            visit.never_begun()
             raise
+        try:
+            while not visit.over.acquire(timeout=LOOK_SECONDS):
+                if not self._thread.is_alive():
+                    raise ClientClosed("this client was closed meanwhile")
+        except BaseException:
+            visit.is_given_up = True
+            with suppress(ClientClosed):
+                self._call_soon(visit.give_up)
+            raise
+        return visit.result()
+
+    def _let_in(self) -> None:
+        """On the loop: begin what threads have brought. They wake the loop once for all that come before it looks; so
+        the flag goes down before the first look, or one that comes in between would be forgotten."""
+        self._is_woken = False
+        while self._visits:
+            visit = self._visits.popleft()
+            if visit.is_given_up:
+                visit.never_begun()
+            else:
+                visit.begin()
 
     def wait(self, future: concurrent.futures.Future[R], timeout: float | None = None) -> R:
         """Its result; ``TimeoutError`` if that takes longer."""
@@ -83,6 +119,9 @@ class LoopThread:
     def call_soon(self, function: Callable[[], None]) -> None:
         """Run something on the loop, without waiting."""
         self._check()
+        self._call_soon(function)
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
@@ -116,11 +155,14 @@ class LoopThread:
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
-            # Transports that were aborted are closed in the turn after.
-            self._loop.run_until_complete(asyncio.sleep(0))
+            # Transports that were aborted are closed in the turn after; with TLS it takes some more.
+            for _ in range(CLOSING_TURNS):
+                self._loop.run_until_complete(asyncio.sleep(0))
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
+            while self._visits:
+                self._visits.popleft().never_begun()
 
     def end(self) -> None:
         """The interpreter ends."""

@@ -45,7 +45,7 @@ from cutwater.wire.scan_api import (
 from cutwater.wire.storage_api import READ, Columns, ReadArguments
 
 ASK_MS_MAX = 10_000
-READ_BYTES = 4 * MIB
+READ_BYTES = 2 * MIB
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.5
 COMPLAIN_MS_MAX = 2_000

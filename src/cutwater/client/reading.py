@@ -23,7 +23,15 @@ from cutwater.errors import (
 )
 from cutwater.types import GLSN, BatchKind, CutTime, LogStreamId
 from cutwater.wire.connection import Connection
-from cutwater.wire.storage_api import FIND, READ, FindArguments, ReadArguments
+from cutwater.wire.storage_api import (
+    EVENT_TIME,
+    FIND,
+    READ,
+    EventTimeAnswer,
+    EventTimeArguments,
+    FindArguments,
+    ReadArguments,
+)
 
 ASK_MS_MAX = 5_000
 RETRY_SECONDS_MIN = 0.005
@@ -50,15 +58,21 @@ class Reading:
         for run in found:
             if isinstance(run, Run):
                 return await self._record(run, glsn, deadline)
-        trimmed = [error.first_left for error in found if isinstance(error, Trimmed)]
         for error in found:
             if isinstance(error, BaseException) and not isinstance(error, Trimmed):
                 raise error
+        trimmed = [
+            (error.first_left, view.names[info.topic])
+            for info, error in zip(asked, found, strict=True)
+            if isinstance(error, Trimmed)
+        ]
+        if not asked:
+            topics = view.catalog.topics
+            trimmed = [(topic.trimmed_before, topic.name) for topic in topics if topic.trimmed_before > glsn]
         if trimmed:
-            raise Trimmed(glsn, min(trimmed))
-        trimmed = [topic.trimmed_before for topic in view.catalog.topics if topic.trimmed_before > glsn]
-        if trimmed and not asked:
-            raise Trimmed(glsn, min(trimmed))
+            # Of several topics the record may have been in any; naming one of them could be wrong.
+            first_left, name = min(trimmed)
+            raise Trimmed(glsn, first_left, name if len({name for _, name in trimmed}) == 1 else "")
         raise no_record(glsn)
 
     async def find(self, time: CutTime, streams: Iterable[StreamInfo], view: View, deadline: Deadline) -> GLSN:
@@ -69,6 +83,19 @@ class Reading:
         asked = [info for info in streams if info.last_glsn]
         found = await asyncio.gather(*(self.ask(info, self._from(info, time, deadline), deadline) for info in asked))
         return min((glsn for glsn in found if glsn is not None), default=GLSN(end + 1))
+
+    async def event_time(self, info: StreamInfo, at: GLSN, deadline: Deadline) -> EventTimeAnswer:
+        """How far the event time of this log stream had come after a position."""
+        needed = min(at, info.last_glsn)
+
+        async def ask(connection: Connection) -> EventTimeAnswer:
+            arguments = EventTimeArguments(info.stream, at)
+            answer = (await connection.call(EVENT_TIME, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))).value
+            if answer.complete_through < needed:
+                raise Unavailable(f"a replica of log stream {info.stream} has not come to GLSN {needed} yet")
+            return answer
+
+        return await self.ask(info, ask, deadline)
 
     def _known(self, view: View, stream: LogStreamId | None) -> list[StreamInfo]:
         if stream is None:

@@ -19,7 +19,7 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.repository import Repository
 from cutwater.client.staging import AsyncStager, Positions, rows_in
 from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId
 
 RETRY_SECONDS_MIN = 0.05
@@ -96,15 +96,17 @@ class Runs:
             return None
         await self._catalogs.topic(topic, deadline)
         wait = RETRY_SECONDS_MIN
+        failed: CutwaterError | None = None
         while True:
             try:
                 async with await self.stager(run, batch, topic, positions is not None, deadline) as stager:
                     await stager.write(records, positions=positions, timeout=max(deadline.left, 0.001))
                     return await stager.finish(timeout=max(deadline.left, 0.001))
             except (Unavailable, NotFound) as error:
+                if not isinstance(error, DeadlineExceeded) or failed is None:
+                    failed = error
                 if topic not in self._catalogs.view.topics or deadline.left <= wait:
-                    raise
-                failed = error
+                    raise failed from None
             await deadline.pause(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
             await self._look_again(failed, deadline)

@@ -8,7 +8,6 @@ older schema is read as one of the newest, with nulls.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -39,23 +38,6 @@ RESERVED = frozenset({"topic", "stream", "glsn", "llsn", "ingested_at", "waterma
 """Columns that readers get besides those of the schema."""
 
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType] | pa.Field]
-
-
-def no_values(count: int, kind: pa.DataType) -> pa.Array:
-    """A column of nulls. ``pyarrow.nulls`` gives maps and lists something inside that is stored for every row, and with
-    each slice as a whole."""
-    inside = _nothing_inside(kind)
-    if inside is None:
-        return pa.nulls(count, kind)
-    buffers = [pa.py_buffer(bytes((count + 7) // 8)), pa.py_buffer(bytes(4 * (count + 1)))]
-    return pa.Array.from_buffers(kind, count, buffers, count, children=[inside])
-
-
-@lru_cache(maxsize=64)
-def _nothing_inside(kind: pa.DataType) -> pa.Array | None:
-    if pa.types.is_map(kind):
-        return pa.array([], pa.struct([kind.key_field, kind.item_field]))
-    return pa.array([], kind.value_type) if pa.types.is_list(kind) else None
 
 
 class TopicSchema:

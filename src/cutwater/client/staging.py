@@ -26,7 +26,7 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.schemas import encode_schema
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.staged import PartOrder, PartSize, StagedPart
-from cutwater.errors import InvalidArgument, ResourceExhausted, Unavailable
+from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.frames import staged_frame
 from cutwater.storage.merging import POSITION, check_order
@@ -286,6 +286,7 @@ class AsyncStager:
         deadline: Deadline,
     ) -> None:
         address, connection = self._holders[node]
+        refusal: ResourceExhausted | None = None
         while True:
             try:
                 await connection.call(method, argument, list(body), timeout_ms=deadline.left_ms())
@@ -293,7 +294,13 @@ class AsyncStager:
             except ResourceExhausted as error:
                 if deadline.left * 1_000 <= error.retry_ms:
                     raise
+                refusal = error
                 await deadline.pause(error.retry_ms / 1_000)
+            except DeadlineExceeded:
+                if refusal is not None:
+                    # It says more than that the time is up.
+                    raise refusal from None
+                raise
             except ConnectionLost:
                 self._nodes.drop(address, connection)
                 if self._stream is not None:

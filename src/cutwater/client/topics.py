@@ -12,6 +12,7 @@ from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import SchemaLike, TopicSchema, encode_schema, grown_schema, new_schema
+from cutwater.core.names import check_topic_name
 from cutwater.core.requests import (
     ChangeTopicRequest,
     Created,
@@ -65,31 +66,55 @@ def retention_of(given: timedelta | Retention | None) -> Retention:
     return given or Retention()
 
 
+class Wanted(Struct, frozen=True):
+    """A topic as it is to be made."""
+
+    name: str
+    streams: int
+    replication: int | None
+    schema: SchemaLike | None
+    event_time: str
+    retention: timedelta | Retention | None
+
+
 class Topics:
     def __init__(self, repository: Repository, catalogs: Catalogs) -> None:
         self._repository, self._catalogs = repository, catalogs
 
-    async def create(
-        self,
-        name: str,
-        streams: int,
-        replication: int | None,
-        schema: SchemaLike | None,
-        event_time: str,
-        retention: timedelta | Retention | None,
-        deadline: Deadline,
-    ) -> Topic:
-        if event_time and schema is None:
+    async def create(self, wanted: Wanted, exist_ok: bool, deadline: Deadline) -> Topic:
+        name, event_time = wanted.name, wanted.event_time
+        check_topic_name(name)
+        if event_time and wanted.schema is None:
             raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
-        encoded = b"" if schema is None else encode_schema(new_schema(schema, event_time))
+        encoded = b"" if wanted.schema is None else encode_schema(new_schema(wanted.schema, event_time))
+        if exist_ok and (found := (await self._catalogs.fresh(deadline)).topics.get(name)) is not None:
+            return self._existing(found, encoded, event_time)
+        replication = wanted.replication
         if replication is None:
             replication = await self._usual_replication(deadline)
-        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention_of(retention))
+        retention = retention_of(wanted.retention)
+        request = CreateTopicRequest(name, wanted.streams, replication, encoded, event_time, retention)
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
         except ConnectionLost:
             await self._check_created(request, deadline)
+        except AlreadyExists:
+            # Someone else made it just now.
+            if not exist_ok:
+                raise
+            await self._catalogs.fresh(deadline)
+            return self._existing(await self._catalogs.topic(name, deadline), encoded, event_time)
         return await self._opened(name, deadline)
+
+    def _existing(self, found: TopicInfo, schema: bytes, event_time: str) -> Topic:
+        """A topic that need not be made. How many log streams it has and the like may have been changed meanwhile, but
+        records of another form could not be appended."""
+        if (schema not in found.schemas if schema else bool(found.schemas)) or event_time != found.event_time:
+            raise AlreadyExists(
+                f"topic {found.name!r} exists with another schema or event time: choose another name, or let its "
+                "schema grow with change_topic"
+            )
+        return topic_of(found, self._catalogs.view)
 
     async def _usual_replication(self, deadline: Deadline) -> int:
         """Three copies, or as many as there are storage nodes to hold them."""

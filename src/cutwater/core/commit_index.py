@@ -36,6 +36,12 @@ def first_llsn_at_or_after(contexts: Sequence[CommitContext], glsn: GLSN) -> LLS
     return contexts[i + 1].first_llsn if i + 1 < len(contexts) else None
 
 
+def last_context_at(contexts: Sequence[CommitContext], glsn: GLSN) -> CommitContext | None:
+    """The last commit of this log stream that begins at or below this GLSN, if one does."""
+    i = bisect_right(contexts, glsn, key=_first_glsn) - 1
+    return contexts[i] if i >= 0 else None
+
+
 def first_glsn_at_or_after_time(contexts: Sequence[CommitContext], time: CutTime) -> GLSN | None:
     """The first record of this log stream that was ingested at or after ``time``."""
     i = bisect_left(contexts, time, key=_time)

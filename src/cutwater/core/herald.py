@@ -89,12 +89,16 @@ class Herald:
 
     def _announce_cut(self, cut: d.Cut) -> Iterator[Send]:
         commits: dict[StorageNodeId, list[StreamCommit]] = {}
+        heads: set[StorageNodeId] = set()
         for commit in cut.commits:
             stream = self._state.streams.get(commit.stream)
             for node in stream.members if stream is not None else ():
                 commits.setdefault(node, []).append(commit)
+            if stream is not None:
+                heads.update(stream.members[:1])
         committed = {commit.stream for commit in cut.commits}
-        for node, member_of in self._roster.member_of.items():
+        # Heads first: it is they for whom clients wait.
+        for node, member_of in sorted(self._roster.member_of.items(), key=lambda item: item[0] not in heads):
             own = commits.get(node, ())
             quiet = tuple([lsid for lsid in member_of if lsid not in committed]) if own else member_of
             if own or quiet:

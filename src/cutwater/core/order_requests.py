@@ -8,6 +8,7 @@ from msgspec import Struct, structs
 
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
+from cutwater.core.names import check_name, check_topic_name
 from cutwater.core.order_state import LogStream, Node, OrderState, Topic
 from cutwater.core.run_requests import Outcome, open_run, publish, staged
 from cutwater.core.staffing import loads, place
@@ -36,7 +37,8 @@ from cutwater.types import (
 )
 
 STREAMS_PER_TOPIC_MAX = 1_024
-NAME_LENGTH_MAX = 255
+PRODUCERS_PER_TOPIC_MAX = 10_000
+"""Each is remembered by the metadata repository and, with its last batches, by the replicas of its log stream."""
 MARKS_MAX = 100_000
 SCHEMA_BYTES_MAX = 64 * 1024
 
@@ -92,7 +94,7 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
         case r.MoveProducerRequest():
             return _move_producer(request, state)
         case r.CommitCursorRequest():
-            _check_name("cursor", request.cursor)
+            check_name("cursor", request.cursor)
             if request.glsn > state.high_watermark:
                 raise InvalidArgument(f"cursor at GLSN {request.glsn}, but the log ends at {state.high_watermark}")
             return (d.CommitCursor(request.cursor, request.glsn),), r.Done()
@@ -158,11 +160,6 @@ def _clock_marks(request: r.ClockRequest, state: OrderState) -> r.ClockMarks:
     return r.ClockMarks(marks, through)
 
 
-def _check_name(kind: str, name: str) -> None:
-    if not 1 <= len(name) <= NAME_LENGTH_MAX:
-        raise InvalidArgument(f"the name of a {kind} has 1 to {NAME_LENGTH_MAX} characters, not {len(name)}")
-
-
 def _topic(state: OrderState, name: str) -> Topic:
     topic = state.topic_named(name)
     if topic is None:
@@ -193,7 +190,7 @@ def _place(
 
 
 def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surroundings) -> Outcome:
-    _check_name("topic", request.name)
+    check_topic_name(request.name)
     if not 1 <= request.streams <= STREAMS_PER_TOPIC_MAX:
         raise InvalidArgument(f"a topic has 1 to {STREAMS_PER_TOPIC_MAX} log streams, not {request.streams}")
     if request.replication < 1:
@@ -201,7 +198,9 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
     _check_retention(request.retention)
     _check_schema(request.schema)
     if state.topic_named(request.name) is not None:
-        raise AlreadyExists(f"topic {request.name!r} exists already: choose another name, or delete it first")
+        raise AlreadyExists(
+            f"topic {request.name!r} exists already: use it as it is (exist_ok does that), or choose another name"
+        )
     topic = TopicId(state.last_topic + 1)
     extra: dict[StorageNodeId, int] = {}
     streams = tuple(
@@ -367,7 +366,7 @@ def _trim(request: r.TrimRequest, state: OrderState) -> Outcome:
 
 
 def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome:
-    _check_name("producer", request.producer)
+    check_name("producer", request.producer)
     topic = _topic(state, request.topic)
     producer = state.producers.get(request.producer)
     if producer is not None:
@@ -377,6 +376,12 @@ def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome
             raise InvalidArgument(f"producer {request.producer!r} belongs to another topic: choose another name")
         grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), producer.stream, producer.last_sequence)
     else:
+        names = sum(1 for known in state.producers.values() if state.streams[known.stream].topic == topic.topic)
+        if names >= PRODUCERS_PER_TOPIC_MAX:
+            raise Refused(
+                f"topic {topic.name!r} has {names} producers already, which is the most, and their names are kept as "
+                "long as it lives: open one of these again instead of making up names, or use another topic"
+            )
         grant = r.ProducerGrant(ProducerEpoch(1), _choose_stream(state, topic, None), Sequence(0))
     return (d.OpenProducer(request.producer, grant.epoch, grant.stream, request.session),), grant
 

@@ -250,8 +250,10 @@ class OrderState:
                 live = [s.stream for s in self.streams_of(decision.topic) if not s.final]
                 self._require(not live, decision, f"log streams {live} are not finished")
                 self._delete_topic(decision.topic)
+                self._trim_clock()
             case d.CreateStream():
                 self._create_stream(decision)
+                self._trim_clock()
             case d.Release():
                 self.streams[decision.stream].held = False
             case d.AssignReplicas():
@@ -264,7 +266,7 @@ class OrderState:
                 topic = self.topics[decision.topic]
                 self._require(decision.before > topic.trimmed_before, decision, "trim never goes back")
                 topic.trimmed_before = decision.before
-                self.clock.trim(min(t.trimmed_before for t in self.topics.values()))
+                self._trim_clock()
             case d.OpenProducer():
                 self._open_producer(decision)
             case d.MoveProducer():
@@ -285,6 +287,15 @@ class OrderState:
         event = event_of(self.index, decision, self.cut_time)
         if event is not None:
             self.events.append(event)
+
+    def _trim_clock(self) -> None:
+        """Forget marks that no topic needs: each one those from its first record that is left on, or from its creation,
+        whichever is later."""
+        created: dict[TopicId, GLSN] = {}
+        for stream in self.streams.values():
+            created[stream.topic] = min(stream.created_at, created.get(stream.topic, stream.created_at))
+        needed = [max(self.topics[topic].trimmed_before, GLSN(at + 1)) for topic, at in created.items()]
+        self.clock.trim(min(needed, default=GLSN(self.high_watermark + 1)))
 
     def _cut(self, cut: d.Cut) -> None:
         self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")

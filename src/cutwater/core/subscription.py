@@ -118,6 +118,7 @@ class Subscription:
         self._bytes_max = bytes_max
         self._known_through = GLSN(start - 1)
         """All streams that exist at any position up to here are known."""
+        self._names: dict[TopicId, str] = {}
         self._sources: dict[LogStreamId, _Source] = {}
         self._bytes = 0
         """What the sources hold together."""
@@ -170,6 +171,7 @@ class Subscription:
         if catalog.revision < self.revision:
             return
         trimmed_before = {topic.topic: topic.trimmed_before for topic in catalog.topics}
+        self._names = {topic.topic: topic.name for topic in catalog.topics}
         self._end_topics(trimmed_before.keys())
         self.revision = catalog.revision
         sources: dict[LogStreamId, _Source] = {}
@@ -267,7 +269,7 @@ class Subscription:
         self._bytes -= sum(_bytes_of(run) for run in ready)
         self.next_glsn = max(self.next_glsn, GLSN(through + 1))
         if topic is not None and not ready and self.next_glsn >= self._gaps[topic][0]:
-            raise Trimmed(*self._gaps.pop(topic))
+            raise Trimmed(*self._gaps.pop(topic), self._names[topic])
         return ready
 
     def take_ended(self) -> dict[TopicId, GLSN]:

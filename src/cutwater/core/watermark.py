@@ -176,6 +176,11 @@ class WatermarkClock:
         """The cut time of the last position that was reported, 0 before the first."""
         return self._time
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every stream is idle, so that time alone will change nothing any more."""
+        return not self._stale and self._lowest is None
+
     def add_stream(self, lsid: LogStreamId, strategy: Strategy, created: CutTime) -> None:
         """Count a log stream from the next position on; it holds the watermark back until it speaks or turns idle.
 
@@ -320,6 +325,14 @@ class WatermarkClock:
         self._glsn = GLSN(first_glsn + count - 1)
         self._time = time
         self._watermark = watermark
+
+
+def own_watermark(strategy: Strategy, time_max: EventTime | None, declared: EventTime | None) -> int:
+    """A stream's own watermark, from the largest event time and the largest declaration so far."""
+    said = declared if isinstance(strategy, Punctuated) else time_max
+    if said is None:
+        return NO_WATERMARK
+    return said if isinstance(strategy, Punctuated) else said - _lag_us(strategy)
 
 
 def _own_after_batch(stream: _Stream, time_max: EventTime | None, declared: EventTime | None) -> int:

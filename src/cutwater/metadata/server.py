@@ -67,6 +67,8 @@ class MetadataOptions(Struct, frozen=True):
     retry_seconds: float = 0.2
     retention_seconds: float = 10.0
     """How often topics that keep their records for a time, or up to a size, are looked at."""
+    is_nearby: bool = False
+    """Those on the same event loop connect without a socket."""
 
 
 class MetadataServer:
@@ -113,8 +115,10 @@ class MetadataServer:
             options.host,
             options.port,
             tls=options.tls.server if options.tls is not None else None,
+            authenticate=options.tls.authenticate if options.tls is not None else None,
             insecure=options.insecure,
             on_open=self._connected,
+            is_nearby=options.is_nearby,
         )
         self._spawn(self._live())
         self._spawn(self._watch_store())

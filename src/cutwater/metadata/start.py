@@ -14,8 +14,9 @@ from cutwater.metadata.open_store import open_store
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.loops import run
-from cutwater.wire.tls import TlsFiles, load_tls
+from cutwater.wire.exposure import check_listen
+from cutwater.wire.loops import run, settle_in
+from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class StartOptions(Struct, frozen=True):
     store: str
     advertise: str | None = None
     insecure: bool = False
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     metrics: str | None = None
     node_dead_after_seconds: float = 2.0
     replace_node_after_seconds: float = 60.0
@@ -65,7 +66,13 @@ def run_metadata_node(options: StartOptions, on_serving: Callable[[Serving], Non
 
 
 async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
-    host, port = parse_address(options.listen)
+    host, port = check_listen(
+        options.listen,
+        options.advertise or "",
+        options.metrics,
+        has_tls=options.tls is not None,
+        insecure=options.insecure,
+    )
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
@@ -77,7 +84,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
         port,
         options.advertise,
         options.insecure,
-        None if options.tls is None else load_tls(options.tls),
+        options.tls,
         options.order,
         retention_seconds=options.retention_seconds,
     )
@@ -91,6 +98,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
             from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
 
             exporter = MetricsExporter(MetadataCollector(server), *parse_address(options.metrics))
+        settle_in()
         where = None if exporter is None else exporter.address
         on_serving(Serving(options.cluster, options.node, server.address, options.store, where))
         server.failed.add_done_callback(lambda failed: asked.set())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cutwater.core.messages import LeaderMessage
+from cutwater.core.messages import CommitMessage, LeaderMessage
 from cutwater.errors import CutwaterError
 from cutwater.types import StorageNodeId
 from cutwater.wire import storage_api
@@ -59,7 +59,8 @@ class Ways:
                 if connection in self._relays:
                     connection.notify(RELAY_DOWN, RelayDown(node, message))
                 else:
-                    connection.notify(storage_api.LEADER_SAYS, message)
+                    # Of commits there is one for each node, and appends wait for them.
+                    connection.notify(storage_api.LEADER_SAYS, message, is_alone=isinstance(message, CommitMessage))
             except CutwaterError:
                 # Lost, or it does not read: it will be told again when it reports again.
                 continue

@@ -8,6 +8,7 @@ gives the same accumulator, bit for bit: sums of floating-point numbers are take
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -24,23 +25,23 @@ _BIGINT: Final = 1 << 63
 _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 
 
-class Aggregator:
+class Aggregator(ABC):
     """An aggregate of one's own. ``state`` and ``result_type`` are types, such as ``double`` or ``array<string>``."""
 
     state = ""
     result_type = ""
 
+    @abstractmethod
     def create(self) -> Any:
         """The accumulator of an empty window."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add(self, accumulator: Any, row: Row) -> Any:
         """The accumulator with one more row."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, accumulator: Any, other: Any) -> Any:
         """One accumulator of two, where session windows grow together."""
-        raise NotImplementedError
 
     def result(self, accumulator: Any) -> Any:
         return accumulator
@@ -60,7 +61,7 @@ class Aggregate(Protocol):
     def unpack(self, value: Any) -> Any: ...
 
 
-class _Builtin:
+class _Builtin(ABC):
     """A built-in aggregate of a column. Nulls do not count, except for ``count(*)``, ``first`` and ``last``."""
 
     def __init__(self, column: str, kind: pa.DataType | None) -> None:
@@ -78,17 +79,13 @@ class _Builtin:
     def create(self) -> Any:
         return None
 
+    @abstractmethod
     def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
-        values = [value for value in map(self._read, rows) if value is not None]
-        return self.fold(accumulator, values) if values else accumulator
+        """The accumulator with more rows."""
 
-    def fold(self, accumulator: Any, values: list[Any]) -> Any:
-        raise NotImplementedError
-
+    @abstractmethod
     def merge(self, accumulator: Any, other: Any) -> Any:
-        if other is None:
-            return accumulator
-        return other if accumulator is None else self.fold(accumulator, [other])
+        """One accumulator of two, the second one of later rows."""
 
     def result(self, accumulator: Any) -> Any:
         return accumulator
@@ -98,6 +95,23 @@ class _Builtin:
 
     def unpack(self, value: Any) -> Any:
         return value
+
+
+class _Fold(_Builtin):
+    """An aggregate of the values that are not null, which has no accumulator before the first of them."""
+
+    def add(self, accumulator: Any, rows: Sequence[Row]) -> Any:
+        values = [value for value in map(self._read, rows) if value is not None]
+        return self.fold(accumulator, values) if values else accumulator
+
+    @abstractmethod
+    def fold(self, accumulator: Any, values: list[Any]) -> Any:
+        """The accumulator, or None, with more values, of which there is at least one."""
+
+    def merge(self, accumulator: Any, other: Any) -> Any:
+        if other is None:
+            return accumulator
+        return other if accumulator is None else self.fold(accumulator, [other])
 
 
 class _Count(_Builtin):
@@ -128,7 +142,7 @@ def _summed(kind: pa.DataType) -> pa.DataType:
     raise InvalidArgument(f"a column of type {shown(kind)} cannot be added up: use a numeric one")
 
 
-class _Sum(_Builtin):
+class _Sum(_Fold):
     def stored(self, kind: pa.DataType) -> pa.DataType:
         return _summed(kind)
 
@@ -143,7 +157,7 @@ class _Sum(_Builtin):
         return total
 
 
-class _Avg(_Builtin):
+class _Avg(_Fold):
     """The accumulator is (sum, count); the mean is a double, as Spark's."""
 
     def stored(self, kind: pa.DataType) -> pa.DataType:
@@ -172,7 +186,7 @@ class _Avg(_Builtin):
         return None if value is None else (value["sum"], value["count"])
 
 
-class _Min(_Builtin):
+class _Min(_Fold):
     def stored(self, kind: pa.DataType) -> pa.DataType:
         if pa.types.is_nested(kind):
             raise InvalidArgument(f"values of type {shown(kind)} have no order: min and max need a simple type")
@@ -219,7 +233,7 @@ class _Last(_First):
         return accumulator if other is None else other
 
 
-class _CollectList(_Builtin):
+class _CollectList(_Fold):
     """The accumulator is (list, length). The list is shared and grows in place as long as nobody else has grown it, so
     that an older accumulator stays valid and adding an element does not copy the others.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
@@ -24,46 +25,49 @@ class _WithTimers:
         return None
 
 
-class ProcessFunction(_WithTimers):
+class ProcessFunction(_WithTimers, ABC):
     """A function of the records of one keyed stream."""
 
+    @abstractmethod
     def process(self, record: Row, ctx: Context) -> Emitted:
-        raise NotImplementedError
+        """A record of the stream."""
 
 
-class CoProcessFunction(_WithTimers):
+class CoProcessFunction(_WithTimers, ABC):
     """A function of two keyed streams, which share keys, state, timers and one clock."""
 
+    @abstractmethod
     def process1(self, record: Row, ctx: Context) -> Emitted:
         """A record of the stream that ``connect`` was called on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def process2(self, record: Row, ctx: Context) -> Emitted:
         """A record of the stream that was connected to it."""
-        raise NotImplementedError
 
 
-class BroadcastFunction(_WithTimers):
+class BroadcastFunction(_WithTimers, ABC):
     """A function of a keyed stream and of a second one that all keys see, in ``BroadcastState``."""
 
+    @abstractmethod
     def process(self, record: Row, ctx: Context) -> Emitted:
-        raise NotImplementedError
+        """A record of the keyed stream."""
 
+    @abstractmethod
     def process_broadcast(self, record: Row, ctx: Context) -> Emitted:
         """A record that all keys see from the next position on. It runs once per slice, so it must have no effects
         other than state and output; what it emits is taken once.
         """
-        raise NotImplementedError
 
 
-class PartitionFunction:
+class PartitionFunction(ABC):
     """A function of one of ``parallelism`` partitions of a stream without keys. It has list and union state."""
 
+    @abstractmethod
     def process(self, record: Row, ctx: Context) -> Emitted:
-        raise NotImplementedError
+        """A record of the partition."""
 
 
-class BatchFunction:
+class BatchFunction(ABC):
     """A function of whole Arrow batches: all records of one key group in a micro-batch, in order.
 
     The batch has the reserved column ``_cw``, which a returned batch must keep: its rows inherit the positions that it
@@ -71,5 +75,6 @@ class BatchFunction:
     divided into batches is not defined, so the function must give the same answer for every division.
     """
 
+    @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, ctx: Context) -> pa.RecordBatch | pa.Table | None:
-        raise NotImplementedError
+        """What becomes of the batch; None if nothing does."""

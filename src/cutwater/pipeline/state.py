@@ -11,6 +11,7 @@ element.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -38,7 +39,7 @@ class Holder(Protocol):
     def watermark(self) -> int: ...
 
 
-class State:
+class State(ABC):
     """A declaration of state. ``name`` is the attribute's."""
 
     kind = ""
@@ -62,12 +63,13 @@ class State:
         )
 
     @property
+    @abstractmethod
     def stored_type(self) -> pa.DataType:
         """The Arrow type of what is kept for one key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def bind(self, holder: Holder, slot: int) -> Any:
-        raise NotImplementedError
+        """What a function uses: the state of the key that ``holder`` is at."""
 
     def pack(self, raw: Any) -> Any:
         """What is kept, as a value of ``stored_type``."""
@@ -76,9 +78,9 @@ class State:
     def unpack(self, value: Any) -> Any:
         return value
 
+    @abstractmethod
     def plain(self, raw: Any, watermark: int) -> Any:
         """What is kept, as a user would see it under a watermark; None if nothing is left."""
-        raise NotImplementedError
 
     def alive(self, stamp: int, watermark: int) -> bool:
         return self.ttl_ms is None or watermark < stamp + self.ttl_ms

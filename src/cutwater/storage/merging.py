@@ -17,7 +17,7 @@ from msgspec import Struct
 from cutwater.core.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.projection import decode_schema, event_times, serialize
+from cutwater.storage.projection import decode_schema, event_times, no_values, serialize
 from cutwater.types import Batch, EventTime
 
 POSITION = pa.field("cutwater.position", pa.binary(), nullable=False)
@@ -55,11 +55,11 @@ def form_of(order: PartOrder) -> Form:
     return Form(order, schema)
 
 
-def read_block(body: Buffer, form: Form, count: int) -> pa.RecordBatch:
-    """The rows of a staged entry, checked as far as that is possible without looking at every value."""
+def read_block(body: Buffer, form: Form, count: int, *, is_new: bool = False) -> pa.RecordBatch:
+    """The rows of a staged entry. One that has just come from elsewhere is checked to its last value."""
     try:
         block = pa.ipc.read_record_batch(pa.py_buffer(body), form.schema)
-        block.validate()
+        block.validate(full=is_new)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise Damaged(f"a staged entry is no record batch of its schema: {error}") from error
     if block.num_rows != count:
@@ -95,7 +95,7 @@ def adapt(block: pa.RecordBatch, form: Form) -> pa.RecordBatch:
         return block
     names = block.schema.names[:-1]
     arrays = [
-        block.column(names.index(field.name)) if field.name in names else pa.nulls(block.num_rows, field.type)
+        block.column(names.index(field.name)) if field.name in names else no_values(block.num_rows, field.type)
         for field in form.rows
     ]
     return pa.RecordBatch.from_arrays([*arrays, positions_of(block)], schema=form.schema)

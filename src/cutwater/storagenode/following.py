@@ -15,11 +15,11 @@ from functools import partial
 
 from msgspec import Struct
 
-from cutwater.core.commit_index import context_of_llsn
+from cutwater.core.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
 from cutwater.storage.frames import Frame
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns
+from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN
 from cutwater.wire import storage_api as api
@@ -55,7 +55,7 @@ class Following:
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
         news = asyncio.Event()
-        driver.watchers.add(news.set)
+        driver.watch(news.set)
         self._streams[call.connection] += 1
         try:
             await self._follow(call, driver, news, sender)
@@ -63,14 +63,25 @@ class Following:
             self._node.damage_met(arguments.stream, error)
             raise
         finally:
-            driver.watchers.discard(news.set)
+            driver.unwatch(news.set)
             self._streams[call.connection] -= 1
             if not self._streams[call.connection]:
                 del self._streams[call.connection]
 
     async def find(self, call: Call[api.FindArguments]) -> api.FindAnswer:
         driver = self._node.driver(call.argument.stream)
+        driver.require_readable()
+        await until_indexed(driver)
         return await driver.in_reader(lambda: _find(driver, call.argument))
+
+    async def event_time(self, call: Call[api.EventTimeArguments]) -> api.EventTimeAnswer:
+        driver = self._node.driver(call.argument.stream)
+        driver.require_readable()
+        try:
+            return await driver.in_reader(lambda: _event_time(driver, call.argument))
+        except Damaged as error:
+            self._node.damage_met(call.argument.stream, error)
+            raise
 
     async def _follow(
         self,
@@ -139,6 +150,16 @@ def _find(driver: ReplicaDriver, asked: api.FindArguments) -> api.FindAnswer:
     through, storage = complete_through(driver), driver.storage
     glsn = storage.within(asked.bytes_max) if asked.bytes_max else storage.from_time(asked.time)
     return api.FindAnswer(glsn, through, storage.size_bytes)
+
+
+def _event_time(driver: ReplicaDriver, asked: api.EventTimeArguments) -> api.EventTimeAnswer:
+    through, storage, end = complete_through(driver), driver.storage, indexed_end(driver)
+    next_llsn = storage.from_glsn(GLSN(asked.at + 1))
+    # What comes after the last commit, too, begins with a batch: commits never divide one.
+    first = LLSN(end + 1) if next_llsn is None or next_llsn > end else storage.entry_at(next_llsn).first_llsn
+    running = storage.running_before(first)
+    commit = last_context_at(storage.contexts, asked.at)
+    return api.EventTimeAnswer(running.time_max, running.declared, commit, through)
 
 
 def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part:

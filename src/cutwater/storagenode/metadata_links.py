@@ -63,7 +63,7 @@ class MetadataLinks:
         """What cannot be told now is told again with the next report, or found out otherwise."""
         for connection in self._covering():
             try:
-                connection.notify(notice, argument)
+                connection.notify(notice, argument, is_alone=True)
             except CutwaterError as error:
                 _log.debug("%s cannot be told to %r: %s", notice.name, connection, error.message)
 

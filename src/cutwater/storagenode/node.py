@@ -407,6 +407,8 @@ class StorageNode:
             self.report_soon()
 
     def _tick(self) -> None:
+        for driver in self.replicas.values():
+            driver.tick()
         self.report_soon()
         self._ticking = self._loop.call_later(REPORT_EVERY_SECONDS, self._tick)
 
@@ -436,7 +438,12 @@ class StorageNode:
     # What replicas want (``replica_driver.Host``).
 
     def tell(self, job: Job) -> None:
-        self._loop.call_soon_threadsafe(job)
+        try:
+            self._loop.call_soon_threadsafe(job)
+        except RuntimeError:
+            # A disk answered after everything was given up: nobody is left who could be told.
+            if not self._loop.is_closed():
+                raise
 
     def forward(self, peer: StorageNodeId, message: Replicate) -> None:
         try:

@@ -36,11 +36,7 @@ class Reading:
         arguments = call.argument
         driver = self._node.driver(arguments.stream)
         driver.require_readable()
-        for _ in range(READ_WAITS_MAX):
-            # The writer is about to write commits that are already acknowledged.
-            if indexed_end(driver) >= driver.replica.committed_end:
-                break
-            await asyncio.sleep(READ_WAIT_SECONDS)
+        await until_indexed(driver)
         try:
             reply = await driver.in_reader(lambda: _read(driver, arguments))
         except Damaged as error:
@@ -62,6 +58,14 @@ class Reading:
             self._node.damage_met(stream, error)
             raise
         return Reply(api.CopyAnswer(part.commits), part.data)
+
+
+async def until_indexed(driver: ReplicaDriver) -> None:
+    """Wait a little for commits that are acknowledged already and just being written, because someone reads."""
+    for _ in range(READ_WAITS_MAX):
+        if indexed_end(driver) >= driver.replica.committed_end:
+            return
+        await asyncio.sleep(READ_WAIT_SECONDS)
 
 
 def indexed_end(driver: ReplicaDriver) -> LLSN:

@@ -116,9 +116,10 @@ class ReplicaDriver:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
         """Why the replica's data cannot be trusted, as long as it cannot."""
-        self.watchers: set[Callable[[], None]] = set()
-        """Called when more can be read than before, or when it is known that there is no more up to some position."""
+        self._watchers: set[Callable[[], None]] = set()
         self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._is_handing_over = False
         self._is_waiting = False
         """A barrier is on its way to the disk."""
         self._is_reopening = False
@@ -131,8 +132,26 @@ class ReplicaDriver:
         self._sync_running = NO_TIME
         self.replica = self._recover()
         self.writer = Writer(storage, host.tell, self._durable, self._failed, f"writer of log stream {stream}")
-        self.writer.on_readable = self._tell_watchers
         self._tidy_later()
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Call this when more can be read than before, or when it is known that there is no more up to some position.
+        Whoever watches looks for himself first: what was written before is not told."""
+        self._watchers.add(tell)
+        self.writer.on_readable = self._tell_watchers
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        self._watchers.discard(tell)
+        if not self._watchers:
+            self.writer.on_readable = None
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    def tick(self) -> None:
+        """Once in a while: commits that nothing came after are written too."""
+        self._release_contexts()
 
     def report(self) -> UncommitReport | None:
         """What the replica may report. While a barrier is pending it is not yet as it says it is, so it repeats what it
@@ -169,7 +188,8 @@ class ReplicaDriver:
         return len(self._events)
 
     def require_readable(self) -> None:
-        """Raise if nothing may be read from this replica now."""
+        """Raise if nothing may be read from this replica now; otherwise see to it that what is committed can be."""
+        self._release_contexts()
         who = f"log stream {self.stream} on storage node {self.node}"
         if self._gone:
             raise self._is_gone()
@@ -271,7 +291,7 @@ class ReplicaDriver:
         return opening.replica
 
     def _tidy_later(self) -> None:
-        asyncio.get_running_loop().call_later(TIDY_AFTER_SECONDS, self.feed, Tidy())
+        self._loop.call_later(TIDY_AFTER_SECONDS, self.feed, Tidy())
 
     # Handling.
 
@@ -297,10 +317,32 @@ class ReplicaDriver:
             self._tell_watchers()
 
     def _tell_watchers(self) -> None:
-        for tell in self.watchers:
+        for tell in self._watchers:
             tell()
 
+    def _release_contexts(self) -> None:
+        self.writer.release()
+        self._hand_over_soon()
+
+    def _hand_over_soon(self) -> None:
+        """After what was sent in this turn is on its way: once it has something to do, the writer's thread competes
+        with this one."""
+        if self.writer.has_turn and not self._is_handing_over:
+            self._is_handing_over = True
+            self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._is_handing_over = False
+        self.writer.hand_over()
+
     def _carry_out(self, effects: list[ReplicaEffect], start: int) -> None:
+        self._carry_out_from(effects, start)
+        if self._watchers or self.replica.state is not ReplicaState.RUNNING:
+            # Someone waits for the commits.
+            self.writer.release()
+        self._hand_over_soon()
+
+    def _carry_out_from(self, effects: list[ReplicaEffect], start: int) -> None:
         for i in range(start, len(effects)):
             effect = effects[i]
             if isinstance(effect, BARRIERS):
@@ -458,4 +500,4 @@ class ReplicaDriver:
         if isinstance(error, Damaged):
             self._host.cannot_open(self.stream, error)
         else:
-            asyncio.get_running_loop().call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)
+            self._loop.call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)

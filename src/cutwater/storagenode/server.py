@@ -73,6 +73,8 @@ class NodeOptions(Struct, frozen=True):
     staged_bytes_max: int = STAGED_BYTES_MAX
     """What may be staged here and not be published yet."""
     staged_ask_seconds: float = ASK_SECONDS
+    is_nearby: bool = False
+    """Those on the same event loop connect without a socket."""
 
 
 class StorageNodeServer:
@@ -132,8 +134,10 @@ class StorageNodeServer:
                 options.host,
                 options.port,
                 tls=options.tls.server if options.tls else None,
+                authenticate=options.tls.authenticate if options.tls else None,
                 insecure=options.insecure,
                 on_open=self._connected,
+                is_nearby=options.is_nearby,
             )
         except BaseException:
             self.node.stop_reporting()
@@ -274,6 +278,7 @@ class StorageNodeServer:
         scanning = Scanning(self.node)
         methods.answers(scan_api.MEASURE)(scanning.measure)
         methods.answers(scan_api.HEADS)(scanning.heads)
+        methods.answers(api.EVENT_TIME)(following.event_time)
         methods.answers(api.FATE)(self._fate)
         methods.answers(api.STATUS)(self._status)
         methods.answers(api.DESCRIBE)(lambda call: self.describe())

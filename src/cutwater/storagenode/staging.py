@@ -340,7 +340,7 @@ def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
         nonlocal last
         end = last
         for frame in frames_in(data):
-            end = merging.check_order(merging.read_block(frame.body, form, frame.header.count), end)
+            end = merging.check_order(merging.read_block(frame.body, form, frame.header.count, is_new=True), end)
         last = end
 
     return check

@@ -22,14 +22,13 @@ from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import is_loopback
-from cutwater.wire.loops import run
-from cutwater.wire.tls import TlsFiles, load_tls
+from cutwater.wire.exposure import check_listen, parse_flag
+from cutwater.wire.loops import run, settle_in
+from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
-WILDCARDS = ("", "0.0.0.0", "::")
 
 
 class StopTimedOut(Unavailable):
@@ -47,7 +46,7 @@ class StartOptions(Struct, frozen=True):
     advertise: str = ""
     error_if_exists: bool = False
     insecure: bool = False
-    tls: TlsFiles | None = None
+    tls: Tls | None = None
     metrics: str | None = None
     reserve_bytes: int = RESERVE_BYTES
     stop_seconds: float = STOP_SECONDS
@@ -78,48 +77,26 @@ def run_storage_node(
 
 
 def _checked(options: StartOptions) -> NodeOptions:
-    host, port = _parse("--listen", options.listen)
     if not options.metadata:
         raise InvalidArgument("a storage node needs a metadata repository: give one with --metadata HOST:PORT")
     for address in options.metadata:
-        if _parse("--metadata", address)[1] == 0:
+        if parse_flag("--metadata", address)[1] == 0:
             raise InvalidArgument(f"--metadata {address}: nobody listens on port 0")
-    _check_exposure("--listen", host, options.insecure or options.tls is not None)
-    if options.advertise:
-        _parse("--advertise", options.advertise)
-    elif host in WILDCARDS:
-        raise InvalidArgument(
-            f"others cannot connect to {options.listen}: say with --advertise HOST:PORT where they reach this node"
-        )
-    if options.metrics is not None:
-        _check_exposure("--metrics", _parse("--metrics", options.metrics)[0], options.insecure)
+    has_tls = options.tls is not None
+    host, port = check_listen(
+        options.listen, options.advertise, options.metrics, has_tls=has_tls, insecure=options.insecure
+    )
     return NodeOptions(
         host,
         port,
         options.metadata,
         options.advertise,
-        load_tls(options.tls) if options.tls is not None else None,
+        options.tls,
         options.insecure,
         options.reserve_bytes,
         staged_bytes_max=options.staged_bytes_max,
         staged_ask_seconds=options.staged_ask_seconds,
     )
-
-
-def _parse(flag: str, address: str) -> tuple[str, int]:
-    try:
-        return parse_address(address)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"{flag}: {error.message}") from None
-
-
-def _check_exposure(flag: str, host: str, is_allowed: bool) -> None:
-    if not is_allowed and not is_loopback(host):
-        remedy = "give --tls-certificate, --tls-key and --tls-ca, " if flag == "--listen" else ""
-        raise InvalidArgument(
-            f"{flag} {host} can be reached from other machines, without encryption and by anyone: {remedy}"
-            "use 127.0.0.1, or say --insecure"
-        )
 
 
 async def _serve(
@@ -180,6 +157,7 @@ async def _serve_until(
             from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
 
             exporter = MetricsExporter(NodeCollector(server), *parse_address(options.metrics))
+        settle_in()
         on_serving(exporter.address if exporter is not None else None)
         server.fatal.add_done_callback(lambda fatal: asked.set())
         await asked.wait()

@@ -1,11 +1,15 @@
 """The one thread that writes to the storage of a replica: group commit off the event loop.
 
 What arrives while a sync is under way goes into the next one. Entries are synced as soon as possible, because appends
-wait for them. Commit contexts are written at once, because readers find records by them, but their sync waits a little
-for company, because nobody else does: an append is acknowledged before its commit is on disk, and the metadata
-repository keeps it until then.
+wait for them. Commit contexts can wait: an append is acknowledged before its commit is on disk, and the metadata
+repository keeps it until then. They are written when a reader wants them, because readers find records by them, and
+otherwise together with the next entries; their sync waits a little for company.
 
-Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back.
+To wake a thread, and to be woken by it, costs more than most of what it does. So what is given in one turn of the event
+loop is handed over once, at the end of the turn, when the loop is about to let other threads run.
+
+Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back. Commit
+contexts that are held back are no more than there were entries since they were last handed over.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -52,7 +57,8 @@ class _Task(Struct, frozen=True):
     reopens: bool
 
 
-_Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
+_Item = tuple[Entry, int, float] | tuple[CommitContext, int, float] | _Task | None
+"""What is to be written, in which generation of the files, and since when it may wait."""
 
 
 class Writer:
@@ -71,17 +77,23 @@ class Writer:
         name: str,
     ) -> None:
         self.on_readable: Callable[[], None] | None = None
-        """Told, on the event loop, when commits were written that readers can find from now on."""
+        """Told, on the event loop, when commits were written that readers can find from now on; None if no one asks."""
         self.entry_syncs = Histogram()
         self.context_syncs = Histogram()
         self._storage = storage
         self._tell = tell
         self._on_durable = on_durable
         self._on_failure = on_failure
-        self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Item]] = queue.SimpleQueue()
+        self._turn: list[_Item] = []
+        """Given since the last hand-over."""
+        self._held: list[_Item] = []
+        """Commit contexts that wait for the next entries."""
         self._given_bytes = 0
         """Changed by the event loop's thread only, and the next one by the writer's: so no lock is needed."""
         self._taken_bytes = 0
+        self._inbox: deque[_Item] = deque()
+        """Handed over and not yet looked at."""
         self._entries: list[Entry] = []
         self._entries_bytes = 0
         self._contexts: list[CommitContext] = []
@@ -103,26 +115,50 @@ class Writer:
         return self._given_bytes - self._taken_bytes
 
     def write(self, entry: Entry, generation: int) -> None:
+        """Has to be followed by ``hand_over``, before the thread is left to itself."""
         if not self._is_ended:
             self._given_bytes += _cost(entry)
-            self._queue.put((entry, generation))
+            self.release()
+            self._turn.append((entry, generation, 0.0))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
+        """Held back until ``release``, or until something else is given."""
         if not self._is_ended:
-            self._queue.put((context, generation))
+            self._held.append((context, generation, time.monotonic()))
+
+    def release(self) -> None:
+        """Let go of commit contexts; to be followed by ``hand_over``."""
+        if self._held:
+            self._turn += self._held
+            self._held = []
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether there is something to hand over."""
+        return bool(self._turn)
+
+    def hand_over(self) -> None:
+        if self._turn:
+            turn, self._turn = self._turn, []
+            self._queue.put(turn)
 
     def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
         """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
         if self._is_ended:
             self._tell(lambda: done(StorageBroken("nothing is written any more: the replica is no longer here")))
         else:
-            self._queue.put(_Task(job, done, reopens))
+            self._last(_Task(job, done, reopens))
 
     def end(self) -> None:
         """Finish what was given, then end."""
         if not self._is_ended:
             self._is_ended = True
-            self._queue.put(None)
+            self._last(None)
+
+    def _last(self, item: _Task | None) -> None:
+        self.release()
+        self._turn.append(item)
+        self.hand_over()
 
     def join(self, timeout: float) -> bool:
         """Whether it ended in time."""
@@ -153,18 +189,20 @@ class Writer:
             timeout = max(0.0, self._contexts_due - time.monotonic())
         collected = 0
         while collected < GROUP_ITEMS_MAX and self._entries_bytes < GROUP_BYTES_MAX:
-            try:
-                item = self._queue.get(timeout=timeout) if collected == 0 else self._queue.get_nowait()
-            except queue.Empty:
-                break
+            if not self._inbox:
+                try:
+                    self._inbox += self._queue.get(timeout=timeout) if collected == 0 else self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            item = self._inbox.popleft()
             if item is None or isinstance(item, _Task):
                 return item
             self._collect(item)
             collected += 1
         return _NOTHING
 
-    def _collect(self, item: tuple[Entry, int] | tuple[CommitContext, int]) -> None:
-        what, generation = item
+    def _collect(self, item: tuple[Entry, int, float] | tuple[CommitContext, int, float]) -> None:
+        what, generation, since = item
         if isinstance(what, Entry):
             self._entries.append(what)
             self._entries_bytes += _cost(what)
@@ -173,7 +211,7 @@ class Writer:
             self._contexts.append(what)
             self._generations[1] = generation
             if self._contexts_due is None:
-                self._contexts_due = time.monotonic() + CONTEXTS_WAIT_SECONDS
+                self._contexts_due = since + CONTEXTS_WAIT_SECONDS
 
     def _contexts_are_due(self) -> bool:
         return self._contexts_due is not None and time.monotonic() >= self._contexts_due
@@ -194,8 +232,9 @@ class Writer:
             if committed:
                 self._storage.write_contexts(committed)
                 self._unsynced = committed[-1]
-                if self.on_readable is not None:
-                    self._tell(self.on_readable)
+                on_readable = self.on_readable
+                if on_readable is not None:
+                    self._tell(on_readable)
             if self._entries:
                 self._storage.write(self._entries)
                 started = time.monotonic()

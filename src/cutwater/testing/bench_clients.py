@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.admin.measuring import Figures, Load, append_for, read_for
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.embedded import open_log
@@ -26,34 +26,7 @@ from cutwater.wire.loops import run
 P = ParamSpec("P")
 R = TypeVar("R")
 
-JOB_SECONDS_MAX = 300.0
-VALUE_BYTES = 100
-
-
-class Load(Struct, frozen=True):
-    """Appends of ``rows`` records each, as an Arrow batch; one plain value if 0."""
-
-    topic: str
-    rows: int
-    in_flight: int
-    value_bytes: int = VALUE_BYTES
-
-    def made(self) -> bytes | pa.RecordBatch:
-        if not self.rows:
-            return os.urandom(self.value_bytes)
-        data = os.urandom(self.rows * self.value_bytes)
-        size = self.value_bytes
-        values = pa.array([data[i * size : (i + 1) * size] for i in range(self.rows)], pa.binary())
-        return pa.record_batch({"value": values})
-
-
-class Figures(Struct, frozen=True):
-    """``latencies`` in seconds, of those that were waited for one by one."""
-
-    records: int
-    begun: float
-    ended: float
-    latencies: list[float]
+JOB_SECONDS_MAX = 900.0
 
 
 def together(parts: Sequence[Figures]) -> Figures:
@@ -75,47 +48,19 @@ def append(servers: str, load: Load, start_at: float, seconds: float) -> Figures
 
 async def _append(servers: str, load: Load, start_at: float, seconds: float) -> Figures:
     async with await AsyncClient.connect(servers) as log:
-        records = load.made()
-        await log.append(load.topic, records)
+        await log.append(load.topic, load.made())
         await asyncio.sleep(start_at - time.monotonic())
-        begun, count, latencies = time.monotonic(), 0, list[float]()
-
-        async def one_after_the_other() -> None:
-            nonlocal count
-            while (sent := time.monotonic()) < begun + seconds:
-                ack = await log.append(load.topic, records)
-                count += ack.count
-                latencies.append(time.monotonic() - sent)
-
-        await asyncio.gather(*(one_after_the_other() for _ in range(load.in_flight)))
-        return Figures(count, begun, time.monotonic(), latencies)
+        return await append_for(log, load, seconds)
 
 
 def read(servers: str, topic: str, as_batches: bool, seconds: float) -> Figures:
     """From the beginning, to the end or for so long."""
-    return run(_read_batches(servers, topic, seconds) if as_batches else _read_records(servers, topic, seconds))
+    return run(_read(servers, topic, as_batches, seconds))
 
 
-async def _read_batches(servers: str, topic: str, seconds: float) -> Figures:
+async def _read(servers: str, topic: str, as_batches: bool, seconds: float) -> Figures:
     async with await AsyncClient.connect(servers) as log:
-        begun, count = time.monotonic(), 0
-        async with log.batches(topic, follow=False) as batches:
-            async for batch in batches:
-                count += batch.num_rows
-                if time.monotonic() > begun + seconds:
-                    break
-        return Figures(count, begun, time.monotonic(), [])
-
-
-async def _read_records(servers: str, topic: str, seconds: float) -> Figures:
-    async with await AsyncClient.connect(servers) as log:
-        begun, count = time.monotonic(), 0
-        async with log.subscribe(topic, follow=False) as records:
-            async for _ in records:
-                count += 1
-                if not count % 1_000 and time.monotonic() > begun + seconds:
-                    break
-        return Figures(count, begun, time.monotonic(), [])
+        return await read_for(log, topic, as_batches, seconds)
 
 
 # Embedded: the log, its client and the caller's threads in one process.

@@ -52,14 +52,39 @@ class TokenAuthenticator:
             if hmac.compare_digest(token, shown):
                 found = identity
         if found is None:
-            raise Unauthenticated("the token is missing or not known here" if shown else "a token is needed here")
+            raise Unauthenticated(
+                "the token is not known here: check which one is given" if shown else "a token is needed here"
+            )
         return found
+
+
+class CertificateOrToken:
+    """Believes a certificate that TLS has verified; who shows none needs a token."""
+
+    def __init__(self, tokens: Mapping[str, Identity]) -> None:
+        self._by_token, self._has_tokens = TokenAuthenticator(tokens), bool(tokens)
+
+    def __call__(self, credentials: Credentials) -> Identity:
+        if credentials.certificate:
+            return Identity(_common_name(credentials) or "")
+        if not self._has_tokens:
+            raise Unauthenticated("a client certificate is needed here: give one, with its private key")
+        if not credentials.token:
+            raise Unauthenticated("a client certificate or a token is needed here: give one of them")
+        return self._by_token(credentials)
 
 
 def by_certificate(credentials: Credentials) -> Identity:
     """The common name of a client certificate that TLS has verified."""
+    name = _common_name(credentials)
+    if name is None:
+        raise Unauthenticated("a client certificate with a common name is needed here")
+    return Identity(name)
+
+
+def _common_name(credentials: Credentials) -> str | None:
     for group in credentials.certificate.get("subject", ()):
         for key, value in group:
             if key == "commonName":
-                return Identity(value)
-    raise Unauthenticated("a client certificate with a common name is needed here")
+                return str(value)
+    return None

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
+from cutwater.wire import nearby
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, Untrusted
 from cutwater.wire.handshake import Endpoint
@@ -29,14 +30,19 @@ async def connect(
 ) -> Connection:
     """A connection that is open: name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
 
-    A token is not sent in the clear to another machine, unless ``insecure``.
+    A token is not sent in the clear to another machine, unless ``insecure``. A server on the same event loop is reached
+    without a socket, if it says so (``nearby``).
     """
     check_port(host, port)
     if token and tls is None and not insecure and not is_loopback(host):
         raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
     connection = Connection(endpoint, token=token)
+    door = nearby.door_to(host, port) if tls is None else None
 
     async def attach() -> None:
+        if door is not None:
+            await nearby.attach(connection, door, host, port)
+            return
         name = server_hostname if tls is not None else None
         try:
             await asyncio.get_running_loop().create_connection(
@@ -76,6 +82,8 @@ async def greeted(
         raise
     if connection.state is State.FAILED or connection.state is State.CLOSED:
         assert connection.error is not None
+        # Whoever asked for it does not get it, so nobody else would close it.
+        connection.abort()
         raise _definite(connection.error)
     return connection
 

@@ -212,8 +212,9 @@ class Connection(asyncio.BufferedProtocol):
             room = SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, item_bytes_max=self.options.frame_bytes_max)
         return self._calling.open(method, argument, body, timeout_ms, room)
 
-    def notify(self, notice: Notice[A], argument: A, body: Payload = b"") -> None:
-        """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost."""
+    def notify(self, notice: Notice[A], argument: A, body: Payload = b"", *, is_alone: bool = False) -> None:
+        """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost.
+        ``is_alone``: nothing else is likely to be told in this turn, so there is nothing to wait for."""
         if self._calling.refusal is not None:
             raise self._calling.refusal()
         outbox = self._outbox
@@ -222,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
                 f"{notice.name}: {outbox.size} bytes wait already for {self._address}, which reads too slowly",
                 retry_ms=self.options.retry_ms,
             )
-        outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body)
+        outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body, is_alone=is_alone)
         self._told_until = outbox.position
         if self._is_choked:
             self._unchoke()

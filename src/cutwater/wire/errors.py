@@ -181,8 +181,9 @@ _CLASSES: dict[str, type[CutwaterError]] = {}
 
 def _class_of(code: str) -> type[CutwaterError] | None:
     if code not in _CLASSES:
-        # A module with further classes may have been imported since the last look.
-        _CLASSES.update((cls.code, cls) for cls in _tree(CutwaterError))
+        # A module with further classes may have been imported since the last look. One without a code of its own is a
+        # matter of the part that made it.
+        _CLASSES.update((cls.code, cls) for cls in _tree(CutwaterError) if "code" in vars(cls))
     return _CLASSES.get(code)
 
 

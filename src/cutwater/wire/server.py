@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted, Unavailable
+from cutwater.wire import nearby
 from cutwater.wire.auth import Authenticator
 from cutwater.wire.client import check_port, is_loopback
 from cutwater.wire.connection import Connection
@@ -138,17 +139,22 @@ class Gate:
 class Listener:
     """Made by ``listen``. ``port`` is the one that was given, or chosen if that was 0."""
 
-    def __init__(self, gate: Gate, sockets: list[socket.socket], tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, gate: Gate, sockets: list[socket.socket], tls: ssl.SSLContext | None, *, is_nearby: bool = False
+    ) -> None:
         self.gate = gate
         self.host: str = sockets[0].getsockname()[0]
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self._tls = tls
+        self._close_door = nearby.open_door(self.host, self.port, gate.enter) if is_nearby else None
         self._attaching: set[asyncio.Task[None]] = set()
         self._accepting = [asyncio.create_task(self._accept(sock)) for sock in sockets]
 
     async def close(self, *, timeout_ms: int = 5_000) -> None:
         """Let nobody in any more, let everyone finish, close."""
+        if self._close_door is not None:
+            self._close_door()
         for task in self._accepting:
             task.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
@@ -226,14 +232,16 @@ async def listen(
     insecure: bool = False,
     options: ListenerOptions | None = None,
     on_open: Callable[[Connection], None] | None = None,
+    is_nearby: bool = False,
 ) -> Listener:
     """Listen on all addresses of ``host``. Beyond this machine only with TLS and authentication, unless ``insecure``;
-    a TLS context that demands client certificates authenticates too."""
+    a TLS context that demands client certificates authenticates too. ``is_nearby``: those on the same event loop need
+    no socket."""
     check_port(host, port)
     if not insecure:
         _check_exposure(host, tls, authenticate)
     gate = Gate(endpoint, options or ListenerOptions(), authenticate, on_open)
-    return Listener(gate, await _bind(host, port, gate.options.backlog), tls)
+    return Listener(gate, await _bind(host, port, gate.options.backlog), tls, is_nearby=is_nearby)
 
 
 def _check_exposure(host: str, tls: ssl.SSLContext | None, authenticate: Authenticator | None) -> None:

@@ -30,6 +30,7 @@ from cutwater.types import (
     CommitContext,
     CutTime,
     Epoch,
+    EventTime,
     Incarnation,
     LogStreamId,
     NodeState,
@@ -113,6 +114,23 @@ class FindAnswer(Struct, frozen=True):
     complete_through: GLSN
     size_bytes: int = 0
     """Of all entries that are there."""
+
+
+class EventTimeArguments(Struct, frozen=True):
+    """How far the event time of a log stream had come after this position."""
+
+    stream: LogStreamId
+    at: GLSN
+
+
+class EventTimeAnswer(Struct, frozen=True):
+    """The largest event time and the largest declared watermark of all batches that end at or below the position, also
+    of those that are trimmed. ``commit``: the last one that begins at or below it and is not trimmed."""
+
+    time_max: EventTime | None
+    declared: EventTime | None
+    commit: CommitContext | None
+    complete_through: GLSN
 
 
 class FateArguments(Struct, frozen=True):
@@ -223,6 +241,7 @@ READ: Method[ReadArguments, ReadAnswerHeader] = Method("read", ReadArguments, Re
 FOLLOW: StreamMethod[FollowArguments, ReadAnswerHeader] = StreamMethod("follow", FollowArguments, ReadAnswerHeader)
 """Also told, without a body, is that a log stream is complete further although nothing was appended to it."""
 FIND: Method[FindArguments, FindAnswer] = Method("find", FindArguments, FindAnswer)
+EVENT_TIME: Method[EventTimeArguments, EventTimeAnswer] = Method("event_time", EventTimeArguments, EventTimeAnswer)
 FATE: Method[FateArguments, Fate] = Method("fate", FateArguments, Fate)
 STATUS: Method[None, NodeStatus] = Method("status", None, NodeStatus)
 DESCRIBE: Method[None, NodeDescription] = Method("describe", None, NodeDescription)

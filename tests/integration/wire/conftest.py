@@ -1,8 +1,8 @@
 """Networks to run the same tests on, and how tests of coroutines run here.
 
-``network`` is one of memory, TCP, TLS (all with uvloop) and TCP with the loop of the standard library. A test that is a
-coroutine runs on the loop of its network, is bounded in time, and must leave nothing behind: no task, no connection,
-no byte of a budget.
+``network`` is one of memory, nearby, TCP, TLS (all with uvloop) and TCP with the loop of the standard library. A test
+that is a coroutine runs on the loop of its network, is bounded in time, and must leave nothing behind: no task, no
+connection, no byte of a budget.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import trustme
 
 from cutwater.errors import CutwaterError
 from cutwater.types import ClusterId
+from cutwater.wire import nearby
 from cutwater.wire.client import connect
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
@@ -194,6 +195,18 @@ class TcpOnAsyncio(Tcp):
     loop_factory = staticmethod(asyncio.new_event_loop)
 
 
+class Near(Tcp):
+    """Both sides on one loop, without sockets."""
+
+    async def _listen(self, endpoint: Endpoint, limits: ListenerOptions | None, more: dict[str, Any]) -> Listener:
+        return await super()._listen(endpoint, limits, {"is_nearby": True, **more})
+
+    async def _raw(self, listener: Any, raw: Raw) -> None:
+        door = nearby.door_to("127.0.0.1", listener.port)
+        assert door is not None
+        await nearby.attach(raw, door, "127.0.0.1", listener.port)
+
+
 class Tls(Tcp):
     def __init__(self, certificates: Certificates) -> None:
         super().__init__()
@@ -248,12 +261,12 @@ def other_certificates() -> Certificates:
     return Certificates()
 
 
-@pytest.fixture(params=["memory", "tcp", "tls", "tcp-on-asyncio"])
+@pytest.fixture(params=["memory", "near", "tcp", "tls", "tcp-on-asyncio"])
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     if request.param == "tls":
         yield Tls(request.getfixturevalue("certificates"))
     else:
-        yield {"memory": Memory, "tcp": Tcp, "tcp-on-asyncio": TcpOnAsyncio}[request.param]()
+        yield {"memory": Memory, "near": Near, "tcp": Tcp, "tcp-on-asyncio": TcpOnAsyncio}[request.param]()
 
 
 @pytest.fixture

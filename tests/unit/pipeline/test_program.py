@@ -14,7 +14,9 @@ from events import events, run, source
 
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline import (
+    Aggregator,
     BatchFunction,
+    BroadcastFunction,
     BroadcastState,
     CoProcessFunction,
     MapState,
@@ -124,7 +126,7 @@ class Ok(ProcessFunction):
         return {"k": ctx.key, "t": record.t}
 
 
-class Wrong(ProcessFunction):
+class Wrong(Ok):
     rules = BroadcastState("string", "int")
 
 
@@ -428,3 +430,19 @@ def test_a_function_may_be_used_by_several_operators() -> None:
         stream.connect(stream, key="k", function=shared, uid=uid, schema="n int").sink(uid, uid=f"s{uid}")
     result = run(p, "a1 a2")
     assert [row["n"] for row in result["one"]] == [row["n"] for row in result["two"]] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("base", "missing"),
+    [
+        (ProcessFunction, "process"),
+        (CoProcessFunction, "process1"),
+        (BroadcastFunction, "process_broadcast"),
+        (PartitionFunction, "process"),
+        (BatchFunction, "process_batch"),
+        (Aggregator, "merge"),
+    ],
+)
+def test_what_a_function_lacks_is_told_when_it_is_made(base: type, missing: str) -> None:
+    with pytest.raises(TypeError, match=rf"abstract method.*\b{missing}\b"):
+        type("Half", (base,), {})()

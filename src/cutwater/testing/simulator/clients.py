@@ -68,9 +68,6 @@ class Client(Process):
         self._next_call = 0
         self._leader = 1
 
-    def on_start(self) -> None:
-        raise NotImplementedError
-
     def on_message(self, source: Address, message: Any) -> None:
         if isinstance(message, Return):
             callback = self._calls.pop(message.call_id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from hashlib import blake2b
 from random import Random
@@ -133,7 +134,7 @@ class World:
             sender.after(BROKEN_LINK_NOTICED_US, on_broken)
 
 
-class Process:
+class Process(ABC):
     """Something that receives messages, can be killed, and can be stopped and resumed like a real process."""
 
     def __init__(self, world: World, address: Address) -> None:
@@ -146,14 +147,17 @@ class Process:
 
     # For subclasses.
 
+    @abstractmethod
     def on_start(self) -> None:
-        raise NotImplementedError
+        """The process begins a life."""
 
+    @abstractmethod
     def on_message(self, source: Address, message: Any) -> None:
-        raise NotImplementedError
+        """A message has come."""
 
     def on_kill(self) -> None:
         """The process is gone; what its disks keep of unsynced writes is decided now."""
+        return
 
     # For everyone.
 

@@ -1,0 +1,130 @@
+"""What makes a function a command: its options, its help, and how it ends.
+
+A parameter whose type is a ``Bundle`` stands for all options that are the fields of that bundle, so a set of options
+that many commands have is written down once. Every command also has ``--output``, unless it has one of its own or
+needs none, and ``--debug``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ClassVar, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from cutwater.cli.exits import ended_well
+from cutwater.cli.options import DebugOption, Output, OutputOption
+
+B = TypeVar("B", bound="Bundle")
+Function = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """Options that belong together. Each field is an option, as the parameter of a command would be, or a bundle."""
+
+    left_out: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are no options of this bundle, though they are of the one that it is made from."""
+
+
+class Command(TyperCommand):
+    """A flag takes no value, and its help shows none."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_type(super().get_params(ctx))
+
+
+def _without_type(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+def noun(help_text: str) -> typer.Typer:
+    """Several commands that are about the same."""
+    app = typer.Typer(cls=Group, help=help_text, no_args_is_help=True)
+    # Also if it has one command only, that keeps its name.
+    app.callback(help=help_text)(lambda: None)
+    return app
+
+
+def verbs() -> typer.Typer:
+    """Commands of the root."""
+    return noun("")
+
+
+def command(
+    app: typer.Typer, name: str | None = None, *, timeout: float | None = None, has_output: bool = True
+) -> Callable[[Function], Function]:
+    """``timeout``: the default of the option of this name, if it is not that of the bundle."""
+
+    def decorate(function: Function) -> Function:
+        given = inspect.signature(function).parameters
+        hints = get_type_hints(function, include_extras=True)
+        bundles = {p: hints[p] for p in given if isinstance(hints[p], type) and issubclass(hints[p], Bundle)}
+        parameters: list[inspect.Parameter] = []
+        for parameter in given.values():
+            if parameter.name in bundles:
+                parameters += _options(bundles[parameter.name])
+            else:
+                parameters.append(_option(parameter.name, hints[parameter.name], parameter.default))
+        if has_output and "output" not in given:
+            parameters.append(_option("output", OutputOption, Output.TEXT))
+        parameters.append(_option("debug", DebugOption, False))
+        if timeout is not None:
+            parameters = [p.replace(default=timeout) if p.name == "timeout" else p for p in parameters]
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            made = {p: _made(bundle, values) for p, bundle in bundles.items()}
+            own = {p: values[p] for p in given if p not in bundles}
+            ended_well(lambda: function(**own, **made))
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        app.command(name, cls=Command)(run)
+        return function
+
+    return decorate
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _fields(bundle: type[Bundle]) -> Iterator[tuple[str, Any, Any]]:
+    hints = get_type_hints(bundle, include_extras=True)
+    for field in dataclasses.fields(bundle):
+        if field.name not in bundle.left_out:
+            yield field.name, hints[field.name], field.default
+
+
+def _is_bundle(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Bundle)
+
+
+def _options(bundle: type[Bundle]) -> Iterator[inspect.Parameter]:
+    for name, annotation, default in _fields(bundle):
+        if _is_bundle(annotation):
+            yield from _options(annotation)
+        else:
+            yield _option(name, annotation, default)
+
+
+def _made(bundle: type[B], values: dict[str, Any]) -> B:
+    return bundle(
+        **{
+            name: _made(annotation, values) if _is_bundle(annotation) else values[name]
+            for name, annotation, _ in _fields(bundle)
+        }
+    )

@@ -1,0 +1,27 @@
+"""What things may be called. Names of topics also stand in files, URLs, metrics and on command lines."""
+
+from __future__ import annotations
+
+from cutwater.errors import InvalidArgument
+
+NAME_LENGTH_MAX = 255
+_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
+_LATER = _LETTERS | frozenset(".-")
+"""What may come after the first letter of a topic's name."""
+
+
+def check_topic_name(name: str) -> None:
+    check_name("topic", name)
+    if name[0] not in _LETTERS or not _LATER.issuperset(name):
+        raise InvalidArgument(
+            f"{name!r} cannot be the name of a topic: it has letters from A to Z, digits, '.', '_' and '-', and does "
+            "not begin with '.' or '-'"
+        )
+
+
+def check_name(kind: str, name: str) -> None:
+    """Of cursors and producers, which are seen in messages only."""
+    if not 1 <= len(name) <= NAME_LENGTH_MAX:
+        raise InvalidArgument(f"the name of a {kind} has 1 to {NAME_LENGTH_MAX} characters, not {len(name)}")
+    if not name.isprintable():
+        raise InvalidArgument(f"{name!r} cannot be the name of a {kind}: it has characters that cannot be printed")

@@ -1,0 +1,170 @@
+"""Connections between two sides that run on the same event loop: bytes change hands without sockets.
+
+A server that says so can be reached this way by whoever connects to its address from its own event loop; everyone else
+goes through the operating system as always. The same ``Connection`` runs on both ends, with the same greetings, limits
+and errors, so nothing means anything else than over a socket. Bytes are delivered in the next turn of the loop, as a
+socket would, and a side that does not read makes the other one wait.
+
+``wire.memory`` is for tests: it can do to bytes what networks do. Here nothing can happen to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from cutwater.wire.connection import Connection
+from cutwater.wire.frames import Body
+
+TURN_BYTES_MAX = 4 * 1024 * 1024
+"""What one side gets to read in one turn of the loop: others want their turn, too."""
+
+Door = Callable[[], Awaitable[Connection]]
+"""Gives the other end of a new connection."""
+
+_doors: dict[tuple[asyncio.AbstractEventLoop, str, int], Door] = {}
+
+
+def open_door(host: str, port: int, door: Door) -> Callable[[], None]:
+    """Let those on this event loop in at this address; returns what closes the door."""
+    key = asyncio.get_running_loop(), host, port
+    _doors[key] = door
+
+    def close() -> None:
+        _doors.pop(key, None)
+
+    return close
+
+
+def door_to(host: str, port: int) -> Door | None:
+    return _doors.get((asyncio.get_running_loop(), host, port))
+
+
+async def attach(connection: asyncio.BufferedProtocol, door: Door, host: str, port: int) -> None:
+    """Join a connection to another end of it that the door gives."""
+    other = await door()
+    loop = asyncio.get_running_loop()
+    near, far = NearTransport(loop, connection, (host, port)), NearTransport(loop, other, (host, 0))
+    near.peer, far.peer = far, near
+    other.connection_made(far)
+    connection.connection_made(near)
+
+
+class NearTransport(asyncio.Transport):
+    """One end. It holds what the other end has written and its own protocol has not read yet."""
+
+    peer: NearTransport
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, protocol: asyncio.BufferedProtocol, peer_address: tuple[str, int]
+    ) -> None:
+        super().__init__({"peername": peer_address})
+        self._loop, self._protocol = loop, protocol
+        self._inbox: deque[Body] = deque()
+        self._inbox_bytes = 0
+        self._high, self._low = 64 * 1024, 16 * 1024
+        self._is_due = self._is_reading_paused = self._is_writing_paused = False
+        self._is_closing = self._is_lost = False
+        self._has_peer_ended = False
+
+    # What the protocol does with it.
+
+    def get_protocol(self) -> asyncio.BufferedProtocol:
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        return not self._is_reading_paused and not self._is_closing
+
+    def pause_reading(self) -> None:
+        self._is_reading_paused = True
+
+    def resume_reading(self) -> None:
+        self._is_reading_paused = False
+        self._deliver_soon()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = 64 * 1024 if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def get_write_buffer_size(self) -> int:
+        return self.peer._inbox_bytes
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """What is written must not change until it is read: ``Outbox`` asks the same of those who send."""
+        if self._is_closing or not data:
+            return
+        self.peer._inbox.append(data)
+        self.peer._inbox_bytes += len(data)
+        self.peer._deliver_soon()
+        if self.peer._inbox_bytes > self._high and not self._is_writing_paused:
+            self._is_writing_paused = True
+            self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.peer._has_peer_ended = True
+        self.peer._deliver_soon()
+
+    def close(self) -> None:
+        """What was written is still delivered."""
+        if not self._is_closing:
+            self.write_eof()
+            self._lose(None)
+
+    def abort(self) -> None:
+        self._lose(None)
+        self.peer._lose(ConnectionResetError("the connection was reset by the peer"))
+
+    # What happens between the two.
+
+    def _lose(self, error: Exception | None) -> None:
+        self._is_closing = True
+        if not self._is_lost:
+            self._is_lost = True
+            self._inbox.clear()
+            self._inbox_bytes = 0
+            self._loop.call_soon(self._protocol.connection_lost, error)
+
+    def _deliver_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._is_due = False
+        left = TURN_BYTES_MAX
+        while self._inbox and left > 0 and not self._is_reading_paused and not self._is_lost:
+            left -= self._deliver_some()
+        if self._is_lost or self._is_reading_paused:
+            return
+        if self._inbox:
+            self._deliver_soon()
+        elif self._has_peer_ended and not self._protocol.eof_received():
+            self.close()
+
+    def _deliver_some(self) -> int:
+        """As much as the protocol has room for."""
+        data = self._inbox.popleft()
+        room = memoryview(self._protocol.get_buffer(-1))
+        count = min(len(room), len(data))
+        if count < len(data):
+            self._inbox.appendleft(memoryview(data)[count:])
+            data = memoryview(data)[:count]
+        room[:count] = data
+        self._inbox_bytes -= count
+        self._protocol.buffer_updated(count)
+        sender = self.peer
+        if sender._is_writing_paused and self._inbox_bytes <= sender._low:
+            sender._is_writing_paused = False
+            if not sender._is_lost:
+                sender._protocol.resume_writing()
+        return count
