@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
             # With ``--dist loadgroup``, so that few JVMs run at a time.
             item.add_marker(pytest.mark.xdist_group("spark"))
             # Queries of a loaded machine take their time, and PySpark leaves sockets to the garbage collector.

@@ -19,9 +19,10 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_operator import LevelProcessor
-from cutwater.spark.pipeline_sink import PipelineWriter, Staged, client_of
+from cutwater.spark.pipeline_sink import PipelineWriter
 from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_batch
-from cutwater.spark.run import plain_topics, program_of
+from cutwater.spark.run import connected, plain_topics, program_of
+from cutwater.spark.sink import Staged
 from cutwater.types import MILLISECOND
 from cutwater.wire.scan_api import NOTHING
 
@@ -65,7 +66,7 @@ class InOneProcess:
         drain: bool = True,
     ) -> None:
         self._where = Where(servers=servers)
-        client = client_of(self._where)
+        client = self._client = connected(self._where)
         self._program = program_of(pipeline, client, parallelism, slices)
         self._options = RunOptions(self._where, rows_max=rows_max, until=int(client.tail()), drain=drain)
         self._run: Run = client.open_run(pipeline.name, f"one process {random.random()}")
@@ -76,7 +77,7 @@ class InOneProcess:
 
     def _start(self) -> None:
         self._reader = PipelineReader(self._program, self._options)
-        plain = plain_topics(self._program, client_of(self._where))
+        plain = plain_topics(self._program, self._client)
         self._writer = PipelineWriter(self._program, self._where, plain)
         self._reader.prepareForTriggerAvailableNow()
         if self._offset is None:
@@ -84,11 +85,12 @@ class InOneProcess:
 
     def close(self) -> None:
         self._reader.stop()
+        self._client.close()
 
     def go_on(self, *, drain: bool) -> None:
         """Another run from the same checkpoint, to the end that the log has now."""
-        self.close()
-        until = int(client_of(self._where).tail())
+        self._reader.stop()
+        until = int(self._client.tail())
         self._options = msgspec.structs.replace(self._options, until=until, drain=drain)
         self._start()
         self.run()
@@ -103,7 +105,7 @@ class InOneProcess:
             crashes = choice.choice([0, 0, 0, 1, 2]) if choice is not None else 0
             for _ in range(crashes):
                 self._micro_batch(end, deepcopy(self.state), publishes=choice.random() < 0.5)  # type: ignore[union-attr]
-                self.close()
+                self._reader.stop()
                 self._start()
             self.state = self._micro_batch(end, deepcopy(self.state), publishes=True)
             self._offset, self.batch = end, self.batch + 1

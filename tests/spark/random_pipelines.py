@@ -28,7 +28,7 @@ def random_pipeline(seed: int, name: str, log: str = "") -> tuple[Pipeline, rand
     pipeline.name, pipeline.log = name, log
     for node in pipeline.graph.nodes:
         if isinstance(node, SourceNode | SinkNode):
-            node.topic = f"{node.topic} {name}"
+            node.topic = f"{node.topic}-{name}"
         if isinstance(node, SourceNode):
             # What turns idle depends on how fast this machine is.
             node.watermark = node.watermark.idle_after(None)

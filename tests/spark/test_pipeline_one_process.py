@@ -14,10 +14,8 @@ import pytest
 import cutwater
 from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
-from cutwater.spark.options import Where
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
-from cutwater.spark.pipeline_sink import client_of
 from cutwater.spark.run import program_of, run_pipeline
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
@@ -31,7 +29,7 @@ ROWS = "user string, amount double, at timestamp"
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_pipeline_gives_what_one_thread_gives(log: cutwater.Client, seed: int) -> None:
     """Replay: CUTWATER_SPARK_SEED=… python -m pytest tests/spark/test_pipeline_one_process.py"""
-    pipeline, choice = random_pipeline(seed, f"one process {seed}")
+    pipeline, choice = random_pipeline(seed, f"one-process-{seed}")
     filled(log, pipeline, choice, choice.randint(10, 80))
     wanted = expected(log, pipeline)
     query = InOneProcess(
@@ -83,39 +81,39 @@ def run_here(log: cutwater.Client, pipeline: Pipeline, **options: Any) -> InOneP
     return query
 
 
-@pytest.mark.parametrize("kind", ["column of the topic", "function", "watermark of rows"])
+@pytest.mark.parametrize("kind", ["topic", "function", "rows"])
 def test_event_time_comes_from_the_topic_or_a_function(log: cutwater.Client, kind: str) -> None:
-    topic = f"payments by {kind}"
+    topic = f"payments-by-{kind}"
     payments(log, topic, [float(i % 5) for i in range(40)])
     p = Pipeline(kind)
     of_rows = Watermark.of_rows(lambda row: int(row.at.timestamp() * 1000) - 5_000)
     source = {
-        "column of the topic": {"event_time": "at", "watermark": Watermark.bounded("5s")},
+        "topic": {"event_time": "at", "watermark": Watermark.bounded("5s")},
         "function": {"event_time": lambda row: row.at, "watermark": Watermark.bounded("5s")},
-        "watermark of rows": {"event_time": "at", "watermark": of_rows},
+        "rows": {"event_time": "at", "watermark": of_rows},
     }[kind]
     pay = p.source(topic, schema=ROWS, **source)  # type: ignore[arg-type]
     window = pay.filter(lambda row: row.amount > 0).window(
         key="user", window=Tumbling("20s"), aggregate={"n": "count(*)"}, uid="w"
     )
-    window.sink(f"{kind} windows", uid="windows")
-    window.late.sink(f"{kind} late", uid="late")
+    window.sink(f"{kind}-windows", uid="windows")
+    window.late.sink(f"{kind}-late", uid="late")
     wanted = expected(log, p)
     run_here(log, p, rows_max=9)
     assert {topic: written(log, topic) for topic in wanted} == wanted
-    assert wanted[f"{kind} windows"]
+    assert wanted[f"{kind}-windows"]
 
 
 def test_plain_records_go_in_and_out(log: cutwater.Client) -> None:
-    log.create_topic("plain in")
-    log.append("plain in", [b"a", b"b", b"c"], key=[b"x", None, b"y"], timestamp=T0, headers={"h": b"1"})
+    log.create_topic("plain-in")
+    log.append("plain-in", [b"a", b"b", b"c"], key=[b"x", None, b"y"], timestamp=T0, headers={"h": b"1"})
     p = Pipeline("plain")
-    keyed = p.source("plain in").filter(lambda row: row.key is not None)
+    keyed = p.source("plain-in").filter(lambda row: row.key is not None)
     keyed.map(lambda row: {"key": row.key, "value": row.value * 2}, "key binary, value binary").sink(
-        "plain out", uid="o"
+        "plain-out", uid="o"
     )
     run_here(log, p)
-    found = [(record.key, record.value, record.timestamp) for record in log.subscribe("plain out", follow=False)]
+    found = [(record.key, record.value, record.timestamp) for record in log.subscribe("plain-out", follow=False)]
     assert found == [(b"x", b"aa", T0), (b"y", b"cc", T0)]
 
 
@@ -146,13 +144,12 @@ def test_an_error_of_spark_itself_is_short() -> None:
 
 def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwater.Client) -> None:
     payments(log, "given", [1.0])
-    client = client_of(Where(servers=log.servers))
 
     def refused(build: Any, error: type[Exception], match: str) -> None:
         p = Pipeline("refused", log=log.servers)
         build(p)
         with pytest.raises(error, match=match):
-            program_of(p, client, 1, 16)
+            program_of(p, log, 1, 16)
 
     refused(lambda p: p.source("nothing").sink("x", uid="x"), NotFound, "'nothing', which does not exist")
     refused(lambda p: p.source("given", schema="who string").sink("x", uid="x"), InvalidArgument, "the column 'who'")
@@ -181,18 +178,18 @@ def test_a_pause_gives_no_final_watermark_and_goes_on(log: cutwater.Client) -> N
     p = Pipeline("pauses")
     p.source("paused", schema=ROWS, event_time="at", watermark=Watermark.ascending()).window(
         key="user", window=Tumbling("20s"), aggregate={"n": "count(*)"}, uid="w"
-    ).sink("paused windows", uid="s")
+    ).sink("paused-windows", uid="s")
     rows = placed(log, p)
     query = InOneProcess(p, log.servers, drain=False)
     query.run()
-    assert written(log, "paused windows") == p.test(rows, drain=False)["paused windows"]
+    assert written(log, "paused-windows") == p.test(rows, drain=False)["paused-windows"]
     payments_after = {"user": "z", "amount": 1.0, "at": T0 + timedelta(hours=1)}
     for stream in log.topic("paused").streams:
         log.append("paused", [payments_after], stream=stream)
     wanted = expected(log, p)
     query.go_on(drain=True)
     query.close()
-    assert written(log, "paused windows") == wanted["paused windows"]
+    assert written(log, "paused-windows") == wanted["paused-windows"]
 
 
 def test_chunks_are_found_in_the_state_store_when_the_local_copy_is_gone(

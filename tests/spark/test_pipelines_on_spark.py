@@ -36,7 +36,7 @@ SCHEMA = "k string, n bigint"
 def test_a_random_pipeline_gives_what_one_thread_gives(
     log: cutwater.Client, spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:
-    pipeline, choice = random_pipeline(seed, f"spark {seed}", log.servers)
+    pipeline, choice = random_pipeline(seed, f"spark-{seed}", log.servers)
     filled(log, pipeline, choice, 40)
     wanted = expected(log, pipeline)
     pipeline.run(
@@ -71,7 +71,7 @@ def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
     killed: list[subprocess.Popen[bytes]],
     seed: int,
 ) -> None:
-    name, checkpoint = f"killed {seed}", tmp_path / "checkpoint"
+    name, checkpoint = f"killed-{seed}", tmp_path / "checkpoint"
     pipeline, choice = random_pipeline(seed, name, log.servers)
     filled(log, pipeline, choice, 35)
     wanted, until = expected(log, pipeline), int(log.tail())
@@ -123,13 +123,13 @@ class Counted(ProcessFunction):
 def counting(log: cutwater.Client, name: str, path: Path, numbers: list[int]) -> Pipeline:
     """One operator with two sinks and a side output."""
     p = Pipeline(name, log=log.servers)
-    source = p.source(f"{name} in", schema=SCHEMA)
-    log.create_topic(f"{name} in", streams=2, schema=pa.schema({"k": pa.string(), "n": pa.int64()}))
-    log.append(f"{name} in", [{"k": "abc"[i % 3], "n": number} for i, number in enumerate(numbers)])
+    source = p.source(f"{name}-in", schema=SCHEMA)
+    log.create_topic(f"{name}-in", streams=2, schema=pa.schema({"k": pa.string(), "n": pa.int64()}))
+    log.append(f"{name}-in", [{"k": "abc"[i % 3], "n": number} for i, number in enumerate(numbers)])
     made = source.process(key="k", function=Counted(str(path)), uid="counted", schema=SCHEMA)
-    made.sink(f"{name} one", uid="one")
-    made.filter(lambda row: row.n % 2 == 0).sink(f"{name} two", uid="two")
-    made.side("odd", SCHEMA).sink(f"{name} three", uid="three")
+    made.sink(f"{name}-one", uid="one")
+    made.filter(lambda row: row.n % 2 == 0).sink(f"{name}-two", uid="two")
+    made.side("odd", SCHEMA).sink(f"{name}-three", uid="three")
     return p
 
 
@@ -147,19 +147,19 @@ def test_user_code_runs_once_per_record_and_there_is_one_state_store(
     assert len(set(calls.read_text().split())) == 20
     assert run.progress is not None
     assert len(run.progress["stateOperators"]) == 1
-    assert [len(written(log, f"once {name}")) for name in ("one", "two", "three")] == [20, 9, 20]
+    assert [len(written(log, f"once-{name}")) for name in ("one", "two", "three")] == [20, 9, 20]
 
 
 @pytest.mark.timeout(PATIENCE)
 def test_an_exception_in_user_code_is_told_in_our_words(
     log: cutwater.Client, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pipeline = counting(log, "fails on spark", tmp_path / "calls", [1, 2, -1])
+    pipeline = counting(log, "fails", tmp_path / "calls", [1, 2, -1])
     with pytest.raises(PipelineFailed) as caught:
         pipeline.run(spark=spark, available_now=True, parallelism=1, slices=1, checkpoint=tmp_path / "checkpoint")
     error = caught.value
-    last = max(record.glsn for record in log.subscribe("fails on spark in", follow=False))
-    assert (error.pipeline, error.uid, error.glsn) == ("fails on spark", "counted", last)
+    last = max(record.glsn for record in log.subscribe("fails-in", follow=False))
+    assert (error.pipeline, error.uid, error.glsn) == ("fails", "counted", last)
     assert "ArithmeticError: below nothing, on the record Row(k='c', n=-1)" in str(error)
     assert "java" not in str(error)
-    assert not written(log, "fails on spark one")
+    assert not written(log, "fails-one")

@@ -17,6 +17,7 @@ from cutwater.client.conversion import to_batch
 from cutwater.client.encoding import Limits, encode, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.client.schemas import (
+    HEADERS,
     KEY_VALUE,
     TopicSchema,
     decode_schema,
@@ -26,7 +27,7 @@ from cutwater.client.schemas import (
 )
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.projection import project, read_columns
+from cutwater.storage.projection import no_values, project, read_columns
 
 PLAIN = TopicSchema("plain")
 SCHEMA = pa.schema(
@@ -353,3 +354,14 @@ def test_the_bytes_of_each_row_are_counted_also_in_nested_columns(rows: list[dic
     assert row_bytes(batch.column("m")).to_pylist() == [size(list((r["m"] or {}).items())) for r in rows]
     assert row_bytes(batch.column("t")).to_pylist() == [8 + (len(r["t"]["b"]) if r["t"] else 0) for r in rows]
     assert row_bytes(batch.column("f")).to_pylist() == [8] * len(rows)
+
+
+@pytest.mark.parametrize("kind", [HEADERS, pa.list_(pa.string()), pa.list_(pa.field("n", pa.int64(), nullable=False))])
+def test_a_column_of_nulls_is_stored_small(kind: pa.DataType) -> None:
+    """Also a slice of it. About four bytes per row is what a null of such a type takes."""
+    for count in (1, 8, 9, 1_000):
+        column = no_values(count, kind)
+        column.validate(full=True)
+        assert column.equals(pa.nulls(count, kind))
+        for some in (column, column.slice(count // 2, 5)):
+            assert pa.record_batch([some], names=["c"]).serialize().size < 5 * len(some) + 400

@@ -24,6 +24,7 @@ from cutwater.client.errors import ClientClosed
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.storage.projection import no_values
 from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.deadlines import DeadlineWatch
 
@@ -304,7 +305,7 @@ def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.Record
     """Without headers."""
     count = len(times)
     stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
-    return pa.RecordBatch.from_arrays([keys, values, stamps, pa.nulls(count, HEADERS)], schema=KEY_VALUE)
+    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
 
 
 _BINARY = pa.binary()

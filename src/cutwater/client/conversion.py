@@ -17,6 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.errors import InvalidRecord
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
 from cutwater.errors import InvalidArgument
+from cutwater.storage.projection import no_values
 
 Value = bytes | bytearray | memoryview | str
 Time = datetime | int
@@ -146,7 +147,7 @@ def _in_range(time: int, row: int | None = None) -> int:
 
 def _header_maps(given: Any, count: int) -> pa.Array:
     if given is None:
-        return pa.nulls(count, HEADERS)
+        return no_values(count, HEADERS)
     if isinstance(given, pa.Array | pa.ChunkedArray):
         return _of_length("headers", _cast("headers", given, HEADERS), count)
     if isinstance(given, Mapping):
@@ -265,7 +266,7 @@ def _from_columns(
         elif not schema.is_typed and name == "timestamp":
             array = _timestamps(None, count, now_us)
         elif field.nullable:
-            array = pa.nulls(count, field.type)
+            array = no_values(count, field.type)
         else:
             raise InvalidRecord(
                 f"it is missing, and topic {schema.topic!r} demands it: {describe(schema.newest)}", column=name

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 
+from cutwater.client.async_client import AsyncClient
+from cutwater.client.encoding import Compression
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.ranges import Ranges
 from cutwater.spark.options import Where
@@ -16,19 +18,44 @@ class Link:
     """A log, and the event loop on which it is asked."""
 
     def __init__(self, where: Where) -> None:
+        self.where = where
+        self._clients: dict[Compression | None, AsyncClient] = {}
         self.loop = LoopThread("cutwater spark")
         try:
             self.ranges = self.loop.run(Ranges.connect(where.servers, where.access(), timeout=where.timeout))
         except BaseException:
             self.loop.close()
             raise
-        self.loop.at_end(self.ranges.close)
+        self.loop.at_end(self._close)
+
+    def client(self, compression: Compression | None = None) -> AsyncClient:
+        """For those who write. Its calls may take as long as the options say."""
+        client = self._clients.get(compression)
+        if client is None:
+            client = self._clients[compression] = self.loop.run(self._connect(compression))
+        return client
+
+    async def _connect(self, compression: Compression | None) -> AsyncClient:
+        access = self.where.access()
+        return await AsyncClient.connect(
+            self.where.servers,
+            timeout=self.where.timeout,
+            compression=compression,
+            token=access.token,
+            tls=access.tls,
+            insecure=access.insecure,
+        )
 
     def close(self) -> None:
         try:
-            self.loop.run(self.ranges.close())
+            self.loop.run(self._close())
         finally:
             self.loop.close()
+
+    async def _close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+        await self.ranges.close()
 
 
 _links: OrderedDict[tuple[int, Where], Link] = OrderedDict()

@@ -1,5 +1,5 @@
-"""The options of the format ``cutwater`` for reading, checked as a whole: whatever is wrong is named, with what was
-given and what is allowed."""
+"""The options of the format ``cutwater``, checked as a whole: whatever is wrong is named, with what was given and what
+is allowed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from cutwater.client.access import Access
 from cutwater.client.conversion import time_us
+from cutwater.client.encoding import COMPRESSIONS, Compression
 from cutwater.client.feeds import Selection
 from cutwater.client.repository import parse_servers
 from cutwater.core.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
@@ -52,6 +53,9 @@ FROM_TO = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimes
 HOW = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxPartitionBytes", "minPartitions")
 EVENT_TIME = ("watermark.bound", "watermark.idleAfter", "watermark.punctuated")
 READING = (*WHERE, *WHAT, *FROM_TO, *HOW, *EVENT_TIME)
+WRITING = (*WHERE, "topic", "name", "positionColumn", "compression")
+SPARKS_OWN = ("checkpointLocation", "queryName")
+"""What Spark itself reads of the options for writing, and hands on."""
 
 
 class Where(Struct, frozen=True):
@@ -104,11 +108,7 @@ class ReadOptions(Struct, frozen=True):
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
     """Names may be in any case. ``streaming``: None if it is not known yet, so that options for either may be there."""
-    known = {name.lower(): name for name in READING}
-    for name, value in given.items():
-        if name.lower() not in known:
-            raise InvalidArgument(f"there is no option {name!r} (given: {value!r}); options are {', '.join(READING)}")
-    options = _Given({known[name.lower()]: value for name, value in given.items()})
+    options = _known(given, READING)
     if streaming:
         options.refuse(("endingOffsets", "endingTimestamp"), "a streaming query has no end: leave it out")
         options.refuse(("minPartitions",), "it is for batch reads: leave it out")
@@ -134,6 +134,44 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         partitions_min=options.number("minPartitions", 1) or 1,
         strategy=_strategy(options),
     )
+
+
+class WriteOptions(Struct, frozen=True):
+    """``topic`` is empty if a column says it. ``name`` is that of the run. ``position`` names the column that rows are
+    sorted by, if they are."""
+
+    where: Where
+    topic: str
+    name: str
+    position: str
+    compression: Compression | None
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    own = {name.lower() for name in SPARKS_OWN}
+    options = _known({name: value for name, value in given.items() if name.lower() not in own}, WRITING)
+    for name in ("topic", "name", "positionColumn"):
+        if options.get(name) == "":
+            options.wrong(name, "a name is wanted: leave the option out if there is none")
+    compression = next((known for known in COMPRESSIONS if known == options.get("compression")), None)
+    if options.get("compression") not in (None, "none") and compression is None:
+        options.wrong("compression", f"{', '.join(COMPRESSIONS)} or none is wanted")
+    return WriteOptions(
+        where=where(options),
+        topic=options.get("topic") or "",
+        name=options.get("name") or "",
+        position=options.get("positionColumn") or "",
+        compression=compression,
+    )
+
+
+def _known(given: Mapping[str, str], names: tuple[str, ...]) -> _Given:
+    """What was given under the right names, if all of it is known."""
+    known = {name.lower(): name for name in names}
+    for name, value in given.items():
+        if name.lower() not in known:
+            raise InvalidArgument(f"there is no option {name!r} (given: {value!r}); options are {', '.join(names)}")
+    return _Given({known[name.lower()]: value for name, value in given.items()})
 
 
 def where(options: _Given) -> Where:

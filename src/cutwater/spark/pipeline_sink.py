@@ -4,9 +4,7 @@ publishes them, exactly once and as a whole.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,36 +13,22 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from cutwater.client.client import Client, connect
 from cutwater.client.runs import Run
 from cutwater.client.schemas import TIMESTAMP
 from cutwater.errors import ProtocolViolation
 from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
+from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_envelope import TICK, merged_table, unpacked
+from cutwater.spark.pipeline_envelope import TICK, unpacked
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program, unpickled
 from cutwater.spark.pipeline_records import LOG_TIME
-from cutwater.types import MILLISECOND, Part
+from cutwater.spark.sink import BATCH_ID, QUERY_ID, Staged
+from cutwater.spark.staging import Staging, open_run, publish
+from cutwater.types import MILLISECOND
 
 FORMAT = "cutwater-pipeline-sink"
-STAGED_BYTES = 64 << 20
-"""About how much of a task is staged as one part: it is sorted in memory."""
-
-_clients: dict[tuple[int, Where], Client] = {}
-_runs: dict[tuple[int, str], Run] = {}
-
-
-def client_of(where: Where) -> Client:
-    """A connection of this process, kept for the next task."""
-    key = (os.getpid(), where)
-    if key not in _clients:
-        access = where.access()
-        _clients[key] = connect(
-            where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout
-        )
-    return _clients[key]
 
 
 class PipelineSink(DataSource):
@@ -54,14 +38,6 @@ class PipelineSink(DataSource):
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         return PipelineWriter(*unpickled(self.options["given"]))
-
-
-@dataclass
-class Staged(WriterCommitMessage):
-    """What one task has staged."""
-
-    run: Run
-    parts: tuple[Part, ...]
 
 
 class PipelineWriter(DataSourceStreamArrowWriter):
@@ -75,52 +51,38 @@ class PipelineWriter(DataSourceStreamArrowWriter):
         with told():
             context = TaskContext.get()
             assert context is not None, "a writer writes in a task"
-            query = context.getLocalProperty("sql.streaming.queryId")
-            batch = context.getLocalProperty("streaming.sql.batchId")
+            query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
             if not query or batch is None:
                 raise ProtocolViolation("Spark does not say which micro-batch this is: use PySpark 4.3")
-            run = _runs.get((os.getpid(), query))
-            if run is None:
-                run = _runs[os.getpid(), query] = client_of(self._where).open_run(self._program.name, query)
+            run = open_run(link_to(self._where), self._program.name, query)
             return self.staged(iterator, run, int(batch))
 
     def staged(self, iterator: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
         """Stage what one task has of a micro-batch."""
-        client = client_of(self._where)
-        waiting: dict[str, list[pa.Table]] = {}
-        sizes: dict[str, int] = {}
-        parts: list[Part | None] = []
         topics = {node.order: node.topic for node in self._program.plan.graph.of_type(SinkNode)}
-        for rows in iterator:
-            for node, data in zip(rows.column("node").to_pylist(), rows.column("data"), strict=True):
-                if node == TICK:
-                    continue
-                table = unpacked(data.as_buffer())
-                topic = topics[node]
-                waiting.setdefault(topic, []).append(table)
-                sizes[topic] = sizes.get(topic, 0) + table.nbytes
-                if sizes[topic] >= STAGED_BYTES:
-                    parts.append(self._stage(client, run, batch, topic, waiting.pop(topic)))
-                    del sizes[topic]
-        parts += [self._stage(client, run, batch, topic, tables) for topic, tables in waiting.items()]
-        return Staged(run, tuple(part for part in parts if part is not None))
+        with Staging(link_to(self._where), run, batch) as staging:
+            for rows in iterator:
+                for node, data in zip(rows.column("node").to_pylist(), rows.column("data"), strict=True):
+                    if node != TICK:
+                        for part in unpacked(data.as_buffer()).to_batches():
+                            self._add(staging, topics[node], part)
+            return Staged(run, batch, staging.finish())
 
-    def _stage(self, client: Client, run: Run, batch: int, topic: str, tables: Sequence[pa.Table]) -> Part | None:
-        table = merged_table(tables)
-        position = table.column(RESERVED_COLUMN).combine_chunks()
-        rows = table.drop_columns([RESERVED_COLUMN])
-        if topic in self._plain and LOG_TIME not in rows.column_names:
+    def _add(self, staging: Staging, topic: str, batch: pa.RecordBatch) -> None:
+        position = batch.column(RESERVED_COLUMN)
+        rows = batch.drop_columns([RESERVED_COLUMN])
+        if topic in self._plain and LOG_TIME not in rows.schema.names:
             # What has no column of event time gets that of the record, the timer or the window it comes from.
             times = pc.multiply(position.field("time"), MILLISECOND).cast(TIMESTAMP)
             rows = rows.append_column(LOG_TIME, times)
-        return client.stage(run, batch, topic, rows, positions=_ordered_bytes(position))
+        staging.add(topic, rows, _ordered_bytes(position))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with told():
             staged = [message for message in messages if isinstance(message, Staged)]
             if staged:
                 parts = [part for message in staged for part in message.parts]
-                client_of(self._where).publish(staged[0].run, batchId, parts)
+                publish(link_to(self._where), staged[0].run, batchId, parts)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is staged is not seen by anyone, and expires."""
@@ -139,7 +101,8 @@ def _ordered_bytes(position: pa.StructArray) -> pa.Array:
 
 def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
     """What is wrong with writing such rows to a topic with this schema; an empty text if nothing is."""
-    missing = [field.name for field in declared if field.name not in (*rows.names, LOG_TIME) and not field.nullable]
+    given = (*rows.names, LOG_TIME)
+    missing = [field.name for field in declared if field.name not in given and not field.nullable]
     unknown = [name for name in rows.names if name not in declared.names]
     if unknown:
         return f"the topic {topic!r} has no column {unknown[0]!r}: it has {', '.join(declared.names)}"

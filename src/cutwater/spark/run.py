@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cutwater.client.client import Client
+from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
@@ -28,11 +28,12 @@ from cutwater.spark.pipeline_errors import heard, of_spark
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
-from cutwater.spark.pipeline_sink import PipelineSink, check_sink, client_of
+from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
 from cutwater.spark.pipeline_source import PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
 from cutwater.spark.session import session
+from cutwater.spark.session import start as start_query
 
 OPEN_SECONDS = 60.0
 _PARTITIONS = "spark.sql.shuffle.partitions"
@@ -109,11 +110,11 @@ def run_pipeline(
     if not 1 <= parallelism <= slices:
         raise InvalidArgument(f"parallelism is {parallelism}: it must be from 1 to the number of slices, {slices}")
     where = _where(pipeline, token)
-    client = client_of(where)
-    program = program_of(pipeline, client, parallelism, slices)
-    options = RunOptions(where, str(start), max_records_per_trigger, _position(client, program, until), drain)
+    with connected(where) as client:
+        program = program_of(pipeline, client, parallelism, slices)
+        options = RunOptions(where, str(start), max_records_per_trigger, _position(client, until), drain)
+        sink = pickled(program, where, plain_topics(program, client))
     spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    sink = pickled(program, where, plain_topics(program, client))
     query = _started(spark, program, options, sink, _checkpoint(pipeline, checkpoint), trigger)
     run = PipelineRun(pipeline.name, query)
     if wait:
@@ -131,6 +132,11 @@ def _where(pipeline: Pipeline, token: str) -> Where:
     if "://" not in servers:
         servers = servers_of(servers, os.getpid(), OPEN_SECONDS)
     return Where(servers=servers, token=token)
+
+
+def connected(where: Where) -> Client:
+    access = where.access()
+    return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
 
 
 def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str:
@@ -211,7 +217,7 @@ def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> N
             raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
 
 
-def _position(client: Client, program: Program, until: Until | None) -> int | None:
+def _position(client: Client, until: Until | None) -> int | None:
     if until is None:
         return None
     if until == "now":
@@ -253,7 +259,7 @@ def _started(
     spark.conf.set(_PARTITIONS, str(program.parallelism))
     try:
         with _translated(program.name):
-            return writer.start()
+            return start_query(writer)
     finally:
         spark.conf.set(_PARTITIONS, str(before))
 

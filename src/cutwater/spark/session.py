@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,7 +24,7 @@ SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Together these write a file of a checkpoint with one atomic rename, and no processes that are started on the way.
+    # A file of a checkpoint is written with a rename, and no processes are started on the way.
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -67,8 +68,18 @@ def session(
     for key, value in settings.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
+    _leave_out_checksum_files(spark)
     register(spark)
     return spark
+
+
+def _leave_out_checksum_files(spark: SparkSession) -> None:
+    """On local files, so that one rename, which is atomic, puts a file of a checkpoint into its place. A file system
+    that never writes them would do as well, but the state store insists on this one.
+    """
+    context: Any = spark.sparkContext
+    files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)
 
 
 def register(spark: SparkSession) -> None:

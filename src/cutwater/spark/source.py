@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec.structs import replace
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -22,11 +29,14 @@ from cutwater.client.loop_thread import LoopThread
 from cutwater.errors import InvalidArgument
 from cutwater.spark.holder import servers_of
 from cutwater.spark.links import Link, link_to
-from cutwater.spark.options import ReadOptions, read_options
+from cutwater.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from cutwater.spark.planning import Planner
 from cutwater.spark.schema import schema_of
+from cutwater.spark.sink import BatchWriter, StreamWriter
 from cutwater.spark.tasks import Part, read_part
 from cutwater.types import GLSN
+
+Options = TypeVar("Options", ReadOptions, WriteOptions)
 
 GLSN_KEY = "glsn"
 
@@ -52,7 +62,13 @@ class CutwaterSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return StreamReader(self._reached(read_options(self.options, streaming=True)), schema)
 
-    def _reached(self, options: ReadOptions) -> ReadOptions:
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return BatchWriter(self._reached(write_options(self.options)), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        return StreamWriter(self._reached(write_options(self.options)), schema, overwrite)
+
+    def _reached(self, options: Options) -> Options:
         """With servers in the place of a path."""
         where = options.where
         if where.path:

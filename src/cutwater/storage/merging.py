@@ -17,7 +17,7 @@ from msgspec import Struct
 from cutwater.core.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.projection import decode_schema, event_times, serialize
+from cutwater.storage.projection import decode_schema, event_times, no_values, serialize
 from cutwater.types import Batch, EventTime
 
 POSITION = pa.field("cutwater.position", pa.binary(), nullable=False)
@@ -95,7 +95,7 @@ def adapt(block: pa.RecordBatch, form: Form) -> pa.RecordBatch:
         return block
     names = block.schema.names[:-1]
     arrays = [
-        block.column(names.index(field.name)) if field.name in names else pa.nulls(block.num_rows, field.type)
+        block.column(names.index(field.name)) if field.name in names else no_values(block.num_rows, field.type)
         for field in form.rows
     ]
     return pa.RecordBatch.from_arrays([*arrays, positions_of(block)], schema=form.schema)

@@ -47,6 +47,23 @@ def timestamps(batch: pa.RecordBatch, event_time: str) -> pa.Array:
     return column if column.type.equals(TIMESTAMP) else column.cast(TIMESTAMP, safe=False)
 
 
+def no_values(count: int, kind: pa.DataType) -> pa.Array:
+    """A column of nulls. ``pyarrow.nulls`` gives maps and lists something inside that is stored for every row, and with
+    each slice as a whole."""
+    inside = _nothing_inside(kind)
+    if inside is None:
+        return pa.nulls(count, kind)
+    buffers = [pa.py_buffer(bytes((count + 7) // 8)), pa.py_buffer(bytes(4 * (count + 1)))]
+    return pa.Array.from_buffers(kind, count, buffers, count, children=[inside])
+
+
+@lru_cache(maxsize=64)
+def _nothing_inside(kind: pa.DataType) -> pa.Array | None:
+    if pa.types.is_map(kind):
+        return pa.array([], pa.struct([kind.key_field, kind.item_field]))
+    return pa.array([], kind.value_type) if pa.types.is_list(kind) else None
+
+
 @lru_cache(maxsize=64)
 def decode_schema(data: bytes) -> pa.Schema:
     """A schema in its IPC form, as it travels."""

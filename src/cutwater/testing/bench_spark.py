@@ -1,15 +1,16 @@
 """What reading through Spark costs, next to a Python data source that hands over the same Arrow batches from memory and
-next to Parquet; and what a micro-batch takes at least. Run it alone: ``python -m cutwater.testing.bench_spark``.
+next to Parquet; what a micro-batch takes at least; and what writing costs, next to a Python sink that forgets its rows
+and next to Parquet. Run it alone: ``python -m cutwater.testing.bench_spark``.
 
-All of it goes into Spark's noop sink. The log is embedded in this process, so its storage node, Spark's Python workers
-and the JVM share the machine, which is what limits all of these figures.
+What is read goes into Spark's noop sink, and what is written comes from memory. The log is embedded in this process, so
+its storage node, Spark's Python workers and the JVM share the machine, which is what limits all of these figures.
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -20,14 +21,17 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import cutwater
 import cutwater.spark
+from cutwater.client.runs import Run
+from cutwater.spark.sink import BatchWriter, Staged
 from cutwater.spark.source import BatchReader, CutwaterSource, StreamReader
 from cutwater.spark.tasks import Part, read_part
+from cutwater.types import RunId
 
 ROWS, ROWS_PER_BATCH, VALUE_BYTES = 1_000_000, 1_000, 100
 STREAMS = 2
 ROUNDS = 5
 TRIGGERS, ROWS_PER_TRIGGER = 30, 10
-TOPIC, SMALL_TOPIC = "rows", "few"
+TOPIC, SMALL_TOPIC, COPY_TOPIC = "rows", "few", "copies"
 NARROW = "glsn,value"
 
 
@@ -87,6 +91,30 @@ class MemorySource(CutwaterSource):
         return MemoryStreamReader(real.options, schema)
 
 
+class ForgettingWriter(BatchWriter):
+    """Takes what Spark hands over, and no more."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        for _ in iterator:
+            pass
+        return Staged(Run(RunId(0), 0, -1, "", ""), 0, ())
+
+    def commit(self, messages: list[Any]) -> None:
+        pass
+
+
+class ForgettingSink(CutwaterSource):
+    @classmethod
+    def name(cls) -> str:
+        return "forgetting"
+
+    def writer(self, schema: Any, overwrite: bool) -> ForgettingWriter:
+        return ForgettingWriter()
+
+
 def _name(topic: str, columns: Sequence[str] | None) -> str:
     return f"cutwater-bench-{topic}-{'-'.join(columns or ['all'])}"
 
@@ -144,6 +172,26 @@ def _rates(spark: Any, options: dict[str, str], directory: Path, kept: list[Path
     return rates
 
 
+def _sink_rates(spark: Any, options: dict[str, str], directory: Path) -> dict[str, list[float]]:
+    """Rows per second of writing what is in the workers' memory, in rounds."""
+    rows = spark.read.format(MemorySource.name()).options(**options).load().select("value")
+    sinks: dict[str, Callable[[], None]] = {
+        "memory": lambda: rows.write.format(ForgettingSink.name()).mode("append").save(),
+        "cutwater": lambda: (
+            rows.write.format("cutwater").mode("append").options(servers=options["servers"], topic=COPY_TOPIC).save()
+        ),
+        "parquet": lambda: rows.write.mode("overwrite").parquet(str(directory / "written")),
+    }
+    rates: dict[str, list[float]] = {name: [] for name in sinks}
+    for number in range(ROUNDS + 1):
+        for name, write in sinks.items():
+            started = time.perf_counter()
+            write()
+            if number:
+                rates[name].append(ROWS / (time.perf_counter() - started))
+    return rates
+
+
 def _floor(spark: Any, form: str, options: dict[str, str], checkpoint: Path) -> float:
     """Milliseconds of a micro-batch with a few rows: the median."""
     stream = spark.readStream.format(form).options(**options, startingOffsets="earliest")
@@ -169,9 +217,12 @@ def measure() -> dict[str, Any]:
         try:
             spark.sparkContext.setLogLevel("ERROR")
             spark.dataSource.register(MemorySource)
+            spark.dataSource.register(ForgettingSink)
             where = {"servers": log.servers, "subscribe": TOPIC}
             wide = _rates(spark, where, Path(directory), kept)
             narrow = _rates(spark, {**where, "columns": NARROW}, Path(directory), kept)
+            log.create_topic(COPY_TOPIC, streams=STREAMS)
+            sinks = _sink_rates(spark, {**where, "columns": NARROW}, Path(directory))
             few = {"servers": log.servers, "subscribe": SMALL_TOPIC}
             kept += _keep({**few, "endingOffsets": f'{{"glsn": {_first_of(log)}}}'}, spark)
             floors = {
@@ -182,7 +233,7 @@ def measure() -> dict[str, Any]:
             spark.stop()
             for path in kept:
                 path.unlink(missing_ok=True)
-    return {"all columns": wide, NARROW: narrow, "floor": floors}
+    return {"all columns": wide, NARROW: narrow, "sinks": sinks, "floor": floors}
 
 
 def _first_of(log: cutwater.Client) -> int:
@@ -192,7 +243,7 @@ def _first_of(log: cutwater.Client) -> int:
 def lines() -> Iterator[str]:
     found = measure()
     yield from (
-        "## Spark source",
+        "## Spark",
         "",
         f"{ROWS:,} rows with values of {VALUE_BYTES} bytes, {STREAMS} log streams, appended {ROWS_PER_BATCH:,} at a "
         f"time, into the noop sink; Spark with {STREAMS} cores. Ratios are medians of {ROUNDS} rounds.",
@@ -209,6 +260,15 @@ def lines() -> Iterator[str]:
         ):
             ratio = median(mine / theirs for mine, theirs in zip(rates[source], rates["memory"], strict=True))
             yield f"| {name}: {what} | {median(rates[source]) / 1_000:,.0f} | {ratio:.2f} | CPU |"
+    yield from ("", "| write, values only | thousand rows/s | ratio | limit |", "| --- | ---: | ---: | --- |")
+    rates = found["sinks"]
+    for sink, what in (
+        ("memory", "Python data sink that forgets its Arrow batches (reference)"),
+        ("cutwater", "`cutwater`: staged, synced, decided, published and synced"),
+        ("parquet", "Parquet, written by Spark itself, not synced"),
+    ):
+        ratio = median(mine / theirs for mine, theirs in zip(rates[sink], rates["memory"], strict=True))
+        yield f"| {what} | {median(rates[sink]) / 1_000:,.0f} | {ratio:.2f} | CPU |"
     floors = found["floor"]
     yield from (
         "",

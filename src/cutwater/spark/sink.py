@@ -1,0 +1,132 @@
+"""Writing the format ``cutwater``. Everything here is called by Spark, in processes of its choice.
+
+Tasks stage their rows where nobody sees them. When all tasks of a batch are done, the driver lets the log decide that
+these are its rows; from then on the log publishes them by itself. What is decided about a batch stands: if Spark has
+lost its memory of that, computes the batch again and commits it again, nothing more is published.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from cutwater.client.runs import Run
+from cutwater.client.topics import Topic
+from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
+from cutwater.spark.links import Link, link_to
+from cutwater.spark.options import WriteOptions
+from cutwater.spark.outgoing import Router, check_columns, check_query
+from cutwater.spark.staging import Staging, open_run, publish
+from cutwater.types import Part
+
+QUERY_ID = "sql.streaming.queryId"
+"""Made when a checkpoint is, and kept there: the same after a restart, another one for a new checkpoint."""
+BATCH_ID = "streaming.sql.batchId"
+ONLY_BATCH = 0
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What a task that has succeeded tells the driver."""
+
+    run: Run
+    batch: int
+    parts: tuple[Part, ...]
+
+
+class _Writer:
+    """What batch and streaming have in common. It travels to tasks, so it holds no connection."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        self.options = options
+        if overwrite:
+            raise InvalidArgument(
+                "mode 'overwrite' and output mode 'complete' take back what was written before, and a log only grows: "
+                "use mode or output mode 'append'"
+            )
+        check_query(options, schema)
+        if options.topic:
+            check_columns(options, schema, _topic(link_to(options.where), options.topic))
+
+    def stage(self, batches: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
+        options, link = self.options, link_to(self.options.where)
+        router = Router(options, lambda name: _topic(link, name))
+        with Staging(link, run, batch, compression=options.compression) as staging:
+            for rows in batches:
+                for topic, own, positions in router.divide(rows):
+                    staging.add(topic, own, positions)
+            return Staged(run, batch, staging.finish())
+
+    def publish(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+        staged = [message for message in messages if isinstance(message, Staged)]
+        if len(staged) != len(messages):
+            raise ProtocolViolation(
+                f"{len(messages) - len(staged)} tasks of batch {batch} have staged nothing: {messages}"
+            )
+        if not staged:
+            # A query without a single partition has no rows either.
+            return
+        run = staged[0].run
+        if any(message.run.run != run.run or message.batch != batch for message in staged):
+            raise ProtocolViolation(f"tasks of batch {batch} have staged rows of others: {staged}")
+        parts = (part for message in staged for part in message.parts)
+        publish(link_to(self.options.where), run, batch, parts)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """Made once, on the driver; tasks and the commit have copies of it."""
+
+    def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self.run = open_run(link_to(options.where), options.name, uuid.uuid4().hex, once=True)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return self.stage(iterator, self.run, ONLY_BATCH)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self.publish(messages, ONLY_BATCH)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """What is staged and not decided on is invisible, and expires."""
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """Made for each batch and again for its commit. Only tasks learn which query they are of."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        context = TaskContext.get()
+        key = context.getLocalProperty(QUERY_ID) if context is not None else None
+        number = context.getLocalProperty(BATCH_ID) if context is not None else None
+        if key is None or number is None:
+            raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
+        batch = int(number)
+        run = open_run(link_to(self.options.where), self.options.name, key)
+        if run.last_batch > batch:
+            raise Refused(
+                f"batch {run.last_batch} of this checkpoint was published before, and now comes batch {batch}: the "
+                "checkpoint is an old copy, or another query runs with it. Start the query with a new checkpoint, at "
+                "the position from which on its rows are wanted"
+            )
+        if run.last_batch == batch:
+            # Its rows are decided. Those that come now are computed all the same, because operators before this one
+            # may have state, which they store at the end of their input.
+            for _ in iterator:
+                pass
+            return Staged(run, batch, ())
+        return self.stage(iterator, run, batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self.publish(messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """What is staged and not decided on is invisible, and expires."""
+
+
+def _topic(link: Link, name: str) -> Topic:
+    return link.loop.run(link.client().topic(name))
