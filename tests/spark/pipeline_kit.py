@@ -64,11 +64,14 @@ class InOneProcess:
         parallelism: int = 2,
         slices: int = 16,
         drain: bool = True,
+        follow: bool = False,
     ) -> None:
+        """``follow``: it has no end, and ``step`` takes one micro-batch."""
         self._where = Where(servers=servers)
         client = self._client = connected(self._where)
-        self._program = program_of(pipeline, client, parallelism, slices)
-        self._options = RunOptions(self._where, rows_max=rows_max, until=int(client.tail()), drain=drain)
+        self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
+        until = None if follow else int(client.tail())
+        self._options = RunOptions(self._where, rows_max=rows_max, until=until, drain=drain and not follow)
         self._run: Run = client.open_run(pipeline.name, f"one process {random.random()}")
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}
@@ -79,7 +82,8 @@ class InOneProcess:
         self._reader = PipelineReader(self._program, self._options)
         plain = plain_topics(self._program, self._client)
         self._writer = PipelineWriter(self._program, self._where, plain)
-        self._reader.prepareForTriggerAvailableNow()
+        if self._options.until is not None:
+            self._reader.prepareForTriggerAvailableNow()
         if self._offset is None:
             self._offset = self._reader.initialOffset()
 
@@ -87,13 +91,24 @@ class InOneProcess:
         self._reader.stop()
         self._client.close()
 
-    def go_on(self, *, drain: bool) -> None:
+    def go_on(self, *, drain: bool, slices: int | None = None) -> None:
         """Another run from the same checkpoint, to the end that the log has now."""
+        if slices is not None:
+            self._program = program_of(self._pipeline, self._client, 1, slices)
         self._reader.stop()
         until = int(self._client.tail())
         self._options = msgspec.structs.replace(self._options, until=until, drain=drain)
         self._start()
         self.run()
+
+    def step(self) -> bool:
+        """A micro-batch, if there is anything new."""
+        end = _json(self._reader.latestOffset(self._offset, self._reader.getDefaultReadLimit()))
+        if end == self._offset:
+            return False
+        self.state = self._micro_batch(end, deepcopy(self.state), publishes=True)
+        self._offset, self.batch = end, self.batch + 1
+        return True
 
     def run(self, choice: random.Random | None = None) -> None:
         """To the end of the input; with ``choice``, with crashes."""

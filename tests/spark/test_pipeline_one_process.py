@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -173,6 +174,17 @@ def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwat
         run_pipeline(p)
 
 
+def test_state_is_not_read_with_another_number_of_slices(log: cutwater.Client) -> None:
+    payments(log, "sliced", [1.0])
+    p = Pipeline("slices")
+    p.source("sliced").sink("sliced-out", uid="out")
+    query = InOneProcess(p, log.servers, slices=4, drain=False)
+    query.run()
+    with pytest.raises(WorkerFailed, match="cut into 4 slices, not 8: run it with slices=4"):
+        query.go_on(drain=True, slices=8)
+    query.close()
+
+
 def test_a_pause_gives_no_final_watermark_and_goes_on(log: cutwater.Client) -> None:
     payments(log, "paused", [float(i) for i in range(10)])
     p = Pipeline("pauses")
@@ -190,6 +202,28 @@ def test_a_pause_gives_no_final_watermark_and_goes_on(log: cutwater.Client) -> N
     query.go_on(drain=True)
     query.close()
     assert written(log, "paused-windows") == wanted["paused-windows"]
+
+
+def test_a_run_without_end_takes_what_comes(log: cutwater.Client) -> None:
+    payments(log, "followed", [1.0, 2.0, 3.0])
+    p = Pipeline("follows")
+    p.source("followed", schema=ROWS, event_time="at").process(
+        key="user", function=Last(), uid="last", schema="user string, amount double"
+    ).sink("follower", uid="out")
+    query = InOneProcess(p, log.servers, follow=True)
+    try:
+        assert query.step()
+        assert len(written(log, "follower")) == 3
+        while query.step():
+            # Time alone may move on, at marks of the log's clock.
+            assert len(written(log, "follower")) == 3
+        log.append("followed", [{"user": "a", "amount": 9.0, "at": T0 + timedelta(seconds=30)}])
+        deadline = time.monotonic() + 60
+        while len(written(log, "follower")) == 3 and time.monotonic() < deadline:
+            query.step()
+        assert written(log, "follower")[3:] == [{"user": "a", "amount": 1.0}]
+    finally:
+        query.close()
 
 
 def test_chunks_are_found_in_the_state_store_when_the_local_copy_is_gone(
