@@ -32,7 +32,7 @@ from cutwater.pipeline.steps import Ticks
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline_program import Program
-from cutwater.spark.pipeline_records import EventTimes, SourceRows, run_function
+from cutwater.spark.pipeline_records import SourceRows, run_function
 from cutwater.spark.planning import MARKS_SECONDS, Planner
 from cutwater.spark.tasks import Part, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
@@ -142,14 +142,13 @@ class PipelinePlanner:
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
         if end == start.glsn:
             end = self._moved_by_time(start) if through is None else max(end, through)
-        if through is not None and end == self._last_record(through):
+        if through is not None and start.glsn < end == self._last_record(through):
             # Nothing but the passing of time lies between the last record and the end.
             end = through
-        walk = self._walk(start, GLSN(end)) if end > start.glsn else None
-        if walk is None:
+        if end == start.glsn:
             ended = self._is_end(start.glsn, through, drain)
             return Offset(start.glsn, start.slices, start.clock, ended=True) if ended else start
-        self._walked = walk
+        self._walked = walk = self._walk(start, GLSN(end))
         return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain))
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
@@ -193,14 +192,14 @@ class PipelinePlanner:
         walked = self._walked
         if walked is None or (walked.start, walked.end) != (start.glsn, end.glsn):
             walked = self._walk(start, GLSN(end.glsn))
-            if walked is None or walked.end != end.glsn:
+            if walked.end != end.glsn:
                 raise InvalidArgument(
                     f"the range from GLSN {start.glsn} to {end.glsn} of the checkpoint is not one of whole batches: "
                     "does this checkpoint belong to another log?"
                 )
         return walked
 
-    def _walk(self, start: Offset, end: GLSN) -> Walk | None:
+    def _walk(self, start: Offset, end: GLSN) -> Walk:
         plan, view = self._program.plan, self._view()
         batches, end = self._batches(start, end, view)
         marks = self._link.loop.run(self._link.ranges.marks(GLSN(start.glsn), end, self._where.timeout))
@@ -214,7 +213,7 @@ class PipelinePlanner:
         for batch in (*batches, None):
             upto = end + 1 if batch is None else batch.first
             while mark is not None and mark.glsn < upto:
-                if mark.glsn > self._position(clock, start):
+                if mark.glsn > max(start.glsn, clock.glsn):
                     _add_streams(clock, streams, mark.glsn)
                     clock.tick(mark.glsn, mark.time // MILLISECOND)
                 mark = next(coming, None)
@@ -239,9 +238,6 @@ class PipelinePlanner:
         ranges = [_range(place, own) for place, whole in seen.items() for own in self._divided(whole)]
         return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges)
 
-    def _position(self, clock: LogClock, start: Offset) -> int:
-        return max(start.glsn, clock.glsn)
-
     def _batches(self, start: Offset, end: GLSN, view: View) -> tuple[list[_Batch], GLSN]:
         """All batches of a range in order, and its end, moved to the nearest end of a batch."""
         found: list[_Batch] = []
@@ -254,7 +250,7 @@ class PipelinePlanner:
             if info.created_at >= end or first > min(end, info.last_glsn):
                 continue
             heads = self._link.loop.run(self._link.ranges.heads(info, first, end, self._where.timeout))
-            found += _batches(topic, info, heads, int(first), self._rows[topic.name].event_times)
+            found += _batches(topic, info, heads, int(first))
         found.sort(key=lambda batch: batch.first)
         if found and found[-1].last > end:
             straddling = found[-1]
@@ -341,7 +337,7 @@ def _add_streams(clock: LogClock, streams: Sequence[tuple[TopicInfo, StreamInfo]
             clock.add_stream(topic.name, int(info.stream), info.created_time // MILLISECOND)
 
 
-def _batches(topic: TopicInfo, info: StreamInfo, heads: Heads, first: int, times: EventTimes) -> Iterator[_Batch]:
+def _batches(topic: TopicInfo, info: StreamInfo, heads: Heads, first: int) -> Iterator[_Batch]:
     for _, glsn, count, cut, most, declared in zip(*heads.columns, strict=True):
         # What lies before the range is cut off: the clock knows it already.
         skipped = max(0, first - glsn)
