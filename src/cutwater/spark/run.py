@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -32,7 +35,7 @@ from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
 from cutwater.spark.pipeline_source import PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
-from cutwater.spark.session import session
+from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
 from cutwater.spark.session import start as start_query
 
 OPEN_SECONDS = 60.0
@@ -44,8 +47,10 @@ Until = Literal["now"] | int | datetime
 class PipelineRun:
     """A pipeline that runs, or has run."""
 
-    def __init__(self, name: str, query: StreamingQuery) -> None:
-        self.name, self._query, self._id = name, query, str(query.id)
+    def __init__(self, name: str, start: Callable[[], StreamingQuery]) -> None:
+        self.name, self._start = name, start
+        self._query = start()
+        self._id, self._starts = str(self._query.id), 1
 
     @property
     def is_active(self) -> bool:
@@ -60,14 +65,31 @@ class PipelineRun:
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
         with _translated(self.name):
+            deadline = None if timeout is None else time.monotonic() + timeout
             try:
-                if timeout is None:
-                    self._query.awaitTermination()
-                    return True
-                return bool(self._query.awaitTermination(max(1, round(timeout))))
+                while not self._ended(None if deadline is None else deadline - time.monotonic()):
+                    if deadline is not None and time.monotonic() >= deadline:
+                        return False
+                return True
             finally:
                 if not self.is_active:
                     forget(self._id)
+
+    def _ended(self, timeout: float | None) -> bool:
+        """Wait for the end, and start anew, from the checkpoint, what ended only because a Python process of the driver
+        took too long to come up: for those Spark has a limit that cannot be set.
+        """
+        try:
+            if timeout is None:
+                self._query.awaitTermination()
+                return True
+            return bool(self._query.awaitTermination(max(1, round(timeout))))
+        except StreamingQueryException as error:
+            if LATE_WORKER not in str(error) or self._starts >= STARTS_MAX:
+                raise
+        self._starts += 1
+        self._query = self._start()
+        return False
 
     def stop(self) -> None:
         """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output."""
@@ -115,8 +137,8 @@ def run_pipeline(
         options = RunOptions(where, str(start), max_records_per_trigger, _position(client, until), drain)
         sink = pickled(program, where, plain_topics(program, client))
     spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    query = _started(spark, program, options, sink, _checkpoint(pipeline, checkpoint), trigger)
-    run = PipelineRun(pipeline.name, query)
+    place = _checkpoint(pipeline, checkpoint)
+    run = PipelineRun(pipeline.name, partial(_started, spark, program, options, sink, place, trigger))
     if wait:
         run.wait()
     return run
