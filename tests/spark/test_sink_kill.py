@@ -32,7 +32,7 @@ from tests.spark.killed_program import DRIVER_POINTS, EXECUTOR_POINTS, ROWS_PER_
 pytestmark = [
     # Beside the other tests on Spark, not behind them: it has its own JVMs.
     pytest.mark.xdist_group("spark-kill"),
-    pytest.mark.timeout(1_200),
+    pytest.mark.timeout(3_000),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
