@@ -112,7 +112,7 @@ def run_driver(plan: Plan, output: Path) -> int:
     with output.open("wb") as log:
         process = subprocess.Popen(
             [*command, msgspec.json.encode(plan).decode()],
-            env={**os.environ, "PYTHONPATH": paths, "SPARK_WORKER_DIR": str(output.parent / "work"), name: value},
+            env={**os.environ, "PYTHONPATH": paths, name: value},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
