@@ -101,6 +101,22 @@ def test_records_of_key_and_value_and_compressed_ones(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+def test_large_rows_next_to_each_other_can_be_read(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("kv")
+        run = await log.open_run("", "a key")
+        small = 8_000
+        values = [b"x" * 1_000_000] * 7 + [b"s"] * small
+        positions = [b"a"] * 7 + [b"b%08d" % i for i in range(small)]
+        parts = [await log.stage(run, 0, "kv", values, positions=positions) for _ in range(3)]
+        (published,) = await log.publish(run, 0, parts)
+        records = [record async for record in log.subscribe("kv", follow=False)]
+        assert len(records) == published.count
+        assert [len(record.value) for record in records] == [1_000_000] * 21 + [1] * 3 * small
+
+    with_log(tmp_path, test)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_group_far_larger_than_what_is_held_in_memory(
     tmp_path: Path, ordered: bool, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import DamagedFile, DiskFull, StorageBroken
 from cutwater.storage.files import TEMPORARY, File, Files, OsFiles, is_full
 from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_whole, encode_whole, whole_bytes
-from cutwater.storage.frames import HEADER_BYTES_MAX, FrameHeader, decode_header, frames_in
+from cutwater.storage.frames import BODY_BYTES_MAX, HEADER_BYTES_MAX, FrameHeader, decode_header, frames_in
 from cutwater.storage.interface import Finding
 from cutwater.types import Batch
 
@@ -225,6 +225,8 @@ class _Progress:
 def _check_staged(header: FrameHeader, rows: int) -> None:
     if header.first_llsn != rows + 1:
         raise InvalidArgument(f"record {rows + 1} of the part is expected, and {header.first_llsn} came")
+    if header.body_bytes > BODY_BYTES_MAX:
+        raise InvalidArgument(f"a staged entry has at most {BODY_BYTES_MAX} bytes, this one {header.body_bytes}")
     entry = header.entry(b"")
     batch = entry.batch
     expected = Batch(batch.count, b"", batch.checksum, batch.time_min, batch.time_max, schema=batch.schema)
