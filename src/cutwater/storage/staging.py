@@ -122,16 +122,23 @@ class StagingFiles:
             raise DamagedFile(held.path, f"{error.message}, at offset {offset}", _ADVICE) from error
         return data
 
-    def drop(self, parts: Sequence[Held]) -> None:
-        """Remove parts for ever."""
-        directories = set()
+    def drop(self, parts: Sequence[Held]) -> list[tuple[Held, str]]:
+        """Remove parts for ever; which of them could not be removed, and why."""
+        failed: list[tuple[Held, str]] = []
+        removed: dict[Path, list[Held]] = {}
         for held in parts:
-            with _at(held.path.parent):
+            try:
                 self._files.unlink(held.path)
-            directories.add(held.path.parent)
-        for directory in directories:
-            with _at(directory):
+                removed.setdefault(held.path.parent, []).append(held)
+            except OSError as error:
+                failed.append((held, f"{held.path}: {error}"))
+        for directory, gone in removed.items():
+            try:
                 self._files.sync_dir(directory)
+            except OSError as error:
+                # They may be there again after a crash, and are then asked about again.
+                failed += [(held, f"{directory}: {error}") for held in gone]
+        return failed
 
     def frames(self, held: Held) -> Iterator[Frame]:
         """All of a part, frame by frame. Raises ``Damaged`` at what is not as it was when it was staged."""

@@ -20,6 +20,7 @@ from cutwater.core.staged import PartSize, StagedPart
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,
+    Damaged,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -79,6 +80,8 @@ class Staging:
         self.bytes = 0
         """Of all parts, also of those that are not complete."""
         self.held: dict[str, Held] = {}
+        self.block_bytes: dict[str, int] = {}
+        """Of parts that were read through to be published: what their largest entry takes in memory."""
         self._node, self._files, self._on_full = node, files, on_full
         self._writing: dict[str, _Writing] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
@@ -200,6 +203,37 @@ class Staging:
         """For threads."""
         return self._files.read(held, offset, bytes_max)
 
+    async def write_anew(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
+        """Replace a part that is damaged here. ``fetch`` gives whole, intact frames from an offset on. What is damaged
+        stays until the new one is durable: parts of it may be intact nowhere else."""
+        writing = _Writing(held.part)
+        self._reserve(writing, held.size.bytes)
+        try:
+            new = await self._write_all(held, fetch)
+        finally:
+            self._reserve(writing, -held.size.bytes)
+        if self.held.get(held.part.part) is not held:
+            await self._remove([new])
+            raise NotFound(f"part {held.part.part} is not needed any more")
+        self.held[held.part.part] = new
+        if new.path != held.path:
+            # It went to another volume.
+            await self._remove([held])
+        return new
+
+    async def _write_all(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
+        writer = await self.in_thread(lambda: self._files.begin(held.part))
+        try:
+            while writer.size.bytes < held.size.bytes:
+                data = await fetch(writer.size.bytes)
+                await self.in_thread(lambda data=data: writer.append(data))  # type: ignore[misc]
+            if writer.size != held.size:
+                raise Damaged(f"part {held.part.part} has {writer.size} elsewhere, not {held.size}")
+            return await self.in_thread(lambda: writer.finish(held.staged_us))
+        except BaseException:
+            await self._discard(writer)
+            raise
+
     async def in_thread(self, job: Callable[[], T]) -> T:
         try:
             return await in_thread(self._threads, job)
@@ -270,10 +304,13 @@ class Staging:
         self.bytes -= writing.reserved
         writing.reserved = 0
         if writing.writer is not None:
-            try:
-                await self.in_thread(writing.writer.discard)
-            except CutwaterError as error:
-                _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
+            await self._discard(writing.writer)
+
+    async def _discard(self, writer: PartWriter) -> None:
+        try:
+            await self.in_thread(writer.discard)
+        except CutwaterError as error:
+            _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
 
     # What is no longer needed.
 
@@ -320,9 +357,21 @@ class Staging:
             return
         for held in doomed:
             del self.held[held.part.part]
+            self.block_bytes.pop(held.part.part, None)
             self.bytes -= held.size.bytes
-        self._node.counters.parts_dropped += len(doomed)
-        await self.in_thread(lambda: self._files.drop(doomed))
+        left = await self._remove(doomed)
+        for held in left:
+            # Its file is still there and takes up room. It is asked about again, and removed then.
+            self.held[held.part.part] = held
+            self.bytes += held.size.bytes
+        self._node.counters.parts_dropped += len(doomed) - len(left)
+
+    async def _remove(self, parts: list[Held]) -> list[Held]:
+        """Which of them could not be removed."""
+        failed = await self.in_thread(lambda: self._files.drop(parts))
+        for held, why in failed:
+            _log.warning("a staged part cannot be removed now: %s", why, extra={"path": str(held.path)})
+        return [held for held, _ in failed]
 
 
 def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
