@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +44,8 @@ PARTS_MAX = 65_536
 """Each is a file."""
 ASK_SECONDS = 60.0
 """How often the metadata repository is asked what is no longer needed."""
+ASK_SOON_SECONDS = 1.0
+"""The same when there is no room for more."""
 ASKED_AT_ONCE = 4_096
 IDLE_SECONDS_MAX = 600.0
 """A part that is not complete and to which nothing was added for this long is given up. Nobody was told that it is
@@ -71,10 +74,16 @@ class _Writing:
 
 
 class Staging:
-    """Runs on the event loop of the node. ``on_full`` is told when a write found no room."""
+    """Runs on the event loop of the node. ``has_room`` tells whether so much can be written, as far as is known;
+    ``on_full`` is told when a write found no room."""
 
     def __init__(
-        self, node: StorageNode, files: StagingFiles, on_full: Callable[[], None], bytes_max: int = STAGED_BYTES_MAX
+        self,
+        node: StorageNode,
+        files: StagingFiles,
+        has_room: Callable[[int], bool],
+        on_full: Callable[[], None],
+        bytes_max: int = STAGED_BYTES_MAX,
     ) -> None:
         self.bytes_max = bytes_max
         self.bytes = 0
@@ -82,7 +91,9 @@ class Staging:
         self.held: dict[str, Held] = {}
         self.block_bytes: dict[str, int] = {}
         """Of parts that were read through to be published: what their largest entry takes in memory."""
-        self._node, self._files, self._on_full = node, files, on_full
+        self._node, self._files, self._has_room, self._on_full = node, files, has_room, on_full
+        self._is_short = asyncio.Event()
+        """Rows were refused that would fit if what is published were gone."""
         self._writing: dict[str, _Writing] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
 
@@ -274,6 +285,15 @@ class Staging:
                 "when their batches are published, or expire",
                 retry_ms=RETRY_MS,
             )
+        self._node.require_room(0)
+        # All that is staged is written a second time when it is published, and is decided on before that.
+        if not self._has_room(size + self.bytes + size):
+            self._is_short.set()
+            raise ResourceExhausted(
+                f"storage node {self._node.node} has room for {size} bytes, but not for publishing them with the "
+                f"{self.bytes} that are staged: make room on its volumes",
+                retry_ms=RETRY_MS,
+            )
         self._node.require_room(size)
 
     def _write(self, writing: _Writing, data: Buffer) -> None:
@@ -315,8 +335,12 @@ class Staging:
     # What is no longer needed.
 
     async def tidy_for_ever(self, ask: Ask, every_seconds: float = ASK_SECONDS) -> None:
+        soon_seconds = min(every_seconds, ASK_SOON_SECONDS)
         while True:
-            await asyncio.sleep(every_seconds)
+            await asyncio.sleep(soon_seconds)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_short.wait(), every_seconds - soon_seconds)
+            self._is_short.clear()
             try:
                 await self.tidy(ask)
             except CutwaterError as error:
