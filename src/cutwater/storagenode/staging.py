@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -42,6 +43,7 @@ _log = logging.getLogger(__name__)
 STAGED_BYTES_MAX = 64 * 1024 * 1024 * 1024
 PARTS_MAX = 65_536
 """Each is a file."""
+TURNED_AWAY_MAX = 1_024
 ASK_SECONDS = 60.0
 """How often the metadata repository is asked what is no longer needed."""
 ASK_SOON_SECONDS = 1.0
@@ -85,7 +87,7 @@ class Staging:
         on_full: Callable[[], None],
         bytes_max: int = STAGED_BYTES_MAX,
     ) -> None:
-        self.bytes_max = bytes_max
+        self.bytes_max, self.parts_max = bytes_max, PARTS_MAX
         self.bytes = 0
         """Of all parts, also of those that are not complete."""
         self.held: dict[str, Held] = {}
@@ -95,6 +97,8 @@ class Staging:
         self._is_short = asyncio.Event()
         """Rows were refused that would fit if what is published were gone."""
         self._writing: dict[str, _Writing] = {}
+        self._turned_away: deque[str] = deque(maxlen=TURNED_AWAY_MAX)
+        """Parts for which there was no place when they began."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
 
     def start(self, directories: Iterable[Path]) -> None:
@@ -260,15 +264,21 @@ class Staging:
             return writing
         if part.part in self.held:
             raise AlreadyExists(f"part {part.part} is complete: nothing can be added to it")
+        if self.parts >= self.parts_max or (offset and part.part in self._turned_away):
+            # Several messages are on their way at a time: those after a first one that was refused are repeated too.
+            if not offset and part.part not in self._turned_away:
+                self._turned_away.append(part.part)
+            raise ResourceExhausted(
+                f"storage node {self._node.node} holds {self.parts} staged parts of at most {self.parts_max}",
+                retry_ms=RETRY_MS if self.parts >= self.parts_max else RETRY_SOON_MS,
+            )
         if offset:
             raise NotFound(
                 f"storage node {self._node.node} has nothing of part {part.part}, it may have been started anew: stage "
                 "it again"
             )
-        if self.parts >= PARTS_MAX:
-            raise ResourceExhausted(
-                f"storage node {self._node.node} holds {self.parts} staged parts", retry_ms=RETRY_MS
-            )
+        if part.part in self._turned_away:
+            self._turned_away.remove(part.part)
         writing = self._writing[part.part] = _Writing(part)
         return writing
 
