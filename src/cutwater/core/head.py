@@ -121,6 +121,16 @@ class Head:
         self._open, self._rows = event, 0
         return [FeedGroup(event)]
 
+    def wants(self, event: PublishGroup) -> bool:
+        """Whether the group is new, so that ``publish`` asks for its entries, now or later."""
+        replica = self._replica
+        if replica.state is not ReplicaState.RUNNING or not replica.is_head or replica.hard_state.epoch != event.epoch:
+            return False
+        try:
+            return replica.dedup.find_group(event.tag) is None and not self._is_coming(event)
+        except Refused:
+            return False
+
     def _is_coming(self, event: PublishGroup) -> bool:
         coming = [group for group in (self._open, *self._waiting) if isinstance(group, PublishGroup)]
         return any((group.run, group.decided) == (event.run, event.decided) for group in coming)

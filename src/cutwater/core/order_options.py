@@ -13,7 +13,7 @@ class OrderOptions(Struct, frozen=True):
     """How long a sealed stream waits for replicas that are alive and on their way."""
     retry_us_min: int = 1 * SECOND
     retry_us_max: int = 30 * SECOND
-    """Back-off for links that failed and for learners that are admitted."""
+    """Back-off for links that failed, for learners that are admitted, and for groups that cannot be published."""
     tick_us_min: int = 1 * SECOND
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1

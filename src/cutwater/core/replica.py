@@ -150,6 +150,10 @@ class Replica:
         last_sequence, batches = self.dedup.fate(producer)
         return Fate(self.stream, stream_epoch, last_sequence, batches)
 
+    def wants(self, group: m.PublishGroup) -> bool:
+        """Whether the entries of this group will be asked for if it is to be published now."""
+        return self._head.wants(group)
+
     def handle(self, event: e.ReplicaEvent) -> Effects:
         """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
         which the replica has to be opened anew from disk."""
