@@ -174,6 +174,27 @@ def test_the_limit_holds_and_there_is_room_again_when_the_leader_says_so(tmp_pat
     with_log(tmp_path, test)
 
 
+def test_what_is_staged_while_the_leader_answers_is_not_dropped(tmp_path: Path) -> None:
+    """The leader speaks of batches: it knows nothing of a part that came after it was asked."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        old = await log.stage(RUN, 0, "t", [b"old"])
+        staging = cluster.nodes[1].staging
+        new: list[Part | None] = []
+
+        async def drop_all(request: StagedRequest) -> StagedAnswer:
+            new.append(await log.stage(RUN, 0, "t", [b"new"]))
+            return StagedAnswer(request.batches)
+
+        await staging.tidy(drop_all)
+        assert old is not None
+        assert [part.part for part in new if part is not None] == list(staging.held)
+        await fetched(cluster, 1, new[0])  # type: ignore[arg-type]
+
+    with_log(tmp_path, test)
+
+
 def test_a_node_without_room_takes_nothing_until_it_has_some(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t")

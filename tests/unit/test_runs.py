@@ -407,10 +407,15 @@ def test_what_a_fenced_run_staged_may_be_dropped() -> None:
     assert staged(state, (1, 0, 1, 5), (2, 0, 1, 5)) == [(1, 0, 1)]
 
 
-def test_what_is_staged_for_a_run_that_nobody_knows_is_kept_if_it_may_still_come() -> None:
+def test_what_is_staged_for_a_run_that_was_never_opened_is_dropped_when_it_is_old() -> None:
     state = cluster()
     opened(state)
-    assert staged(state, (2, 0, 1, 9 * HOUR)) == []
+    before = state.index
+    assert staged(state, (2, 0, 1, HOUR), (2, 1, 1, 9 * HOUR), (10**6, 0, 1, 5), (10**6, 1, 1, 9 * HOUR)) == [
+        (2, 1, 1),
+        (10**6, 1, 1),
+    ]
+    assert state.index == before, "there is nothing to decide"
 
 
 def test_there_is_a_limit_to_what_can_be_asked_at_once() -> None:
