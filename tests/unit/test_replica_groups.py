@@ -29,6 +29,7 @@ from cutwater.core.replica_events import (
 )
 from cutwater.core.sync import Extent, SyncCase, SyncPlan
 from cutwater.errors import InvalidArgument, Refused, ResourceExhausted, StreamSealed, WrongEpoch
+from cutwater.storagenode.node import APPEND_BYTES_MAX
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -326,12 +327,23 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
     bench = running()
     bench.do(order())
+    bench.do(append(1, batch(1, b"x" * 6)))
     with pytest.raises(ResourceExhausted):
-        bench.do(append(1, batch(1, b"x" * 11)))
-    bench.do(append(2))
-    bench.do(append(3))
+        bench.do(append(2, batch(1, b"x" * 5)))
+    bench.do(append(3, batch(1, b"x" * 4)))
     with pytest.raises(ResourceExhausted):
-        bench.do(append(4))
+        bench.do(append(4, batch(1, b"")))
+
+
+def test_a_single_append_may_wait_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
+    bench = running()
+    bench.do(order())
+    assert bench.do(append(1, batch(1, b"x" * 11))) == []
+
+
+def test_what_waits_behind_a_group_leaves_room_for_other_log_streams() -> None:
+    assert head.WAITING_BYTES_MAX <= APPEND_BYTES_MAX // 8
 
 
 @pytest.mark.parametrize(
