@@ -44,7 +44,6 @@ from cutwater.errors import (
 from cutwater.types import (
     GLSN,
     LLSN,
-    Ack,
     Batch,
     CommitContext,
     Entry,
@@ -219,15 +218,6 @@ class Replica:
     def stop(self, why: str) -> None:
         """The replica cannot go on: its stream has to be sealed."""
         self._step(Step.FAULT, why)
-
-    def _append_again(
-        self, waiter: e.Waiter, first_llsn: LLSN, glsn: GLSN | None, count: int, last_sequence: Sequence
-    ) -> Effects:
-        """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
-        if glsn is not None:
-            return [e.Acked(waiter, Ack(glsn, first_llsn, self.stream, count), last_sequence)]
-        self.pending.wait(first_llsn, waiter)
-        return []
 
     def _take(self, entry: Entry, waiters: Iterable[e.Waiter]) -> Effects:
         """Give an entry its place, write it, and pass it on. Waiters are registered before anything is written."""
