@@ -454,6 +454,25 @@ def test_runs_of_queries_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
     assert [run.run for run in state.runs if run.once] == [6]
 
 
+def test_of_runs_without_a_name_those_that_published_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "UNNAMED_RUNS_MAX", 3)
+    monkeypatch.setattr(runs, "UNDECIDED_RUNS_MAX", 2)
+    state = cluster()
+    opened(state, name="query", key="named")
+    for i in range(2, 7):
+        opened(state, name="", key=f"k{i}")
+        # The second run is old and published last; the third is at rest, but has something to publish.
+        publish(state, i, 0, *([part("a")] if i == 3 else []))
+        publish(state, 2, i, part(f"p{i}"))
+        published(state, 2, i, glsn=i)
+    for i in range(7, 11):
+        opened(state, name="", key=f"k{i}")
+    assert [run.run for run in state.runs] == [1, 2, 3, 5, 6, 9, 10]
+    assert opened(state, name="", key="k2").last_batch == 6
+    with pytest.raises(NotFound):
+        publish(state, 4, 1)
+
+
 def test_only_so_many_fenced_runs_of_a_name_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "FINISHED_RUNS_MAX", 2)
     state = cluster()

@@ -43,7 +43,7 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
         raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
     run = state.runs.get(request.run)
     if run is None:
-        raise NotFound(f"there is no run {request.run}, or its only batch was published long ago: open one")
+        raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten: open one")
     _check_fence(run)
     if request.batch <= run.batch:
         return (), _answer(request, run)
