@@ -13,7 +13,7 @@ CHAIN = (N1, N2, N3)
 
 
 def after_a_while(ends: tuple[int, int, int], *progress: tuple[int, int, int]) -> tuple[bool, str]:
-    """All nodes report this again and again, round after round of ``progress``; is the stream still open, or why not?"""
+    """All nodes report this again and again, round after round of ``progress``: is the stream open, and why not?"""
     leader = Leader(cluster_of({LS1: CHAIN}, cuts=[{LS1: 5}]))
     for step in range(60):
         leader.pass_time(100 * MILLISECOND)

@@ -22,7 +22,7 @@ A = TypeVar("A")
 
 CONNECT_MS_MAX = 2_000
 ATTEMPT_MS_MAX = 3_000
-"""A leader lets nobody wait longer than this (``OrderOptions.publish_wait_us``), so who does not answer is in trouble."""
+"""A leader lets nobody wait so long (``OrderOptions.publish_wait_us``), so who does not answer is in trouble."""
 LEFT_MS_MAX = 30_000
 """How long a connection that is used no more may take to answer what was asked before."""
 RETRY_SECONDS_MIN = 0.02

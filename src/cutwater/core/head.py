@@ -45,8 +45,8 @@ Effects = list[ReplicaEffect]
 
 WAITING_MAX = 1_024
 WAITING_BYTES_MAX = 8 * 1024 * 1024
-"""What waits behind an open group, in memory: so little that other log streams keep most of what a node has for appends.
-A single append may be larger: it would never get its turn where one group follows the other."""
+"""What waits behind an open group, in memory: so little that other log streams keep most of what a node has for
+appends. A single append may be larger: it would never get its turn where one group follows the other."""
 
 
 class Head:

@@ -147,8 +147,8 @@ def _may_drop(batch: r.StagedBatch, state: OrderState, expired: dict[RunId, d.Ex
 
 
 def _is_unheard_of(batch: r.StagedBatch, state: OrderState, expire_after_us: int) -> bool:
-    """Whether something was staged for a run that was never opened, whose number this leader would have stored long ago:
-    rows of another cluster, or of a number that somebody made up."""
+    """Whether something was staged for a run that was never opened, and long ago. Nobody hears of a run's number before
+    it is stored, so these are rows of another cluster, or of a number that somebody made up."""
     return batch.run > state.runs.last and batch.age_us > expire_after_us
 
 
