@@ -232,6 +232,25 @@ def test_a_part_that_cannot_be_removed_still_counts_and_the_others_go(
         await staging.tidy(drop_all)
         assert (staging.held, staging.bytes, list(tmp_path.glob("volume1/*/*/staged/*"))) == ({}, 0, [])
 
+
+def test_what_is_staged_while_the_leader_answers_is_not_dropped(tmp_path: Path) -> None:
+    """The leader speaks of batches: it knows nothing of a part that came after it was asked."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        old = await log.stage(RUN, 0, "t", [b"old"])
+        staging = cluster.nodes[1].staging
+        new: list[Part | None] = []
+
+        async def drop_all(request: StagedRequest) -> StagedAnswer:
+            new.append(await log.stage(RUN, 0, "t", [b"new"]))
+            return StagedAnswer(request.batches)
+
+        await staging.tidy(drop_all)
+        assert old is not None
+        assert [part.part for part in new if part is not None] == list(staging.held)
+        await fetched(cluster, 1, new[0])  # type: ignore[arg-type]
+
     with_log(tmp_path, test)
 
 

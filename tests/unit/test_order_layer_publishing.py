@@ -301,6 +301,21 @@ def test_who_waits_too_long_is_told_what_for() -> None:
     assert leader.state.runs.publishing, "it is published all the same"
 
 
+def test_those_behind_many_that_only_wait_have_their_turn() -> None:
+    leader = leads()
+    open_run(leader)
+    decided(leader)
+    (store,) = leader.raw(leader.ask(r.CommitCursorRequest("c", GLSN(1))))
+    assert isinstance(store, Store)
+    for _ in range(2 * OPTIONS.requests_per_turn_max):
+        assert leader.raw(leader.ask(publish(1, part("b")))) == []
+    last = leader.ask(r.CommitCursorRequest("c", GLSN(2)))
+    assert leader.raw(last) == [], "a write is in flight"
+    effects = leader.confirm(store)
+    (following,) = [effect for effect in effects if isinstance(effect, Store)]
+    assert d.CommitCursor("c", GLSN(2)) in following.decisions
+
+
 def test_only_so_many_wait() -> None:
     leader = leads(options=structs.replace(OPTIONS, requests_max=2))
     open_run(leader)

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 Effects = list[ReplicaEffect]
 
 WAITING_MAX = 1_024
-WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""What waits behind an open group, in memory."""
+WAITING_BYTES_MAX = 8 * 1024 * 1024
+"""What waits behind an open group, in memory: so little that other log streams keep most of what a node has for
+appends. A single append may be larger: it would never get its turn where one group follows the other."""
 
 
 class Head:
@@ -162,7 +163,8 @@ class Head:
     def _wait(self, event: Append | PublishGroup) -> Effects:
         """Something comes while a group is open: it is its turn when the group is complete."""
         size = _size(event)
-        if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+        is_full = len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX
+        if self._waiting and is_full:
             raise ResourceExhausted(
                 f"log stream {self._replica.stream} is taking a group of {self._open.rows if self._open else 0} "
                 f"records, and {len(self._waiting)} appends wait behind it",

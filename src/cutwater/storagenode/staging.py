@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -363,17 +363,19 @@ class Staging:
             async with writing.lock:
                 await self._give_up(writing)
         batches = [StagedBatch(info.run, info.batch, info.generation, info.age_us) for info in self.summary()]
+        # What is staged while the answer is under way was not asked about.
+        known = frozenset(self.held)
         for start in range(0, len(batches), ASKED_AT_ONCE):
             asked = tuple(batches[start : start + ASKED_AT_ONCE])
             answer = await ask(StagedRequest(self._node.node, asked))
-            await self._drop(answer.drop)
+            await self._drop(answer.drop, known)
 
     def summary(self) -> tuple[api.StagedInfo, ...]:
         """What is held, by batch. A batch is as old as its newest part: tasks may still be at work on it."""
         now_us = time.time_ns() // 1_000
         found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
         for held in self.held.values():
-            found.setdefault((held.part.run, held.part.batch, held.part.generation), []).append(held)
+            found.setdefault(_batch_of(held), []).append(held)
         return tuple(
             api.StagedInfo(
                 *key,
@@ -384,9 +386,10 @@ class Staging:
             for key, some in sorted(found.items(), key=lambda item: item[0])
         )
 
-    async def _drop(self, batches: Iterable[StagedBatch]) -> None:
+    async def _drop(self, batches: Iterable[StagedBatch], known: Container[str]) -> None:
+        """The parts of these batches, as far as they are ``known``."""
         named = {(batch.run, batch.batch, batch.generation) for batch in batches}
-        doomed = [h for h in self.held.values() if (h.part.run, h.part.batch, h.part.generation) in named]
+        doomed = [held for held in self.held.values() if held.part.part in known and _batch_of(held) in named]
         if not doomed:
             return
         for held in doomed:
@@ -406,6 +409,10 @@ class Staging:
         for held, why in failed:
             _log.warning("a staged part cannot be removed now: %s", why, extra={"path": str(held.path)})
         return [held for held, _ in failed]
+
+
+def _batch_of(held: Held) -> tuple[RunId, BatchNumber, int]:
+    return held.part.run, held.part.batch, held.part.generation
 
 
 def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
