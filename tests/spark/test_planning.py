@@ -170,7 +170,7 @@ def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Clie
     options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value", "startingOffsets": "earliest"}
     with stream(**options) as reader:
         start = latest(reader, reader.initialOffset())
-        assert start == {"glsn": ack.glsn}
+        assert start == {"glsn": ack.glsn, "from": 0}
         fresh.append("other", [b"x"] * 10)
         assert latest(reader, start) == start
         behind = reader.reportLatestOffset()
@@ -309,3 +309,58 @@ def test_topics_that_do_not_fit(fresh: cutwater.Client) -> None:
     with pytest.raises(InvalidArgument, match=r"'x\.\*': it matches no topic yet.*topics: a, typed"):
         columns({"servers": fresh.servers, "subscribePattern": "x.*"})
     assert read_options({"path": ".", "subscribe": "a"}, streaming=None).where.path == str(Path.cwd())
+
+
+@pytest.mark.parametrize("where", [{}, {"startingTimestamp": "4102444800000"}])
+def test_the_first_micro_batch_begins_where_it_was_decided(fresh: cutwater.Client, where: dict[str, str]) -> None:
+    """Spark asks for the beginning once more when it plans the batch, and again after a restart; the log goes on."""
+    fresh.create_topic("t")
+    fresh.append("t", b"old")
+    options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value", **where}
+    with stream(**options) as reader:
+        first = reader.initialOffset()
+        fresh.append("t", [b"a", b"b"])
+        end = latest(reader, first)
+        fresh.append("t", [b"c", b"d"])
+        again = reader.initialOffset()
+        table = rows_of(reader, reader.partitions(again, end), columns(options))
+        assert table["value"].to_pylist() == [b"a", b"b"]
+    with stream(**options) as reader:
+        again = reader.initialOffset()
+        assert again["glsn"] > end["glsn"]
+        table = rows_of(reader, reader.partitions(again, end), columns(options))
+        assert table["value"].to_pylist() == [b"a", b"b"]
+        following = latest(reader, end)
+        table = rows_of(reader, reader.partitions(end, following), columns(options))
+        assert table["value"].to_pylist() == [b"c", b"d"]
+        assert following == {"glsn": fresh.tail()}
+        assert latest(reader, following) == following
+
+
+def test_a_first_micro_batch_without_records(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    fresh.append("t", b"old")
+    options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value"}
+    with stream(**options) as reader:
+        end = latest(reader, first := reader.initialOffset())
+        assert end == first
+        fresh.append("t", b"new")
+    with stream(**options) as reader:
+        assert reader.partitions(reader.initialOffset(), end) == []
+        following = latest(reader, end)
+        parts = reader.partitions(end, following)
+        assert rows_of(reader, parts, columns(options))["value"].to_pylist() == [b"new"]
+
+
+def test_a_range_that_begins_after_its_end_is_refused(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    acks = [fresh.append("t", value) for value in (b"a", b"b", b"c")]
+    options = {"servers": fresh.servers, "subscribe": "t"}
+    with stream(**options) as reader, pytest.raises(InvalidArgument, match="begins after GLSN"):
+        reader.partitions({"glsn": acks[2].glsn}, {"glsn": acks[0].glsn})
+    with stream(**options) as reader, pytest.raises(InvalidArgument, match="does this checkpoint belong to a log"):
+        reader.partitions({"offset": 1}, {"glsn": 2})
+    with pytest.raises(InvalidArgument, match="begins after GLSN"):
+        read(**options, startingOffsets=str(acks[2].glsn), endingOffsets=str(acks[1].glsn))
+    fresh.trim("t", before=acks[2].glsn)
+    assert read(**options, endingOffsets=str(acks[1].glsn)).num_rows == 0

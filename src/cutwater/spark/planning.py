@@ -1,7 +1,8 @@
 """What the planner of a query knows: from where to where, and which task reads what.
 
-An offset is one number n: everything of the query's topics at or below GLSN n has been read. It moves when these topics
-have new records, or when the watermark, if it is among the columns, has moved; not for what happens to other topics.
+An offset is one number n: everything of the query's topics at or below GLSN n has been read (what else it may say is in
+``offsets``). It moves when these topics have new records, or when the watermark, if it is among the columns, has moved;
+not for what happens to other topics.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import NO_WATERMARK
 from cutwater.errors import CutwaterError, InvalidArgument, Trimmed
 from cutwater.spark.event_time import ClockState, Seen, Walked, advance, is_settled, state_before
+from cutwater.spark.offsets import Offset, since_after, start_of
 from cutwater.spark.options import Point, ReadOptions
 from cutwater.spark.schema import arrow_schema, check_schema
 from cutwater.spark.tasks import Part, Scan, lost, report_loss
@@ -84,6 +86,21 @@ class Planner:
 
     def _streams(self, view: View) -> list[tuple[TopicInfo, StreamInfo]]:
         return [(topic, info) for topic in self._selection.topics(view) for info in view.streams_of(topic.topic)]
+
+    # What Spark keeps.
+
+    async def first(self) -> Offset:
+        """The offset of a query that has read nothing yet."""
+        glsn = await self.start()
+        return Offset(glsn, glsn)
+
+    async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
+        """Where the micro-batch after this offset ends; the same offset if there is nothing new."""
+        end = await self.latest(start.glsn, through, limited=limited)
+        return start if end == start.glsn else Offset(end, since_after(start))
+
+    async def between(self, start: Offset, end: Offset) -> list[Part]:
+        return await self.parts(start_of(start, end), end.glsn)
 
     # Where to begin and to end.
 
@@ -240,7 +257,12 @@ class Planner:
 
     async def parts(self, start: GLSN, end: GLSN) -> list[Part]:
         """One part per log stream with records above ``start`` up to ``end``, or several if there is much of it."""
-        if end <= start:
+        if start > end:
+            raise InvalidArgument(
+                f"the range begins after GLSN {start} and ends before that, at {end}: do the two belong to one "
+                "query, and did this version plan its first micro-batch?"
+            )
+        if start == end:
             return []
         view = self._view
         if view is None or view.catalog.high_watermark < end:
