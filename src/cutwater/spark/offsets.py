@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from cutwater.errors import InvalidArgument
-from cutwater.types import GLSN
+from cutwater.types import GLSN, TopicId
 
 
 class End(Protocol):
@@ -29,10 +29,12 @@ class End(Protocol):
 
 
 class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Everything of the query's topics at or below ``glsn`` has been read."""
+    """Everything of the query's topics at or below ``glsn`` has been read. ``began``: where topics begin for this query
+    that began above it, if it began with the earliest: what was trimmed by then is not missed."""
 
     glsn: GLSN
     since: GLSN | None = field(default=None, name="from")
+    began: dict[TopicId, GLSN] = {}
 
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -63,3 +65,13 @@ def start_of(start: End, end: End) -> GLSN:
     if is_first(start) and end.since is not None:
         return GLSN(end.since)
     return GLSN(start.glsn)
+
+
+def began_of(start: Offset, end: Offset) -> dict[TopicId, GLSN]:
+    """Where topics begin in the micro-batch between two offsets, if it is not where that begins."""
+    return end.began if is_first(start) and end.since is not None else start.began
+
+
+def began_above(began: Mapping[TopicId, GLSN], glsn: GLSN) -> dict[TopicId, GLSN]:
+    """Those that matter to whoever reads on after a position."""
+    return {topic: first for topic, first in began.items() if first > glsn + 1}

@@ -22,7 +22,7 @@ from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import NO_WATERMARK
 from cutwater.errors import CutwaterError, InvalidArgument, Trimmed
 from cutwater.spark.event_time import ClockState, Seen, Walked, advance, is_settled, state_before
-from cutwater.spark.offsets import Offset, since_after, start_of
+from cutwater.spark.offsets import Offset, began_above, began_of, since_after, start_of
 from cutwater.spark.options import Point, ReadOptions
 from cutwater.spark.schema import arrow_schema, check_schema
 from cutwater.spark.tasks import Part, Scan, lost, report_loss
@@ -92,14 +92,19 @@ class Planner:
     async def first(self) -> Offset:
         """The offset of a query that has read nothing yet."""
         glsn = await self.start()
-        return Offset(glsn, glsn)
+        return Offset(glsn, glsn, began_above(self._began, glsn))
 
     async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
         """Where the micro-batch after this offset ends; the same offset if there is nothing new."""
         end = await self.latest(start.glsn, through, limited=limited)
-        return start if end == start.glsn else Offset(end, since_after(start))
+        if end == start.glsn:
+            return start
+        # An end has what its micro-batch needs to know, because the first one has no other offset to say it.
+        return Offset(end, since_after(start), began_above(start.began, start.glsn))
 
     async def between(self, start: Offset, end: Offset) -> list[Part]:
+        """Who reads what in the micro-batch between two offsets."""
+        self._began = began_of(start, end)
         return await self.parts(start_of(start, end), end.glsn)
 
     # Where to begin and to end.
