@@ -20,6 +20,7 @@ from cutwater.errors import InvalidArgument, NotFound, Trimmed
 from cutwater.spark import planning
 from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
+from cutwater.spark.source import StreamReader
 from cutwater.types import LogStreamId
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks
@@ -399,3 +400,37 @@ def test_the_earliest_of_several_topics_after_a_restart(fresh: cutwater.Client) 
     fresh.trim("trimmed", before=last.glsn)
     with stream(**options) as reader, pytest.raises(Trimmed):
         reader.partitions(end, {"glsn": last.glsn})
+
+
+def until_it_moves(reader: StreamReader, start: dict[str, Any]) -> dict[str, Any]:
+    while (end := latest(reader, start)) == start:
+        pass
+    return end
+
+
+def test_a_topic_of_a_pattern_that_was_deleted(fresh: cutwater.Client, caplog: pytest.LogCaptureFixture) -> None:
+    kept, gone = fresh.create_topic("orders-1"), fresh.create_topic("orders-2")
+    fresh.append(kept.name, b"a")
+    options = {"servers": fresh.servers, "subscribePattern": "orders-.*", "columns": "glsn,value"}
+    early = {**options, "startingOffsets": "earliest"}
+    with stream(**early) as reader:
+        start = latest(reader, reader.initialOffset())
+        assert sorted(start["topics"].values()) == ["orders-1", "orders-2"]
+        fresh.append(gone.name, b"lost")
+        fresh.delete_topic(gone.name)
+        with pytest.raises(NotFound, match="'orders-2'; records may be gone that this query has not read"):
+            until_it_moves(reader, start)
+    fresh.create_topic(gone.name)
+    last = fresh.append(gone.name, b"another topic of that name")
+    with stream(**early) as reader, pytest.raises(NotFound, match="'orders-2'"):
+        latest(reader, start)
+    with stream(**early) as reader, pytest.raises(NotFound, match="'orders-2'"):
+        reader.partitions(start, {"glsn": last.glsn})
+    with stream(**early, failOnDataLoss="false") as reader:
+        end = latest(reader, start)
+        parts = reader.partitions(start, end)
+        assert rows_of(reader, parts, columns(options))["value"].to_pylist() == [b"another topic of that name"]
+        assert reader.reportLatestOffset()["deleted"] == ["orders-2"]
+        assert caplog.text.count("DATA LOSS") == 1
+    with stream(**early) as reader:
+        assert latest(reader, end) == end

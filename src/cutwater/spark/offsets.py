@@ -30,11 +30,13 @@ class End(Protocol):
 
 class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything of the query's topics at or below ``glsn`` has been read. ``began``: where topics begin for this query
-    that began above it, if it began with the earliest: what was trimmed by then is not missed."""
+    that began above it, if it began with the earliest: what was trimmed by then is not missed. ``topics``: those that a
+    pattern has found, so that one that is gone is missed."""
 
     glsn: GLSN
     since: GLSN | None = field(default=None, name="from")
     began: dict[TopicId, GLSN] = {}
+    topics: dict[TopicId, str] = {}
 
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)

@@ -20,7 +20,7 @@ from cutwater.client.feeds import Feed
 from cutwater.client.ranges import Ranges
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import NO_WATERMARK
-from cutwater.errors import CutwaterError, InvalidArgument, Trimmed
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Trimmed
 from cutwater.spark.event_time import ClockState, Seen, Walked, advance, is_settled, state_before
 from cutwater.spark.offsets import Offset, began_above, began_of, since_after, start_of
 from cutwater.spark.options import Point, ReadOptions
@@ -73,6 +73,8 @@ class Planner:
         self._read: dict[LogStreamId, LLSN] = {}
         """How far each log stream has been planned to be read."""
         self._lost: dict[str, GLSN] = {}
+        self._deleted: dict[TopicId, str] = {}
+        self._missed_at = -math.inf
         self._view: View | None = None
 
     async def close(self) -> None:
@@ -92,20 +94,55 @@ class Planner:
     async def first(self) -> Offset:
         """The offset of a query that has read nothing yet."""
         glsn = await self.start()
-        return Offset(glsn, glsn, began_above(self._began, glsn))
+        return Offset(glsn, glsn, began_above(self._began, glsn), self._found())
 
     async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
         """Where the micro-batch after this offset ends; the same offset if there is nothing new."""
         end = await self.latest(start.glsn, through, limited=limited)
+        await self._look_for_deleted(start)
         if end == start.glsn:
             return start
         # An end has what its micro-batch needs to know, because the first one has no other offset to say it.
-        return Offset(end, since_after(start), began_above(start.began, start.glsn))
+        return Offset(end, since_after(start), began_above(start.began, start.glsn), self._found())
 
     async def between(self, start: Offset, end: Offset) -> list[Part]:
         """Who reads what in the micro-batch between two offsets."""
         self._began = began_of(start, end)
-        return await self.parts(start_of(start, end), end.glsn)
+        parts = await self.parts(start_of(start, end), end.glsn)
+        self._miss_deleted({**start.topics, **end.topics})
+        return parts
+
+    # Topics that a pattern has found. One that is named is missed by whoever looks for it.
+
+    def _found(self) -> dict[TopicId, str]:
+        if not self._options.pattern or self._view is None:
+            return {}
+        return {topic.topic: topic.name for topic in self._selection.topics(self._view)}
+
+    async def _look_for_deleted(self, start: Offset) -> None:
+        """Also while nothing is new, every now and then."""
+        now = asyncio.get_running_loop().time()
+        if start.topics and now - self._missed_at >= MARKS_SECONDS:
+            self._missed_at = now
+            await self._fresh()
+        self._miss_deleted(start.topics)
+
+    def _miss_deleted(self, known: Mapping[TopicId, str]) -> None:
+        """Nobody can tell any more whether all of a topic that is gone was read."""
+        if self._view is None:
+            return
+        exist = {topic.topic for topic in self._view.topics.values()}
+        gone = {topic: name for topic, name in known.items() if topic not in exist and topic not in self._deleted}
+        if not gone:
+            return
+        names = ", ".join(repr(name) for name in gone.values())
+        if self._options.fail_on_data_loss:
+            raise NotFound(
+                f"topics of the pattern {self._options.pattern!r} were deleted: {names}; records may be gone that this "
+                "query has not read. With option failOnDataLoss=false it goes on without them and reports it"
+            )
+        self._deleted |= gone
+        _log.error("DATA LOSS: topics that this query reads were deleted: %s (failOnDataLoss=false)", names)
 
     # Where to begin and to end.
 
@@ -197,6 +234,8 @@ class Planner:
         told: dict[str, object] = {"glsn": self._newest(view), "recordsBehind": sum(max(0, n) for n in behind)}
         if self._lost:
             told["lostBefore"] = dict(self._lost)
+        if self._deleted:
+            told["deleted"] = sorted(self._deleted.values())
         return told
 
     # How much.
