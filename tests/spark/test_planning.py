@@ -21,7 +21,7 @@ from cutwater.spark import planning
 from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
 from cutwater.spark.source import StreamReader
-from cutwater.types import LogStreamId
+from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks
 
@@ -434,3 +434,29 @@ def test_a_topic_of_a_pattern_that_was_deleted(fresh: cutwater.Client, caplog: p
         assert caplog.text.count("DATA LOSS") == 1
     with stream(**early) as reader:
         assert latest(reader, end) == end
+
+
+def test_event_times_that_were_trimmed_still_count(fresh: cutwater.Client) -> None:
+    """However much of the trim the replica that answers has heard of. What was idle then does not."""
+    slow, fast = fresh.create_topic("t", streams=2).streams
+    fresh.append("t", b"x", stream=slow, timestamp=50_000_000)
+    fresh.append("t", b"x", stream=fast, timestamp=60_000_000)
+    left = fresh.append("t", b"x", stream=fast, timestamp=70_000_000)
+    last = fresh.append("t", b"x", stream=fast, timestamp=80_000_000)
+    options = {"servers": fresh.servers, "subscribe": "t", "watermark.idleAfter": "9d"}
+    right = seen(read(**options))[last.glsn]
+    assert right == 50_000_000 - 1_000
+    fresh.trim("t", before=left.glsn)
+    link = link_to(read_options(options, streaming=False).where)
+    (info,) = (info for info in link.loop.run(link.ranges.view(10)).streams.values() if info.stream == slow)
+    heard = False
+    while not heard:
+        assert seen(read(**options)) == {left.glsn: None, last.glsn: right}
+        try:
+            link.loop.run(link.ranges.heads(info, GLSN(1), last.glsn, 10))
+        except Trimmed:
+            heard = True
+    assert seen(read(**options)) == {left.glsn: None, last.glsn: right}
+    watermark = fresh.watermark("t", at=last.glsn, idle_after=timedelta(days=9))
+    assert watermark is not None
+    assert round(watermark.timestamp() * 1_000_000) == right
