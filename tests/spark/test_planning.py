@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.admin.operations import Admin
+from cutwater.core.clock import Mark
 from cutwater.core.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Trimmed
 from cutwater.spark import planning
@@ -201,6 +202,31 @@ def test_an_idle_stream_lets_the_offset_move(fresh: cutwater.Client) -> None:
                     assert reader.partitions(end, moved) == []
                     return
     pytest.fail("the offset never moved without a record")
+
+
+def test_a_long_silence_is_walked_through_once(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MARKS_SECONDS", 0.0)
+    fresh.create_topic("t", streams=2)
+    fresh.create_topic("other")
+    ack = fresh.append("t", b"x")
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest", "watermark.idleAfter": "9d"}
+    ranges = link_to(read_options(options, streaming=True).where).ranges
+    marks, asked = ranges.marks, []
+
+    async def noting(after: GLSN, through: GLSN, timeout: float) -> list[Mark]:
+        asked.append((after, found := await marks(after, through, timeout)))
+        return found
+
+    with stream(**options) as reader:
+        end = latest(reader, reader.initialOffset())
+        reader.partitions({"glsn": 0}, end)
+        assert end["glsn"] == ack.glsn
+        monkeypatch.setattr(ranges, "marks", noting)
+        while sum(len(found) for _, found in asked) < 3:
+            # The log ticks once a second.
+            assert latest(reader, end) == end
+    told = [mark.glsn for _, found in asked for mark in found]
+    assert told == sorted(set(told)), "no mark is asked for twice"
 
 
 def test_new_streams_and_topics_join(fresh: cutwater.Client) -> None:

@@ -53,6 +53,14 @@ class Piece(Struct, frozen=True):
     last: GLSN
 
 
+class Idle(Struct, frozen=True):
+    """Since an offset there has been nothing new: the watermark there, and the clock when it was last looked at."""
+
+    start: GLSN
+    watermark: int
+    clock: ClockState
+
+
 class Planner:
     """All of it runs on one event loop. ``schema`` is what Spark expects of the rows."""
 
@@ -68,6 +76,7 @@ class Planner:
         self._feed: Feed | None = None
         self._looked_at = -math.inf
         self._clock: ClockState | None = None
+        self._idle: Idle | None = None
         self._began: dict[TopicId, GLSN] = {}
         """Where each topic began when the query did, if it began with the earliest: what lies before is not missed."""
         self._read: dict[LogStreamId, LLSN] = {}
@@ -221,9 +230,14 @@ class Planner:
         view = await self._fresh()
         if self._newest(view) > start:
             return start
-        before = await self._walk(start, start, view)
-        after = await self._walk(start, view.catalog.high_watermark, view)
-        return after.state.glsn if after.state.watermark > before.state.watermark else start
+        idle = self._idle
+        if idle is None or idle.start != start:
+            here = (await self._walk(start, start, view)).state
+            idle = Idle(start, here.watermark, here)
+        # From where it looked last, or a long silence would be walked through every second.
+        clock = (await self._walked(idle.clock, view.catalog.high_watermark, view)).state
+        self._idle = Idle(start, idle.watermark, clock)
+        return clock.glsn if clock.watermark > idle.watermark else start
 
     async def progress(self) -> dict[str, object]:
         """How far the topics go, how many records of them lie before that, and what was lost. Spark shows it before the
