@@ -11,8 +11,10 @@ import pytest
 
 from cutwater.client import watermarks
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.deadlines import Deadline
 from cutwater.core.requests import ClockMarks, ClockRequest
 from cutwater.errors import NotYetCommitted, Trimmed
+from cutwater.types import GLSN
 from tests.integration.log_cluster import LogCluster, seeded, with_log
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -171,5 +173,33 @@ def test_a_long_topic_is_read_at_its_end_only(tmp_path: Path, monkeypatch: pytes
         await log.trim("t", before=end - 10)
         async with cluster.client() as other:
             assert await other.watermark("t", idle_after=FAR) == whole
+
+    with_log(tmp_path, test)
+
+
+def test_marks_that_the_log_has_not_come_to_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[GLSN] = []
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        repository = log._watermarks._repository
+        ask = repository.ask
+
+        async def noting(request: Any, *arguments: Any, **more: Any) -> Any:
+            asked.extend([request.after] if isinstance(request, ClockRequest) else [])
+            return await ask(request, *arguments, **more)
+
+        monkeypatch.setattr(repository, "ask", noting)
+        await log.create_topic("t")
+        end = (await log.append("t", b"x")).glsn
+        with pytest.raises(NotYetCommitted, match="is not given out yet, after 1 s: the log ends at"):
+            await watermarks.marks_between(repository, end, GLSN(end + 1_000_000), Deadline(1))
+        # With pauses that double there is no time for more, also if the log ticks meanwhile.
+        assert len(asked) < 40
+        asked.clear()
+        waiting = asyncio.create_task(watermarks.marks_between(repository, end, GLSN(end + 5), Deadline(30)))
+        while not asked:
+            await asyncio.sleep(0)
+        following = await log.append("t", [b"x"] * 5)
+        assert all(end < mark.glsn <= following.glsn for mark in await waiting)
 
     with_log(tmp_path, test)

@@ -101,6 +101,22 @@ def test_records_of_key_and_value_and_compressed_ones(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+def test_large_rows_next_to_each_other_can_be_read(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("kv")
+        run = await log.open_run("", "a key")
+        small = 8_000
+        values = [b"x" * 1_000_000] * 7 + [b"s"] * small
+        positions = [b"a"] * 7 + [b"b%08d" % i for i in range(small)]
+        parts = [await log.stage(run, 0, "kv", values, positions=positions) for _ in range(3)]
+        (published,) = await log.publish(run, 0, parts)
+        records = [record async for record in log.subscribe("kv", follow=False)]
+        assert len(records) == published.count
+        assert [len(record.value) for record in records] == [1_000_000] * 21 + [1] * 3 * small
+
+    with_log(tmp_path, test)
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_group_far_larger_than_what_is_held_in_memory(
     tmp_path: Path, ordered: bool, monkeypatch: pytest.MonkeyPatch
@@ -234,19 +250,67 @@ def test_a_holder_that_is_lost_while_rows_are_staged_is_done_without(tmp_path: P
     with_log(tmp_path, test, nodes=3)
 
 
-def test_what_is_damaged_at_the_head_is_read_from_another_holder(tmp_path: Path) -> None:
+def damage(cluster: LogCluster, node: int, part: Part, *, at: float) -> None:
+    """One bit of a part is wrong where one holder has it."""
+    path = cluster.nodes[node].staging.held[part.part].path
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_damaged_is_put_together_from_all_holders_before_the_group_begins(
+    tmp_path: Path, ordered: bool
+) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("", "a key")
+        numbers = list(range(100_000))
+        positions = [key_of(n) for n in numbers] if ordered else None
+        part = await log.stage(run, 0, "t", rows(numbers, 100), positions=positions)
+        assert part is not None
+        head, other = part.holders
+        # Far enough from each other to be in different entries, and near enough to be read together.
+        damage(cluster, head, part, at=0.5)
+        damage(cluster, other, part, at=0.65)
+        (published,) = await log.publish(run, 0, [part])
+        assert groups_in(await log.table("t"), published) == numbers
+        server = cluster.nodes[head]
+        assert (server.node.counters.damage_met, server.node.counters.groups_failed) == (1, 0)
+        assert server.node.replicas[published.stream].replica.hard_state.epoch == 1
+        # What was put together is whole, and counts once.
+        held = server.staging.held[part.part]
+        assert server.staging._files.verify(held) == []
+        assert server.staging.bytes == part.bytes
+        assert [path.name for path in tmp_path.glob(f"volume{head}/*/*/staged/*")] == [held.path.name]
+
+    with_log(tmp_path, test, nodes=2)
+
+
+def test_a_part_that_is_damaged_everywhere_does_not_disturb_its_log_stream(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t", schema=SCHEMA)
         run = await log.open_run("", "a key")
         part = await log.stage(run, 0, "t", rows(list(range(100_000)), 100))
         assert part is not None
-        path = cluster.nodes[part.holders[0]].staging.held[part.part].path
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-        (published,) = await log.publish(run, 0, [part])
+        for node in part.holders:
+            damage(cluster, node, part, at=0.9)
+        publishing = asyncio.create_task(log.publish(run, 0, [part]))
+        head = cluster.nodes[part.holders[0]]
+        for n in range(200):
+            await log.append("t", rows([n]))
+        await cluster.until(lambda: head.node.counters.groups_failed >= 2, "it was tried and tried again")
+
+        description: Description = await cluster.ask(DescribeRequest())
+        (group,) = description.runs[0].unpublished
+        assert "cannot be had of any holder" in group.why
+        assert head.node.replicas[part.hint].replica.hard_state.epoch == 1
+        assert (await log.table("t"))["n"].to_pylist() == list(range(200))
+        assert head.staging.bytes == part.bytes
+        # An operator brings one copy back; there is no hurry, and no need to do anything else.
+        damage(cluster, part.holders[1], part, at=0.9)
+        (published,) = await publishing
         assert groups_in(await log.table("t"), published) == list(range(100_000))
-        assert cluster.nodes[part.holders[0]].node.counters.damage_met == 1
 
     with_log(tmp_path, test, nodes=2)
 

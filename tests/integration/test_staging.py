@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import pickle
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from cutwater.errors import (
     ResourceExhausted,
 )
 from cutwater.storage.checksum import crc32c
+from cutwater.storage.files import OsFiles
 from cutwater.storage.frames import frames_in, staged_frame
 from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
 from cutwater.wire import storage_api as api
@@ -170,6 +172,84 @@ def test_the_limit_holds_and_there_is_room_again_when_the_leader_says_so(tmp_pat
         await staging.tidy(drop_the_first)
         assert list(staging.held) == [second.part]
         assert asked[1].batches[0].generation == 2
+
+    with_log(tmp_path, test)
+
+
+def test_with_too_many_parts_all_messages_of_a_new_one_wait_for_a_place(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        staging = cluster.nodes[1].staging
+        staging.parts_max = 1
+        first = await log.stage(RUN, 0, "t", [b"x"])
+        rows = [b"x" * 1000] * 6_000
+        waiting = asyncio.create_task(log.stage(RUN, 1, "t", rows))
+        await cluster.until(lambda: bool(staging._turned_away), "the second one is refused")
+        with pytest.raises(ResourceExhausted, match="staged parts of at most"):
+            # Not NotFound, although nothing is here of it: its first message was refused.
+            staging._writing_of(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), staging._turned_away[0]), 100)
+
+        async def drop_the_first(request: StagedRequest) -> StagedAnswer:
+            return StagedAnswer(tuple(batch for batch in request.batches if batch.batch == 0))
+
+        await staging.tidy(drop_the_first)
+        # There is a place again, and the messages come in any order.
+        with pytest.raises(ResourceExhausted):
+            staging._writing_of(StagedPart(RunId(1), BatchNumber(1), 1, TopicId(1), staging._turned_away[0]), 100)
+        second = await waiting
+        assert first is not None
+        assert second is not None
+        assert list(staging.held) == [second.part]
+        assert not staging._turned_away
+
+    with_log(tmp_path, test)
+
+
+def test_a_part_that_cannot_be_removed_still_counts_and_the_others_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        staging = cluster.nodes[1].staging
+        parts = [await log.stage(RUN, 0, "t", [b"x" * n]) for n in (1, 10, 100)]
+        stuck = staging.held[parts[0].part].path if parts[0] else Path()
+        really_unlink = OsFiles.unlink
+
+        def unlink(self: OsFiles, path: Path) -> None:
+            if path == stuck:
+                raise OSError(errno.EIO, "Input/output error")
+            really_unlink(self, path)
+
+        async def drop_all(request: StagedRequest) -> StagedAnswer:
+            return StagedAnswer(request.batches)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OsFiles, "unlink", unlink)
+            await staging.tidy(drop_all)
+        assert [held.path for held in staging.held.values()] == list(tmp_path.glob("volume1/*/*/staged/*")) == [stuck]
+        assert staging.bytes == (parts[0].bytes if parts[0] else 0)
+        assert cluster.nodes[1].node.counters.parts_dropped == 2
+        await staging.tidy(drop_all)
+        assert (staging.held, staging.bytes, list(tmp_path.glob("volume1/*/*/staged/*"))) == ({}, 0, [])
+
+
+def test_what_is_staged_while_the_leader_answers_is_not_dropped(tmp_path: Path) -> None:
+    """The leader speaks of batches: it knows nothing of a part that came after it was asked."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        old = await log.stage(RUN, 0, "t", [b"old"])
+        staging = cluster.nodes[1].staging
+        new: list[Part | None] = []
+
+        async def drop_all(request: StagedRequest) -> StagedAnswer:
+            new.append(await log.stage(RUN, 0, "t", [b"new"]))
+            return StagedAnswer(request.batches)
+
+        await staging.tidy(drop_all)
+        assert old is not None
+        assert [part.part for part in new if part is not None] == list(staging.held)
+        await fetched(cluster, 1, new[0])  # type: ignore[arg-type]
 
     with_log(tmp_path, test)
 

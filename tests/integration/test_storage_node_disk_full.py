@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from cutwater.client.async_client import AsyncClient
 from cutwater.core.requests import SealRequest, UnsealRequest
-from cutwater.errors import CutwaterError, ReadOnly
-from cutwater.types import NodeState, ReplicaState, StorageNodeId
+from cutwater.errors import CutwaterError, ReadOnly, ResourceExhausted
+from cutwater.types import NodeState, Part, ReplicaState, StorageNodeId
+from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 MIB = 1024 * 1024
@@ -126,3 +128,26 @@ def test_a_member_without_room_is_left_out_and_learns_when_there_is_some(small_v
         assert (await cluster.read_all(short))[0] == expected
 
     with_cluster(small_volumes, test, reserve_bytes=2 * MIB)
+
+
+def test_whatever_could_be_staged_can_be_published(small_volumes: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        run = await log.open_run("", "a key")
+        rows = [b"x" * 1_000] * 1_000
+        for batch in range(2):
+            parts: list[Part | None] = []
+            refusal = ""
+            while not refusal:
+                try:
+                    parts.append(await log.stage(run, batch, "t", rows, timeout=5))
+                except (ResourceExhausted, ReadOnly) as error:
+                    refusal = error.message
+            assert "publishing them" in refusal
+            assert len(parts) > 1
+            (published,) = await log.publish(run, batch, parts)
+            # What is published is dropped as soon as its room is wanted, long before the node would ask otherwise.
+            assert published.count == len(rows) * len(parts)
+        assert cluster.nodes[1].node.counters.groups_failed == 0
+
+    with_log(small_volumes, test)

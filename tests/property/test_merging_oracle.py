@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.client.encoding import Limits
 from cutwater.core.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage import merging
+from cutwater.storage.frames import BODY_BYTES_MAX
 from cutwater.storage.merging import POSITION, Blocks
 
 SCHEMA = pa.schema([pa.field("part", pa.int64()), pa.field("row", pa.int64()), POSITION])
@@ -67,6 +69,25 @@ def test_in_bounds_the_order_is_the_same(given: list[list[list[Row]]], fan_in: i
     entries = list(merging.in_entries(merged, entry_bytes))
     assert rows_of(iter(entries)) == in_order(given)
     assert bool(kept) == (len(given) > fan_in)
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0, 1, 90, 300])), min_size=1, max_size=10))
+def test_no_entry_is_much_larger_than_it_should_be_unless_a_single_row_is(runs: list[tuple[int, int]]) -> None:
+    """Rows of a size follow each other, so that the average size of a block says nothing."""
+    schema = pa.schema([pa.field("value", pa.binary()), POSITION])
+    values = [bytes(size) for count, size in runs for _ in range(count)]
+    rows = pa.RecordBatch.from_arrays([pa.array(values), pa.array([b""] * len(values))], schema=schema)
+    entries = list(merging.in_entries(iter([rows]), 100))
+    assert [value for entry in entries for value in entry.column(0).to_pylist()] == values
+    assert all(entry.nbytes <= 200 or entry.num_rows == 1 for entry in entries)
+
+
+def test_an_entry_that_no_reader_could_be_sent_is_refused() -> None:
+    assert Limits().batch_bytes_max == BODY_BYTES_MAX
+    schema = pa.schema([pa.field("value", pa.binary()), POSITION])
+    rows = pa.RecordBatch.from_arrays([pa.array([bytes(BODY_BYTES_MAX)]), pa.array([b""])], schema=schema)
+    with pytest.raises(InvalidArgument, match="no reader"):
+        merging.to_batch(rows, merging.form_of(order(schema, 1)), 1)
 
 
 def order(schema: pa.Schema, number: int, event_time: str = "", compression: str = "") -> PartOrder:

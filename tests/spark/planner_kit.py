@@ -45,7 +45,7 @@ def stream(**options: str) -> Iterator[StreamReader]:
         reader.stop()
 
 
-def latest(reader: StreamReader, start: dict[str, int], limit: Any = None) -> dict[str, int]:
+def latest(reader: StreamReader, start: dict[str, Any], limit: Any = None) -> dict[str, Any]:
     return reader.latestOffset(start, limit or reader.getDefaultReadLimit() or ReadAllAvailable())
 
 

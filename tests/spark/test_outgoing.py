@@ -129,7 +129,7 @@ BAD: tuple[tuple[dict[str, Any], dict[str, str], str], ...] = (
     ({"value": pa.binary()}, {"topic": "plain", "positionColumn": "p"}, "'positionColumn' is 'p', which is no column"),
     ({"value": pa.binary(), "p": pa.float64()}, {"topic": "plain", "positionColumn": "p"}, "'p' is double, and rows"),
     ({"value": pa.binary()}, {"topic": "plain", "compression": "gzip"}, "'compression' is 'gzip': lz4, zstd or none"),
-    ({"value": pa.binary()}, {"topic": "plain", "subscribe": "x"}, "no option 'subscribe' (given: 'x'); options are"),
+    ({"value": pa.binary()}, {"topic": "plain", "subscribe": "x"}, "no option 'subscribe'; options are"),
     ({"value": pa.binary()}, {"topic": "", "name": "x"}, "option 'topic' is '': a name is wanted"),
 )
 

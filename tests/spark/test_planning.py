@@ -15,12 +15,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.admin.operations import Admin
+from cutwater.core.clock import Mark
 from cutwater.core.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Trimmed
 from cutwater.spark import planning
 from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
-from cutwater.types import LogStreamId
+from cutwater.spark.source import StreamReader
+from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks
 
@@ -170,7 +172,7 @@ def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Clie
     options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value", "startingOffsets": "earliest"}
     with stream(**options) as reader:
         start = latest(reader, reader.initialOffset())
-        assert start == {"glsn": ack.glsn}
+        assert start == {"glsn": ack.glsn, "from": 0}
         fresh.append("other", [b"x"] * 10)
         assert latest(reader, start) == start
         behind = reader.reportLatestOffset()
@@ -200,6 +202,31 @@ def test_an_idle_stream_lets_the_offset_move(fresh: cutwater.Client) -> None:
                     assert reader.partitions(end, moved) == []
                     return
     pytest.fail("the offset never moved without a record")
+
+
+def test_a_long_silence_is_walked_through_once(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MARKS_SECONDS", 0.0)
+    fresh.create_topic("t", streams=2)
+    fresh.create_topic("other")
+    ack = fresh.append("t", b"x")
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest", "watermark.idleAfter": "9d"}
+    ranges = link_to(read_options(options, streaming=True).where).ranges
+    marks, asked = ranges.marks, []
+
+    async def noting(after: GLSN, through: GLSN, timeout: float) -> list[Mark]:
+        asked.append((after, found := await marks(after, through, timeout)))
+        return found
+
+    with stream(**options) as reader:
+        end = latest(reader, reader.initialOffset())
+        reader.partitions({"glsn": 0}, end)
+        assert end["glsn"] == ack.glsn
+        monkeypatch.setattr(ranges, "marks", noting)
+        while sum(len(found) for _, found in asked) < 3:
+            # The log ticks once a second.
+            assert latest(reader, end) == end
+    told = [mark.glsn for _, found in asked for mark in found]
+    assert told == sorted(set(told)), "no mark is asked for twice"
 
 
 def test_new_streams_and_topics_join(fresh: cutwater.Client) -> None:
@@ -309,3 +336,153 @@ def test_topics_that_do_not_fit(fresh: cutwater.Client) -> None:
     with pytest.raises(InvalidArgument, match=r"'x\.\*': it matches no topic yet.*topics: a, typed"):
         columns({"servers": fresh.servers, "subscribePattern": "x.*"})
     assert read_options({"path": ".", "subscribe": "a"}, streaming=None).where.path == str(Path.cwd())
+
+
+@pytest.mark.parametrize("where", [{}, {"startingTimestamp": "4102444800000"}])
+def test_the_first_micro_batch_begins_where_it_was_decided(fresh: cutwater.Client, where: dict[str, str]) -> None:
+    """Spark asks for the beginning once more when it plans the batch, and again after a restart; the log goes on."""
+    fresh.create_topic("t")
+    fresh.append("t", b"old")
+    options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value", **where}
+    with stream(**options) as reader:
+        first = reader.initialOffset()
+        fresh.append("t", [b"a", b"b"])
+        end = latest(reader, first)
+        fresh.append("t", [b"c", b"d"])
+        again = reader.initialOffset()
+        table = rows_of(reader, reader.partitions(again, end), columns(options))
+        assert table["value"].to_pylist() == [b"a", b"b"]
+    with stream(**options) as reader:
+        again = reader.initialOffset()
+        assert again["glsn"] > end["glsn"]
+        table = rows_of(reader, reader.partitions(again, end), columns(options))
+        assert table["value"].to_pylist() == [b"a", b"b"]
+        following = latest(reader, end)
+        table = rows_of(reader, reader.partitions(end, following), columns(options))
+        assert table["value"].to_pylist() == [b"c", b"d"]
+        assert following == {"glsn": fresh.tail()}
+        assert latest(reader, following) == following
+
+
+def test_a_first_micro_batch_without_records(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    fresh.append("t", b"old")
+    options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value"}
+    with stream(**options) as reader:
+        end = latest(reader, first := reader.initialOffset())
+        assert end == first
+        fresh.append("t", b"new")
+    with stream(**options) as reader:
+        assert reader.partitions(reader.initialOffset(), end) == []
+        following = latest(reader, end)
+        parts = reader.partitions(end, following)
+        assert rows_of(reader, parts, columns(options))["value"].to_pylist() == [b"new"]
+
+
+def test_a_range_that_begins_after_its_end_is_refused(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t")
+    acks = [fresh.append("t", value) for value in (b"a", b"b", b"c")]
+    options = {"servers": fresh.servers, "subscribe": "t"}
+    with stream(**options) as reader, pytest.raises(InvalidArgument, match="begins after GLSN"):
+        reader.partitions({"glsn": acks[2].glsn}, {"glsn": acks[0].glsn})
+    with stream(**options) as reader, pytest.raises(InvalidArgument, match="does this checkpoint belong to a log"):
+        reader.partitions({"offset": 1}, {"glsn": 2})
+    with pytest.raises(InvalidArgument, match="begins after GLSN"):
+        read(**options, startingOffsets=str(acks[2].glsn), endingOffsets=str(acks[1].glsn))
+    fresh.trim("t", before=acks[2].glsn)
+    assert read(**options, endingOffsets=str(acks[1].glsn)).num_rows == 0
+
+
+def test_the_earliest_of_several_topics_after_a_restart(fresh: cutwater.Client) -> None:
+    """What was trimmed before the query began is not missed, also by those who go on from its checkpoint."""
+    fresh.create_topic("trimmed")
+    fresh.create_topic("whole")
+    for number in range(4):
+        fresh.append("whole", b"w%d" % number)
+        ack = fresh.append("trimmed", b"t%d" % number)
+    fresh.trim("trimmed", before=ack.glsn)
+    options = {
+        "servers": fresh.servers,
+        "subscribe": "trimmed,whole",
+        "columns": "glsn,value",
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "1",
+    }
+    values, end = [], None
+    while True:
+        # Every micro-batch by a planner of its own; the first one is planned twice, the second time after a restart.
+        with stream(**options) as reader:
+            start = end or reader.initialOffset()
+            end = latest(reader, start)
+        if end == start:
+            break
+        with stream(**options) as reader:
+            parts = reader.partitions(reader.initialOffset() if start["glsn"] == 0 else start, end)
+            values += rows_of(reader, parts, columns(options))["value"].to_pylist()
+    assert values == [b"w0", b"w1", b"w2", b"w3", b"t3"]
+    assert end == {"glsn": ack.glsn}
+    fresh.append("trimmed", b"t4")
+    last = fresh.append("trimmed", b"t5")
+    fresh.trim("trimmed", before=last.glsn)
+    with stream(**options) as reader, pytest.raises(Trimmed):
+        reader.partitions(end, {"glsn": last.glsn})
+
+
+def until_it_moves(reader: StreamReader, start: dict[str, Any]) -> dict[str, Any]:
+    while (end := latest(reader, start)) == start:
+        pass
+    return end
+
+
+def test_a_topic_of_a_pattern_that_was_deleted(fresh: cutwater.Client, caplog: pytest.LogCaptureFixture) -> None:
+    kept, gone = fresh.create_topic("orders-1"), fresh.create_topic("orders-2")
+    fresh.append(kept.name, b"a")
+    options = {"servers": fresh.servers, "subscribePattern": "orders-.*", "columns": "glsn,value"}
+    early = {**options, "startingOffsets": "earliest"}
+    with stream(**early) as reader:
+        start = latest(reader, reader.initialOffset())
+        assert sorted(start["topics"].values()) == ["orders-1", "orders-2"]
+        fresh.append(gone.name, b"lost")
+        fresh.delete_topic(gone.name)
+        with pytest.raises(NotFound, match="'orders-2'; records may be gone that this query has not read"):
+            until_it_moves(reader, start)
+    fresh.create_topic(gone.name)
+    last = fresh.append(gone.name, b"another topic of that name")
+    with stream(**early) as reader, pytest.raises(NotFound, match="'orders-2'"):
+        latest(reader, start)
+    with stream(**early) as reader, pytest.raises(NotFound, match="'orders-2'"):
+        reader.partitions(start, {"glsn": last.glsn})
+    with stream(**early, failOnDataLoss="false") as reader:
+        end = latest(reader, start)
+        parts = reader.partitions(start, end)
+        assert rows_of(reader, parts, columns(options))["value"].to_pylist() == [b"another topic of that name"]
+        assert reader.reportLatestOffset()["deleted"] == ["orders-2"]
+        assert caplog.text.count("DATA LOSS") == 1
+    with stream(**early) as reader:
+        assert latest(reader, end) == end
+
+
+def test_event_times_that_were_trimmed_still_count(fresh: cutwater.Client) -> None:
+    """However much of the trim the replica that answers has heard of. What was idle then does not."""
+    slow, fast = fresh.create_topic("t", streams=2).streams
+    fresh.append("t", b"x", stream=slow, timestamp=50_000_000)
+    fresh.append("t", b"x", stream=fast, timestamp=60_000_000)
+    left = fresh.append("t", b"x", stream=fast, timestamp=70_000_000)
+    last = fresh.append("t", b"x", stream=fast, timestamp=80_000_000)
+    options = {"servers": fresh.servers, "subscribe": "t", "watermark.idleAfter": "9d"}
+    right = seen(read(**options))[last.glsn]
+    assert right == 50_000_000 - 1_000
+    fresh.trim("t", before=left.glsn)
+    link = link_to(read_options(options, streaming=False).where)
+    (info,) = (info for info in link.loop.run(link.ranges.view(10)).streams.values() if info.stream == slow)
+    heard = False
+    while not heard:
+        assert seen(read(**options)) == {left.glsn: None, last.glsn: right}
+        try:
+            link.loop.run(link.ranges.heads(info, GLSN(1), last.glsn, 10))
+        except Trimmed:
+            heard = True
+    assert seen(read(**options)) == {left.glsn: None, last.glsn: right}
+    watermark = fresh.watermark("t", at=last.glsn, idle_after=timedelta(days=9))
+    assert watermark is not None
+    assert round(watermark.timestamp() * 1_000_000) == right

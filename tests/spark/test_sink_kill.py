@@ -32,7 +32,7 @@ from tests.spark.killed_program import DRIVER_POINTS, EXECUTOR_POINTS, ROWS_PER_
 pytestmark = [
     # Beside the other tests on Spark, not behind them: it has its own JVMs.
     pytest.mark.xdist_group("spark-kill"),
-    pytest.mark.timeout(1_200),
+    pytest.mark.timeout(3_000),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
@@ -112,7 +112,7 @@ def run_driver(plan: Plan, output: Path) -> int:
     with output.open("wb") as log:
         process = subprocess.Popen(
             [*command, msgspec.json.encode(plan).decode()],
-            env={**os.environ, "PYTHONPATH": paths, "SPARK_WORKER_DIR": str(output.parent / "work"), name: value},
+            env={**os.environ, "PYTHONPATH": paths, name: value},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

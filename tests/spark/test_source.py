@@ -116,7 +116,7 @@ def test_what_is_wrong_is_said(spark: SparkSession, log: cutwater.Client) -> Non
     log.create_topic("said")
     for options, words in (
         ({"subscribe": "sad"}, ("there is no topic 'sad'", "said")),
-        ({"subscribe": "said", "startOffsets": "1"}, ("no option 'startoffsets'", "'1'", "startingOffsets")),
+        ({"subscribe": "said", "startOffsets": "1"}, ("no option 'startoffsets'", "startingOffsets")),
         ({"subscribe": "said", "startingOffsets": "1", "startingTimestamp": "1"}, ("exclude each other",)),
     ):
         with pytest.raises(PySparkException) as raised:
@@ -216,3 +216,47 @@ def test_a_query_that_was_overtaken_by_a_trim(spark: SparkSession, log: cutwater
     assert [row[-1] for row in copy.rows] == [b"a", b"b", b"kept", b"more"]
     told = [progress["sources"][0]["latestOffset"] for progress in query.recentProgress]
     assert any(f'"lostBefore": {{"trimmed": {kept.glsn}}}' in offset for offset in told), told
+
+
+def test_the_records_after_the_start_while_others_write(
+    spark: SparkSession, log: cutwater.Client, tmp_path: Path
+) -> None:
+    """``startingOffsets=latest`` with a writer that never rests: the first micro-batch fails and comes again after a
+    restart, with the very same records, and nothing is missing after it."""
+    log.create_topic("live")
+    log.append("live", b"old")
+    over, fails = threading.Event(), threading.Event()
+    attempts: list[tuple[int, list[int]]] = []
+    fails.set()
+
+    def write() -> None:
+        while not over.is_set():
+            log.append("live", b"x")
+
+    def take(frame: DataFrame, number: int) -> None:
+        attempts.append((number, sorted(frame.toArrow()["glsn"].to_pylist())))
+        if fails.is_set() and attempts[-1][1]:
+            raise RuntimeError("a batch that fails")
+
+    reader = streaming(spark, log, "live", columns="glsn,value")
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        with pytest.raises(StreamingQueryException, match="a batch that fails"):
+            run(reader, take, tmp_path, processingTime="0 seconds").awaitTermination(120)
+        number, failed = attempts[-1]
+        fails.clear()
+        query = run(reader, take, tmp_path, processingTime="0 seconds")
+        while len(attempts) < 5:
+            assert query.isActive, query.exception()
+        query.stop()
+    finally:
+        over.set()
+        writer.join()
+    last = run(reader, take, tmp_path, availableNow=True)
+    last.awaitTermination()
+    done = dict(attempts)
+    assert done[number] == failed
+    found = [glsn for number in sorted(done) for glsn in done[number]]
+    first = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])["from"]
+    assert found == [record.glsn for record in log.subscribe("live", follow=False) if record.glsn > first]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+from msgspec import structs
+
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.files import OsFiles
 from cutwater.storage.memory import MemoryReplica, MemoryStorage
@@ -63,6 +65,11 @@ def entries_from(first: int, count: int, *, epoch: int = 1, size: int = 20, reco
         llsn += made.count
         assert i >= 0
     return found
+
+
+def heads_of(entries: list[Entry]) -> tuple[Entry, ...]:
+    """The entries without their bodies, as opening finds them."""
+    return tuple(structs.replace(entry, batch=structs.replace(entry.batch, body=b"")) for entry in entries)
 
 
 def commit_of(entries: list[Entry], before: CommitContext | None, skip: int = 3) -> CommitContext:

@@ -161,6 +161,44 @@ def test_a_stream_that_was_opened_again_is_told_at_once_in_its_new_epoch() -> No
     assert (node, message.epoch, message.stream) == (N1, 2, LS1)
 
 
+def reopen(leader: Leader, epoch: int) -> list[OrderEffect]:
+    leader.answer(r.SealRequest(LS1))
+    leader.answer(r.UnsealRequest(LS1))
+    effects = everyone_reports(leader, epoch=epoch - 1, state=SEALED)
+    return [*effects, *everyone_reports(leader, epoch=epoch)]
+
+
+def test_a_group_for_which_its_stream_is_sealed_again_and_again_is_not_told_at_once_each_time() -> None:
+    leader = leads()
+    open_run(leader)
+    decided(leader)
+    assert [message.epoch for _, message in orders(reopen(leader, 2))] == [2]
+    assert orders(reopen(leader, 3)) == []
+    assert [message.epoch for _, message in orders(leader.wake_after(OPTIONS.publish_again_us))] == [3]
+    assert orders(reopen(leader, 4)) == []
+    leader.run(said(GroupState.PUBLISHED, epoch=4, glsn=5, count=3))
+    asked = leader.ask(publish(1, part("b")))
+    assert [message.batch for _, message in orders(leader.run(asked))] == [1], "this concerns the one group only"
+
+
+def test_a_group_that_has_problems_is_told_ever_less_often_also_in_new_epochs() -> None:
+    leader = leads()
+    open_run(leader)
+    decided(leader)
+    again = OPTIONS.publish_again_us
+    pause = again
+    for _ in range(7):
+        leader.run(said(GroupState.PROBLEM, problem="a part is damaged"))
+        leader.run(said(GroupState.PROBLEM, problem="a part is damaged, said twice"))
+        pause = min(2 * pause, OPTIONS.retry_us_max)
+        assert orders(leader.wake_after(pause - 1)) == []
+        assert [node for node, _ in orders(leader.wake_after(1))] == [N1]
+    leader.run(said(GroupState.PROBLEM, problem="a part is damaged"))
+    assert orders(reopen(leader, 2)) == []
+    assert orders(leader.wake_after(OPTIONS.retry_us_max - 1)) == []
+    assert [message.epoch for _, message in orders(leader.wake_after(1))] == [2]
+
+
 def test_a_head_that_does_not_run_yet_is_not_told() -> None:
     leader = Leader(CLUSTER, options=OPTIONS)
     open_run(leader)
@@ -261,6 +299,21 @@ def test_who_waits_too_long_is_told_what_for() -> None:
     assert "batch 0 of run 1 is decided" in outcome.message
     assert "a part is nowhere" in outcome.message
     assert leader.state.runs.publishing, "it is published all the same"
+
+
+def test_those_behind_many_that_only_wait_have_their_turn() -> None:
+    leader = leads()
+    open_run(leader)
+    decided(leader)
+    (store,) = leader.raw(leader.ask(r.CommitCursorRequest("c", GLSN(1))))
+    assert isinstance(store, Store)
+    for _ in range(2 * OPTIONS.requests_per_turn_max):
+        assert leader.raw(leader.ask(publish(1, part("b")))) == []
+    last = leader.ask(r.CommitCursorRequest("c", GLSN(2)))
+    assert leader.raw(last) == [], "a write is in flight"
+    effects = leader.confirm(store)
+    (following,) = [effect for effect in effects if isinstance(effect, Store)]
+    assert d.CommitCursor("c", GLSN(2)) in following.decisions
 
 
 def test_only_so_many_wait() -> None:

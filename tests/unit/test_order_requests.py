@@ -45,12 +45,15 @@ from cutwater.types import (
     GLSN,
     LLSN,
     SECOND,
+    BatchNumber,
     CutTime,
     Epoch,
     LogStreamId,
     NodeState,
+    Part,
     ProducerEpoch,
     ProducerId,
+    RunId,
     Sequence,
     StorageNodeId,
     TopicId,
@@ -270,6 +273,31 @@ def test_the_last_copy_is_not_removed() -> None:
     leader.answer(r.SealRequest(LS1, final=True))
     speak(leader, N1)
     assert error(leader.answer(r.RemoveNodeRequest(N1))) is LastCopy
+
+
+@pytest.mark.parametrize("holders", [(N3,), (N3, N4)], ids=["the only holder", "the other one is gone"])
+def test_who_holds_the_last_copy_of_decided_rows_stays_until_they_are_published(
+    holders: tuple[StorageNodeId, ...],
+) -> None:
+    leader = Leader(cluster_of({LS1: (N1,)}), options=QUIET)
+    speak(leader, N1)
+    leader.answer(r.OpenRunRequest("query", "k"))
+    part = Part(T1, LS1, holders, "a", 1, 1, 3, 10)
+    leader.run(leader.ask(r.PublishRequest(RunId(1), BatchNumber(0), (part,))))
+    assert error(leader.answer(r.RemoveNodeRequest(N3))) is LastCopy
+    assert leader.answer(r.RemoveNodeRequest(N2)) == r.Done(), "it holds nothing of it"
+    leader.state.apply(d.GroupPublished(RunId(1), BatchNumber(0), T1, GLSN(1), 3))
+    assert leader.answer(r.RemoveNodeRequest(N3)) == r.Done()
+
+
+def test_who_holds_decided_rows_that_others_hold_too_may_go() -> None:
+    leader = Leader(cluster_of({LS1: (N1,)}), options=QUIET)
+    speak(leader, N1)
+    leader.answer(r.OpenRunRequest("query", "k"))
+    part = Part(T1, LS1, (N2, N3), "a", 1, 1, 3, 10)
+    leader.run(leader.ask(r.PublishRequest(RunId(1), BatchNumber(0), (part,))))
+    assert leader.answer(r.RemoveNodeRequest(N3)) == r.Done()
+    assert error(leader.answer(r.RemoveNodeRequest(N2))) is LastCopy
 
 
 def test_a_deleted_topic_does_not_hold_its_nodes() -> None:

@@ -29,6 +29,7 @@ from cutwater.core.replica_events import (
 )
 from cutwater.core.sync import Extent, SyncCase, SyncPlan
 from cutwater.errors import InvalidArgument, Refused, ResourceExhausted, StreamSealed, WrongEpoch
+from cutwater.storagenode.node import APPEND_BYTES_MAX
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -326,31 +327,44 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
     bench = running()
     bench.do(order())
+    bench.do(append(1, batch(1, b"x" * 6)))
     with pytest.raises(ResourceExhausted):
-        bench.do(append(1, batch(1, b"x" * 11)))
-    bench.do(append(2))
-    bench.do(append(3))
+        bench.do(append(2, batch(1, b"x" * 5)))
+    bench.do(append(3, batch(1, b"x" * 4)))
     with pytest.raises(ResourceExhausted):
-        bench.do(append(4))
+        bench.do(append(4, batch(1, b"")))
+
+
+def test_a_single_append_may_wait_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
+    bench = running()
+    bench.do(order())
+    assert bench.do(append(1, batch(1, b"x" * 11))) == []
+
+
+def test_what_waits_behind_a_group_leaves_room_for_other_log_streams() -> None:
+    assert head.WAITING_BYTES_MAX <= APPEND_BYTES_MAX // 8
 
 
 @pytest.mark.parametrize(
-    ("event", "told"),
+    "event",
     [
-        (seal(0), Failed),
-        (ReplicateFailed(MIDDLE, Epoch(1), "gone"), Failed),
-        (exclude(), Failed),
-        (StorageFailed("broken"), Unsettled),
-        (DropReplica(STREAM), Unsettled),
+        seal(0),
+        ReplicateFailed(MIDDLE, Epoch(1), "gone"),
+        exclude(),
+        StorageFailed("broken"),
+        DropReplica(STREAM),
     ],
+    ids=lambda event: type(event).__name__,
 )
-def test_who_waits_behind_a_group_that_is_given_up_hears_of_it(event, told) -> None:  # type: ignore[no-untyped-def]
+def test_who_waits_behind_a_group_that_is_given_up_hears_that_nothing_was_written(event) -> None:  # type: ignore[no-untyped-def]
     bench = running()
     bench.do(order())
     feed(bench, order(), 2, finish=False)
     bench.do(append(7))
     effects = bench.replica.handle(event)
-    assert [e.waiter for e in effects if isinstance(e, told)] == [7]
+    assert [e.waiter for e in effects if isinstance(e, Failed)] == [7]
+    assert not any(isinstance(e, Unsettled) for e in effects)
     with pytest.raises(Refused):
         bench.replica.handle(GroupEntry(order().tag, batch(3), last=True))
 

@@ -407,10 +407,15 @@ def test_what_a_fenced_run_staged_may_be_dropped() -> None:
     assert staged(state, (1, 0, 1, 5), (2, 0, 1, 5)) == [(1, 0, 1)]
 
 
-def test_what_is_staged_for_a_run_that_nobody_knows_is_kept_if_it_may_still_come() -> None:
+def test_what_is_staged_for_a_run_that_was_never_opened_is_dropped_when_it_is_old() -> None:
     state = cluster()
     opened(state)
-    assert staged(state, (2, 0, 1, 9 * HOUR)) == []
+    before = state.index
+    assert staged(state, (2, 0, 1, HOUR), (2, 1, 1, 9 * HOUR), (10**6, 0, 1, 5), (10**6, 1, 1, 9 * HOUR)) == [
+        (2, 1, 1),
+        (10**6, 1, 1),
+    ]
+    assert state.index == before, "there is nothing to decide"
 
 
 def test_there_is_a_limit_to_what_can_be_asked_at_once() -> None:
@@ -447,6 +452,25 @@ def test_runs_of_queries_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
         opened(state, name="", key=f"k{i}", once=True)
     assert opened(state, name="", key="query").last_batch == 0
     assert [run.run for run in state.runs if run.once] == [6]
+
+
+def test_of_runs_without_a_name_those_that_published_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "UNNAMED_RUNS_MAX", 3)
+    monkeypatch.setattr(runs, "UNDECIDED_RUNS_MAX", 2)
+    state = cluster()
+    opened(state, name="query", key="named")
+    for i in range(2, 7):
+        opened(state, name="", key=f"k{i}")
+        # The second run is old and published last; the third is at rest, but has something to publish.
+        publish(state, i, 0, *([part("a")] if i == 3 else []))
+        publish(state, 2, i, part(f"p{i}"))
+        published(state, 2, i, glsn=i)
+    for i in range(7, 11):
+        opened(state, name="", key=f"k{i}")
+    assert [run.run for run in state.runs] == [1, 2, 3, 5, 6, 9, 10]
+    assert opened(state, name="", key="k2").last_batch == 6
+    with pytest.raises(NotFound):
+        publish(state, 4, 1)
 
 
 def test_only_so_many_fenced_runs_of_a_name_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated
 from cutwater.errors import InvalidArgument
-from cutwater.spark.options import READING, Point, read_options
+from cutwater.spark.options import READING, Point, read_options, where_of
 from cutwater.types import GLSN, CutTime
 
 SERVERS = "cutwater://127.0.0.1:7000"
@@ -56,7 +56,7 @@ def test_where_to_begin(given: dict[str, str], start: Point) -> None:
 @pytest.mark.parametrize(
     ("given", "streaming", "message"),
     [
-        ({"topic": "orders"}, False, r"no option 'topic' \(given: 'orders'\); options are servers, path, "),
+        ({"topic": "orders"}, False, r"no option 'topic'; options are servers, path, "),
         ({"path": "/data"}, False, r"'servers' \('cutwater://.*'\) and 'path' \('/data'\) exclude each other"),
         ({"subscribePattern": "a"}, False, "'subscribe' .* and 'subscribePattern' .* exclude each other"),
         ({"startingOffsets": "1", "startingTimestamp": "1"}, True, "exclude each other: give one of them"),
@@ -101,3 +101,18 @@ def test_what_is_missing_and_patterns() -> None:
 def test_the_guide_explains_every_option() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert [name for name in READING if f"`{name}`" not in text] == []
+
+
+def test_a_token_is_not_shown() -> None:
+    secured = {"servers": SERVERS, "token": "hunter2", "insecure": "true", "timeout": "5s"}
+    files = {"tls.certificate": "/c.pem", "tls.key": "/k.pem", "tls.ca": "/a.pem"}
+    for given in (secured, {**secured, **files}, {"path": "/data"}):
+        where = where_of(given)
+        assert where_of(where.options()) == where
+        assert where.options().get("token") == given.get("token")
+        assert "hunter2" not in repr(where)
+    assert SERVERS in repr(where_of(secured))
+    assert "hunter2" not in repr(where_of(secured).access())
+    with pytest.raises(InvalidArgument, match="there is no option 'tokens'") as raised:
+        read_options({"servers": SERVERS, "subscribe": "t", "tokens": "hunter2"}, streaming=True)
+    assert "hunter2" not in str(raised.value)

@@ -3,6 +3,7 @@ back."""
 
 from __future__ import annotations
 
+import errno
 from contextlib import nullcontext
 from pathlib import Path
 from random import Random
@@ -10,6 +11,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cutwater.core.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
@@ -116,6 +118,43 @@ def test_every_wrong_bit_is_found(data: st.DataObject) -> None:
             area.read(held, len(area.read(held, 0, 1)), 1)
     else:
         assert broken[0].path == held.path
+
+
+def test_one_file_that_cannot_be_read_does_not_keep_the_others_from_being_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = FaultFiles()
+    held, area = staged(files, b"one"), area_of(files)
+    other = structs.replace(PART, part="f" * 32)
+    writer = area.begin(other)
+    writer.append(frames(b"two"))
+    good = writer.finish(2)
+    area.begin(structs.replace(PART, part="e" * 32))
+    really_open, really_names = files.open, files.names
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "open", lambda path: fail(path) if path == held.path else really_open(path))
+    monkeypatch.setattr(files, "unlink", fail)
+    elsewhere = Path("/broken/staged")
+    files.make_dir(elsewhere)
+    monkeypatch.setattr(files, "names", lambda path: fail(path) if path == elsewhere else really_names(path))
+    found, broken = area.open([elsewhere, STAGED])
+    assert found == [good]
+    left = STAGED / (name_of(structs.replace(PART, part="e" * 32)) + ".tmp")
+    assert [one.path for one in broken] == [elsewhere, held.path, left]
+    assert all("Input/output error" in one.why for one in broken)
+
+
+@pytest.mark.parametrize("size", [0, 5, 40])
+def test_what_is_said_of_a_damaged_part_is_true_of_parts(size: int) -> None:
+    files = FaultFiles()
+    held = staged(files, b"one")
+    files.open(held.path).truncate(size)
+    ((broken,)) = area_of(files).open([STAGED])[1]
+    assert "another holder" in broken.why
+    assert "sync the replica" not in broken.why
 
 
 def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledged() -> None:

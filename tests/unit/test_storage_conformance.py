@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from storage_kit import BENCHES, batch, commit_of, entries_from
+from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of
 
 from cutwater.core.commit_index import glsn_of_llsn
 from cutwater.core.dedup import DedupCheckpoint, Deduplicator
@@ -126,8 +126,8 @@ def test_after_a_power_cut_everything_synced_is_there(bench) -> None:
     storage = bench.lose_power()
     found = storage.find()
     assert found.last_commit == contexts[-1]
-    assert list(found.tail)[:3] == tail[:3]
-    assert found.tail == tuple(tail[: len(found.tail)])
+    assert found.tail[:3] == heads_of(tail[:3])
+    assert found.tail == heads_of(tail[: len(found.tail)])
     assert found.entries_end == storage.durable_end == found.tail[-1].last_llsn
     assert read_all(storage, 1, contexts[-1].last_llsn) == (entries, contexts)
 
@@ -174,14 +174,14 @@ def test_a_truncated_tail_is_gone_for_good(bench) -> None:
     keep = tail[2].last_llsn
     bench.storage.truncate(keep)
     assert bench.storage.end == bench.storage.durable_end == keep
-    assert bench.lose_power().find().tail == tuple(tail[:3])
+    assert bench.lose_power().find().tail == heads_of(tail[:3])
     bench.storage.truncate(committed_end)
     assert bench.reopen().find().tail == ()
     # In another epoch the same LLSNs hold something else.
     other = entries_from(committed_end + 1, 30, epoch=2, size=33)
     bench.storage.write(other)
     bench.storage.sync()
-    assert bench.lose_power().find().tail == tuple(other)
+    assert bench.lose_power().find().tail == heads_of(other)
     context = commit_of(other, contexts[-1])
     bench.storage.write_contexts([context])
     bench.storage.sync()
@@ -269,7 +269,7 @@ def test_the_uncommitted_tail_is_not_trimmed(bench) -> None:
     bench.storage.sync()
     bench.storage.drop_before(GLSN(10**6), bench.storage.end)
     assert bench.storage.first_llsn <= tail[0].first_llsn
-    assert bench.reopen().find().tail == tuple(tail)
+    assert bench.reopen().find().tail == heads_of(tail)
     assert contexts
 
 
@@ -356,7 +356,7 @@ def test_damage_in_the_uncommitted_tail_is_found_when_opened(bench) -> None:
     found = bench.reopen().find()
     assert found.damaged == bad.first_llsn
     assert found.entries_end == tail[-1].last_llsn
-    assert found.tail == tuple(entry for entry in tail if entry.last_llsn < bad.first_llsn)
+    assert found.tail == heads_of([entry for entry in tail if entry.last_llsn < bad.first_llsn])
 
 
 def test_a_damaged_entry_is_not_taken(bench) -> None:

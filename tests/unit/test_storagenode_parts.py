@@ -15,7 +15,7 @@ from cutwater.errors import CutwaterError, InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import DiskFull, StorageBroken
 from cutwater.storage.format import NO_TIME
-from cutwater.storage.frames import FRAME_BYTES_MAX, decode_header, encode_frame
+from cutwater.storage.frames import BODY_BYTES_MAX, decode_header, encode_frame
 from cutwater.storage.memory import MemoryStorage
 from cutwater.storagenode.checking import check_batch, check_entry
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
@@ -212,7 +212,7 @@ def test_what_cannot_be_stored_is_refused_with_what_is_allowed() -> None:
         ({"time_max": 2**63}, "largest event time"),
         ({"producer": tag}, "at most 1024 bytes, this one 1025"),
         ({"checksum": 1}, "damaged on the way"),
-        ({"body": bytes(FRAME_BYTES_MAX)}, "send smaller ones"),
+        ({"body": bytes(BODY_BYTES_MAX + 1)}, "send smaller ones"),
     ):
         with pytest.raises(InvalidArgument, match=says):
             check_batch(structs.replace(good, **change))

@@ -22,6 +22,10 @@ class Access(Struct, frozen=True):
     token: str = ""
     insecure: bool = False
 
+    def __repr__(self) -> str:
+        """Without the token: this gets into messages and logs."""
+        return f"Access(tls={self.tls!r}, insecure={self.insecure!r})"
+
 
 ANYONE = Access()
 

@@ -30,6 +30,8 @@ from cutwater.wire.deadlines import DeadlineWatch
 
 IN_FLIGHT_MAX = 2
 """Batches that one lane has under way: the next one is made while another is being written."""
+PATIENCE_SECONDS = 0.05
+"""How long few appends wait for a batch in flight so that more may travel with them. It may hang on a dead node."""
 BATCH_BYTES_MAX = 1024 * 1024
 SMALL_BYTES = 64 * 1024
 """An append up to this size may travel together with others."""
@@ -100,6 +102,9 @@ class Lane:
         self._usual = 0
         """How many appends travelled together lately."""
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._departed = 0.0
+        """When the last batch did."""
+        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -129,10 +134,13 @@ class Lane:
         self._bytes += size
         if deadline.at < self._watch.armed:
             self._watch.note(deadline.at)
-        if not self._is_due and self._may_depart():
-            # Whoever appends in this turn of the event loop goes along.
-            self._is_due = True
-            self._loop.call_soon(self._depart)
+        if not self._is_due:
+            if self._may_depart():
+                # Whoever appends in this turn of the event loop goes along.
+                self._is_due = True
+                self._loop.call_soon(self._depart)
+            else:
+                self._be_patient()
         return waiting
 
     def _fail(self, waiting: _Waiting, error: CutwaterError) -> None:
@@ -172,6 +180,8 @@ class Lane:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
         self._watch.stop()
+        if self._patience is not None:
+            self._patience.cancel()
 
     def _late(self, waiting: _Waiting) -> CutwaterError:
         if waiting.shipment is None or not waiting.shipment.may_have_arrived:
@@ -188,7 +198,18 @@ class Lane:
         acknowledged come back one by one, and if each went by itself, none would travel together."""
         if not self._in_flight:
             return True
-        return len(self._in_flight) < IN_FLIGHT_MAX and 2 * len(self._queue) >= self._usual
+        if len(self._in_flight) >= IN_FLIGHT_MAX:
+            return False
+        return 2 * len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
+
+    def _be_patient(self) -> None:
+        """Look again when what is in flight has had its time."""
+        if self._patience is None and len(self._in_flight) < IN_FLIGHT_MAX:
+            self._patience = self._loop.call_at(self._departed + PATIENCE_SECONDS, self._look_again)
+
+    def _look_again(self) -> None:
+        self._patience = None
+        self._depart()
 
     def _depart(self) -> None:
         self._is_due = False
@@ -197,9 +218,12 @@ class Lane:
             if not group:
                 continue
             self._usual = max(len(group), self._usual // 2)
+            self._departed = self._loop.time()
             task = self._loop.create_task(self._deliver(group))
             self._in_flight.add(task)
             task.add_done_callback(self._arrived)
+        if self._queue and not self._is_closed:
+            self._be_patient()
 
     def _next_group(self) -> list[_Waiting]:
         group: list[_Waiting] = []

@@ -69,34 +69,51 @@ class LoopThread:
         """The same for what need not be a coroutine."""
         try:
             self._check()
-            self._visits.append(visit)
-            if not self._is_woken:
-                self._is_woken = True
-                self._call_soon(self._let_in)
         except BaseException:
             visit.never_begun()
             raise
         try:
+            self._visits.append(visit)
+            if not self._is_woken:
+                self._is_woken = True
+                self._call_soon(self._let_in)
             while not visit.over.acquire(timeout=LOOK_SECONDS):
                 if not self._thread.is_alive():
                     raise ClientClosed("this client was closed meanwhile")
         except BaseException:
-            visit.is_given_up = True
-            with suppress(ClientClosed):
-                self._call_soon(visit.give_up)
+            self._leave(visit)
             raise
         return visit.result()
+
+    def _leave(self, visit: Visit[Any]) -> None:
+        """An interrupt may have come anywhere: before the loop was woken, for others too who rely on that, or after it
+        has begun the visit. Whoever takes it out of the queue ends it."""
+        visit.is_given_up = True
+        with suppress(ClientClosed):
+            self._call_soon(self._let_in)
+        try:
+            self._visits.remove(visit)
+        except ValueError:
+            with suppress(ClientClosed):
+                self._call_soon(visit.give_up)
+        else:
+            visit.never_begun()
 
     def _let_in(self) -> None:
         """On the loop: begin what threads have brought. They wake the loop once for all that come before it looks; so
         the flag goes down before the first look, or one that comes in between would be forgotten."""
         self._is_woken = False
-        while self._visits:
-            visit = self._visits.popleft()
+        while (visit := self._next_visit()) is not None:
             if visit.is_given_up:
                 visit.never_begun()
             else:
                 visit.begin()
+
+    def _next_visit(self) -> Visit[Any] | None:
+        try:
+            return self._visits.popleft()
+        except IndexError:
+            return None
 
     def wait(self, future: concurrent.futures.Future[R], timeout: float | None = None) -> R:
         """Its result; ``TimeoutError`` if that takes longer."""
@@ -161,8 +178,8 @@ class LoopThread:
         finally:
             asyncio.set_event_loop(None)
             self._loop.close()
-            while self._visits:
-                self._visits.popleft().never_begun()
+            while (visit := self._next_visit()) is not None:
+                visit.never_begun()
 
     def end(self) -> None:
         """The interpreter ends."""

@@ -22,6 +22,9 @@ A = TypeVar("A")
 
 CONNECT_MS_MAX = 2_000
 ATTEMPT_MS_MAX = 3_000
+"""A leader lets nobody wait so long (``OrderOptions.publish_wait_us``), so who does not answer is in trouble."""
+LEFT_MS_MAX = 30_000
+"""How long a connection that is used no more may take to answer what was asked before."""
 RETRY_SECONDS_MIN = 0.02
 RETRY_SECONDS_MAX = 0.5
 REFUSED_SECONDS_MAX = 0.6
@@ -79,22 +82,28 @@ class Repository:
         self._turn = 0
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
-        self._left: set[Connection] = set()
+        self._left: dict[Connection, asyncio.Task[None]] = {}
+        """Connections that are used no more, and what closes them."""
         self.trouble = ""
         """Why there is no answer, as long as there is none."""
 
     def close(self) -> None:
-        self._leave()
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
         for connection in list(self._left):
             connection.abort()
 
-    def _leave(self) -> None:
+    def _leave(self, connection: Connection | None) -> None:
         """Use another connection from now on. If this one is only closing or slow, it still answers what was asked
-        before."""
-        connection, self._connection = self._connection, None
-        if connection is not None and connection.state is not State.CLOSED:
-            self._left.add(connection)
-            connection.closed.add_done_callback(lambda _: self._left.discard(connection))
+        before, and is closed then."""
+        if connection is None or connection is not self._connection:
+            return
+        self._connection = None
+        if connection.state is not State.CLOSED:
+            closing = asyncio.get_running_loop().create_task(connection.close(timeout_ms=LEFT_MS_MAX))
+            self._left[connection] = closing
+            closing.add_done_callback(lambda _: self._left.pop(connection))
 
     @property
     def cluster(self) -> ClusterId:
@@ -108,21 +117,25 @@ class Repository:
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_ms / 1_000
         wait = RETRY_SECONDS_MIN
+        why = ""
         while True:
-            sent = False
+            connection = None
             try:
                 connection = await self._connected(deadline)
-                sent = True
                 answer = await self._call(connection, request, deadline, idempotent=idempotent)
                 break
             except CutwaterError as error:
-                may_ask_again = idempotent or not sent or _was_not_done(error)
+                may_ask_again = idempotent or connection is None or _was_not_done(error)
                 if not error.retriable or not may_ask_again or now() + wait >= deadline:
+                    if why and isinstance(error, DeadlineExceeded):
+                        # That the time is up says nothing; what was heard before does.
+                        raise DeadlineExceeded(f"{error.message}. Before: {why}") from error
                     raise
                 self._turn += 1
                 self.trouble = error.message
+                why = why if isinstance(error, DeadlineExceeded) else error.message
                 if isinstance(error, ConnectionLost | NotLeader | DeadlineExceeded):
-                    self._leave()
+                    self._leave(connection)
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
         self.trouble = ""

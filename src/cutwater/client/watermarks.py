@@ -52,6 +52,8 @@ SPAN_MIN = 4_096
 SPAN_GROWTH = 8
 """and by how much more if that is not enough."""
 MARKS_AT_ONCE = 1_024
+WAIT_SECONDS_MIN = 0.005
+WAIT_SECONDS_MAX = 0.5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -186,8 +188,7 @@ class Watermarks:
     async def _idle_on(self, walk: _Walk, clock: WatermarkClock, after: GLSN, glsn: GLSN, deadline: Deadline) -> None:
         """The topic is silent up to the position: time goes on until all its log streams are idle."""
         while after < glsn:
-            request = ClockRequest(after, MARKS_AT_ONCE)
-            answer = await self._repository.ask(request, ClockMarks, timeout_ms=deadline.left_ms())
+            answer = await _more_marks(self._repository, ClockRequest(after, MARKS_AT_ONCE), deadline)
             walk.marks.extend(mark for mark in answer.marks if mark.glsn <= glsn)
             after = answer.complete_through
             walk.before(GLSN(min(after, glsn) + 1))
@@ -255,10 +256,26 @@ async def marks_between(repository: Repository, after: GLSN, through: GLSN, dead
     """The marks of the log's clock above one position, up to another."""
     found: list[Mark] = []
     while after < through:
-        answer = await repository.ask(ClockRequest(after), ClockMarks, timeout_ms=deadline.left_ms())
+        answer = await _more_marks(repository, ClockRequest(after), deadline)
         found += answer.marks
         after = answer.complete_through
     return [mark for mark in found if mark.glsn <= through]
+
+
+async def _more_marks(repository: Repository, request: ClockRequest, deadline: Deadline) -> ClockMarks:
+    """At least as far as the next position, which is waited for if the log has not come there."""
+    wait = WAIT_SECONDS_MIN
+    while True:
+        answer = await repository.ask(request, ClockMarks, timeout_ms=deadline.left_ms())
+        if answer.complete_through > request.after:
+            return answer
+        if deadline.left <= wait:
+            raise NotYetCommitted(
+                f"GLSN {request.after + 1} is not given out yet, after {deadline.seconds:g} s: the log ends at "
+                f"{answer.complete_through}"
+            )
+        await deadline.pause(wait)
+        wait = min(wait * 2, WAIT_SECONDS_MAX)
 
 
 async def _in_time(feed: Feed, deadline: Deadline) -> list[Run]:

@@ -91,7 +91,8 @@ class GroupMemory:
     def truncate(self, end: LLSN) -> None:
         """The entries above ``end`` were removed; they were never committed."""
         while self._groups and self._groups[-1].last_llsn > end:
-            assert self._groups.pop().glsn is None
+            group = self._groups.pop()
+            assert group.glsn is None, group
 
     def checkpoint(self, upto: LLSN) -> tuple[RememberedGroup, ...]:
         """The groups of the committed prefix that ends at ``upto``, as far as they matter."""
@@ -140,7 +141,8 @@ class GroupBounds:
     def cut(self, end: LLSN) -> None:
         """The entries above ``end`` were removed."""
         while self._groups and self._groups[-1][1] > end:
-            assert self._groups.pop()[0] > end, "a group is removed as a whole"
+            first, _ = self._groups.pop()
+            assert first > end, "a group is removed as a whole"
         if self._begun is not None:
             assert self._begun > end, "a group is removed as a whole"
             self._begun = None

@@ -44,8 +44,9 @@ if TYPE_CHECKING:
 Effects = list[ReplicaEffect]
 
 WAITING_MAX = 1_024
-WAITING_BYTES_MAX = 64 * 1024 * 1024
-"""What waits behind an open group, in memory."""
+WAITING_BYTES_MAX = 8 * 1024 * 1024
+"""What waits behind an open group, in memory: so little that other log streams keep most of what a node has for
+appends. A single append may be larger: it would never get its turn where one group follows the other."""
 
 
 class Head:
@@ -121,6 +122,16 @@ class Head:
         self._open, self._rows = event, 0
         return [FeedGroup(event)]
 
+    def wants(self, event: PublishGroup) -> bool:
+        """Whether the group is new, so that ``publish`` asks for its entries, now or later."""
+        replica = self._replica
+        if replica.state is not ReplicaState.RUNNING or not replica.is_head or replica.hard_state.epoch != event.epoch:
+            return False
+        try:
+            return replica.dedup.find_group(event.tag) is None and not self._is_coming(event)
+        except Refused:
+            return False
+
     def _is_coming(self, event: PublishGroup) -> bool:
         coming = [group for group in (self._open, *self._waiting) if isinstance(group, PublishGroup)]
         return any((group.run, group.decided) == (event.run, event.decided) for group in coming)
@@ -152,7 +163,8 @@ class Head:
     def _wait(self, event: Append | PublishGroup) -> Effects:
         """Something comes while a group is open: it is its turn when the group is complete."""
         size = _size(event)
-        if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+        is_full = len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX
+        if self._waiting and is_full:
             raise ResourceExhausted(
                 f"log stream {self._replica.stream} is taking a group of {self._open.rows if self._open else 0} "
                 f"records, and {len(self._waiting)} appends wait behind it",

@@ -455,8 +455,10 @@ class OrderLayer:
         if not self._requests:
             return
         around = self._surroundings(now)
-        for _ in range(min(len(self._requests), self.options.requests_per_turn_max)):
+        taken = 0
+        while self._requests and taken < self.options.requests_per_turn_max:
             asked = self._requests.popleft()
+            taken += 1
             try:
                 decisions, answer = decide(asked.request, self.state, around)
             except CutwaterError as error:
@@ -474,6 +476,9 @@ class OrderLayer:
                 self._held.append(Reply(asked.request_id, answer))
             elif not self.publisher.wait(asked, now):
                 self._held.append(Reply(asked.request_id, ResourceExhausted("too many batches wait", retry_ms=1_000)))
+            elif not decisions:
+                # One that only waits causes no write, after which those behind it would have their turn.
+                taken -= 1
             if isinstance(asked.request, PublishRequest) and len(asked.request.parts) > LARGE_BATCH_PARTS:
                 # It fills a write almost by itself.
                 break

@@ -13,7 +13,7 @@ class OrderOptions(Struct, frozen=True):
     """How long a sealed stream waits for replicas that are alive and on their way."""
     retry_us_min: int = 1 * SECOND
     retry_us_max: int = 30 * SECOND
-    """Back-off for links that failed and for learners that are admitted."""
+    """Back-off for links that failed, for learners that are admitted, and for groups that cannot be published."""
     tick_us_min: int = 1 * SECOND
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1
@@ -23,8 +23,9 @@ class OrderOptions(Struct, frozen=True):
     compact_every_decisions: int = 1_024
     publish_again_us: int = 1 * SECOND
     """How long the leader waits for word of a group before it tells the storage node again."""
-    publish_wait_us: int = 20 * SECOND
-    """How long the request to publish a batch waits for its end before it has to be repeated."""
+    publish_wait_us: int = 2 * SECOND
+    """How long the request to publish a batch waits for its end before it has to be repeated. Less than a client waits
+    for one node, which would take the leader for dead and never hear why it has to wait."""
     staged_expire_after_us: int = 3_600 * SECOND
     """Rows that were staged so long ago, and not decided on, expire."""
     replace_node_after_us: int = 60 * SECOND

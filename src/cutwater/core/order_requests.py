@@ -29,6 +29,7 @@ from cutwater.types import (
     CutTime,
     DecisionIndex,
     LogStreamId,
+    Part,
     ProducerEpoch,
     Retention,
     Sequence,
@@ -335,7 +336,19 @@ def _remove_node(request: r.RemoveNodeRequest, state: OrderState, around: Surrou
                 "complete: bring another one up first"
             )
         moves.append(d.AssignReplicas(stream.stream, left))
+    for run in state.runs.publishing:
+        parts = (part for group in run.unpublished for part in group.parts)
+        if any(request.node in part.holders and not _others(part, request.node, state) for part in parts):
+            raise LastCopy(
+                f"storage node {request.node} holds the last copy of rows of batch {run.batch} of run {run.run}, which "
+                "is decided and not in the log yet: wait until it is published"
+            )
     return (*moves, d.RemoveNode(request.node)), r.Done()
+
+
+def _others(part: Part, node: StorageNodeId, state: OrderState) -> bool:
+    """Whether another node of the cluster holds the part, too."""
+    return any(holder != node and holder in state.nodes for holder in part.holders)
 
 
 def _replace(request: r.ReplaceRequest, state: OrderState, around: Surroundings) -> Outcome:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core import decisions as d
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
@@ -23,6 +23,8 @@ from cutwater.core.runs import Group, Run
 from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
 
 DESCRIBED_RUNS_MAX = 1_000
+PROBLEMS_MAX = 16
+"""From so many on, the pause between attempts does not grow any more, whatever the options say."""
 
 Key = tuple[RunId, BatchNumber, TopicId]
 
@@ -33,6 +35,12 @@ class _Told(Struct, frozen=True):
     stream: LogStreamId
     epoch: Epoch
     at: int
+    changed: bool = False
+    """Whether it was given to another log stream, or in another epoch, before."""
+    problems: int = 0
+    """How many of the attempts so far ended with a problem."""
+    has_failed: bool = False
+    """Whether this one has."""
 
 
 class Publisher:
@@ -104,6 +112,9 @@ class Publisher:
         key = (run.run, run.batch, group.topic)
         if outcome.state is GroupState.PROBLEM:
             self._why[key] = f"storage node {outcome.node} cannot publish it: {outcome.problem}"
+            told = self._told.get(key)
+            if told is not None and not told.has_failed and told.epoch == outcome.epoch:
+                self._told[key] = structs.replace(told, problems=told.problems + 1, has_failed=True)
         else:
             self._outcomes[key] = outcome
 
@@ -156,8 +167,7 @@ class Publisher:
     def _publish(self, run: Run, group: Group, now: Instant, outlook: Outlook) -> Iterator[Send]:
         key, stream = (run.run, run.batch, group.topic), self._state.streams[group.stream]
         told = self._told.get(key)
-        is_new = told is None or (told.stream, told.epoch) != (stream.stream, stream.epoch)
-        if told is not None and not is_new and now.monotonic - told.at < self._options.publish_again_us:
+        if told is not None and now.monotonic < told.at + self._pause_us(told, stream):
             return
         if stream.is_open:
             head = stream.members[0]
@@ -167,7 +177,13 @@ class Publisher:
             nodes = list(stream.members) if self._is_lost(stream, now, outlook) else []
         if not nodes:
             return
-        self._told[key] = _Told(stream.stream, stream.epoch, now.monotonic)
+        self._told[key] = _Told(
+            stream.stream,
+            stream.epoch,
+            now.monotonic,
+            changed=told is not None and (told.changed or _is_elsewhere(told, stream)),
+            problems=told.problems if told is not None else 0,
+        )
         message = PublishGroup(
             stream.stream,
             stream.epoch,
@@ -181,6 +197,17 @@ class Publisher:
         )
         for node in nodes:
             yield Send(node, message)
+
+    def _pause_us(self, told: _Told, stream: LogStream) -> int:
+        """How long to wait after a group was given to somebody. A log stream that was opened anew gets it at once, but
+        only the first time: it may be this very group for which it is sealed again and again."""
+        again = self._options.publish_again_us
+        if not stream.is_open:
+            # It is only asked whether it has the group.
+            return again
+        if _is_elsewhere(told, stream) and not told.changed and not told.problems:
+            return 0
+        return min(again << min(told.problems, PROBLEMS_MAX), max(again, self._options.retry_us_max))
 
     def _runs(self, stream: LogStream, node: StorageNodeId) -> bool:
         ur = self._book.of(stream.stream, node)
@@ -213,6 +240,10 @@ class Publisher:
         if not stream.is_open:
             return f"the log stream is sealed ({stream.reason})" + (f"; before, {why}" if why else "")
         return why or f"storage node {stream.members[0]} is appending it"
+
+
+def _is_elsewhere(told: _Told, stream: LogStream) -> bool:
+    return (told.stream, told.epoch) != (stream.stream, stream.epoch)
 
 
 def _run_of(asked: Asked) -> RunId:

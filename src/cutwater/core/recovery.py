@@ -53,9 +53,10 @@ class HardState(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """What opening the files gave, all of it synced.
 
-    ``tail`` are the entries above the last commit, with verified checksums, and ``entries_end`` is the last LLSN of the
-    contiguous entries. ``damaged`` is the first LLSN at or below the last durable mark whose checksum is wrong; a torn
-    tail above the mark is not damage, the storage has already cut it.
+    ``tail`` are the entries above the last commit, with verified checksums and without their bodies, which may be more
+    than memory holds, and ``entries_end`` is the last LLSN of the contiguous entries. ``damaged`` is the first LLSN at
+    or below the last durable mark whose checksum is wrong; a torn tail above the mark is not damage, the storage has
+    already cut it.
     """
 
     hard_state: HardState | None

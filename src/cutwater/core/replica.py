@@ -44,7 +44,6 @@ from cutwater.errors import (
 from cutwater.types import (
     GLSN,
     LLSN,
-    Ack,
     Batch,
     CommitContext,
     Entry,
@@ -150,6 +149,10 @@ class Replica:
         last_sequence, batches = self.dedup.fate(producer)
         return Fate(self.stream, stream_epoch, last_sequence, batches)
 
+    def wants(self, group: m.PublishGroup) -> bool:
+        """Whether the entries of this group will be asked for if it is to be published now."""
+        return self._head.wants(group)
+
     def handle(self, event: e.ReplicaEvent) -> Effects:
         """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
         which the replica has to be opened anew from disk."""
@@ -158,10 +161,12 @@ class Replica:
             self._ends_before = None
         effects = self._handle(event)
         if self._head.is_busy and self.state is not ReplicaState.RUNNING:
-            # Nothing was written of what waited behind the group, so that needs no barrier to be told.
-            waiters = self._head.give_up()
-            effects = [*(_settle(waiter, self.stream, definite=True) for waiter in waiters), *effects]
+            effects = [*self._give_up_group(), *effects]
         return effects
+
+    def _give_up_group(self) -> Effects:
+        """Nothing was written of what waited behind the group, so that is definite and needs no barrier to be told."""
+        return [_settle(waiter, self.stream, definite=True) for waiter in self._head.give_up()]
 
     def _handle(self, event: e.ReplicaEvent) -> Effects:
         match event:
@@ -201,7 +206,8 @@ class Replica:
             case m.DropReplica():
                 # A cut may have committed what somebody waits for, and nobody will tell any more.
                 return [
-                    *(e.Unsettled(waiter) for waiter in (*self.pending.waiters(), *self._head.give_up())),
+                    *self._give_up_group(),
+                    *(e.Unsettled(waiter) for waiter in self.pending.waiters()),
                     e.Remove(),
                 ]
             case e.Tidy():
@@ -219,15 +225,6 @@ class Replica:
     def stop(self, why: str) -> None:
         """The replica cannot go on: its stream has to be sealed."""
         self._step(Step.FAULT, why)
-
-    def _append_again(
-        self, waiter: e.Waiter, first_llsn: LLSN, glsn: GLSN | None, count: int, last_sequence: Sequence
-    ) -> Effects:
-        """A producer repeats a batch that is already here: give the same answer, or wait for it together."""
-        if glsn is not None:
-            return [e.Acked(waiter, Ack(glsn, first_llsn, self.stream, count), last_sequence)]
-        self.pending.wait(first_llsn, waiter)
-        return []
 
     def _take(self, entry: Entry, waiters: Iterable[e.Waiter]) -> Effects:
         """Give an entry its place, write it, and pass it on. Waiters are registered before anything is written."""
@@ -559,8 +556,7 @@ class Replica:
 
     def _storage_failed(self, event: e.StorageFailed) -> Effects:
         self._step(Step.FAULT, event.reason)
-        waiters = (*self._untold, *self.pending.waiters(), *self._head.give_up())
-        effects: Effects = [e.Unsettled(waiter) for waiter in waiters]
+        effects: Effects = [e.Unsettled(waiter) for waiter in (*self._untold, *self.pending.waiters())]
         end, committed_end = self._ends_before or self._durable_ends()
         return [*effects, e.Reopen(end, committed_end, event.reason)]
 

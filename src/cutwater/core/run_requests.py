@@ -43,7 +43,7 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
         raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
     run = state.runs.get(request.run)
     if run is None:
-        raise NotFound(f"there is no run {request.run}, or its only batch was published long ago: open one")
+        raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten: open one")
     _check_fence(run)
     if request.batch <= run.batch:
         return (), _answer(request, run)
@@ -129,7 +129,11 @@ def staged(request: r.StagedRequest, state: OrderState, expire_after_us: int) ->
         if batch.age_us > expire_after_us and batch.run not in expired:
             reason = f"batch {batch.batch} was staged {batch.age_us // 1_000_000} s ago on storage node {request.node}"
             expired[batch.run] = d.ExpireStaged(batch.run, reason)
-    drop = tuple(batch for batch in request.batches if _may_drop(batch, state, expired))
+    drop = tuple(
+        batch
+        for batch in request.batches
+        if _may_drop(batch, state, expired) or _is_unheard_of(batch, state, expire_after_us)
+    )
     return tuple(expired.values()), r.StagedAnswer(drop)
 
 
@@ -140,6 +144,12 @@ def _may_drop(batch: r.StagedBatch, state: OrderState, expired: dict[RunId, d.Ex
     if batch.batch <= run.batch:
         return batch.batch < run.batch or not run.unpublished
     return _is_over(batch, run) or (batch.run in expired and batch.generation <= run.generation)
+
+
+def _is_unheard_of(batch: r.StagedBatch, state: OrderState, expire_after_us: int) -> bool:
+    """Whether something was staged for a run that was never opened, and long ago. Nobody hears of a run's number before
+    it is stored, so these are rows of another cluster, or of a number that somebody made up."""
+    return batch.run > state.runs.last and batch.age_us > expire_after_us
 
 
 def _is_over(batch: r.StagedBatch, run: Run) -> bool:

@@ -18,7 +18,10 @@ FINISHED_RUNS_MAX = 1_000
 """How many runs for a single batch are remembered after their batch is published; and how many earlier runs of one
 name, so that their keys are known to be over."""
 UNDECIDED_RUNS_MAX = 10_000
-"""How many runs for a single batch may be open without having published anything."""
+"""How many runs for a single batch, and how many without a name, may be open without having published anything."""
+UNNAMED_RUNS_MAX = 10_000
+"""How many runs without a name are remembered: those that published last. Nobody says that such a run is over, so
+this is where it ends: a query without a name that rests while so many others publish begins anew when it is opened."""
 
 
 class Group(Struct, frozen=True):
@@ -174,9 +177,14 @@ class Runs:
         if decision.once:
             self._forget([run for run in self if run.once and run.batch >= 0], FINISHED_RUNS_MAX)
             self._forget([run for run in self if run.once and run.batch < 0], UNDECIDED_RUNS_MAX)
+        elif not decision.name:
+            unnamed = [run for run in self if not run.once and not run.name]
+            decided = sorted((run for run in unnamed if run.batch >= 0), key=lambda run: run.decided)
+            self._forget(decided, UNNAMED_RUNS_MAX)
+            self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX)
 
     def _forget(self, runs: list[Run], keep: int) -> None:
-        """Only the newest are kept, by their number alone, so that everyone forgets the same."""
+        """Only the last ones are kept, by numbers that were decided, so that everyone forgets the same."""
         for run in runs[:-keep]:
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]

@@ -69,17 +69,17 @@ class Watch:
 
     def _look_at(self, stream: LogStream, found: dict[tuple[LogStreamId, StorageNodeId], Kind], now: Instant) -> None:
         reports = [self._book.of(stream.stream, node) for node in stream.members]
-        end = max((ur.durable_end for ur in reports if ur is not None), default=LLSN(0))
+        # Inside a large group the durable end stands still, but the disks do not.
+        reached = [max(ur.durable_end, ur.progress) if ur is not None else LLSN(0) for ur in reports]
+        end = max(reached)
         rests = True
-        for node, ur in zip(stream.members, reports, strict=True):
-            is_behind = ur is None or ur.durable_end < end or ur.committed_end < stream.committed_end
+        for node, ur, here in zip(stream.members, reports, reached, strict=True):
+            is_behind = ur is None or here < end or ur.committed_end < stream.committed_end
             rests = rests and not is_behind
             if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
                 # Why it is behind is known.
                 continue
-            # Inside a large group the durable end stands still, but the disk does not.
-            reached = max(ur.durable_end, ur.progress) if ur is not None else LLSN(0)
-            where = (stream.epoch, reached, ur.committed_end if ur is not None else LLSN(0))
+            where = (stream.epoch, here, ur.committed_end if ur is not None else LLSN(0))
             if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
                 found[stream.stream, node] = Kind.STUCK
         if rests:

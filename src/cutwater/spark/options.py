@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NoReturn
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutwater.client.access import Access
 from cutwater.client.conversion import time_us
@@ -46,7 +47,8 @@ _SIZES = {"": 1, "b": 1, "k": 1024, "m": MIB, "g": 1024 * MIB}
 
 End = Literal["earliest", "latest"]
 
-WHERE = ("servers", "path", "token", "tls.certificate", "tls.key", "tls.ca", "insecure", "timeout")
+TLS = ("tls.certificate", "tls.key", "tls.ca")
+WHERE = ("servers", "path", "token", *TLS, "insecure", "timeout")
 """Options that say which log it is and how it is reached: for reading and for writing."""
 WHAT = ("subscribe", "subscribePattern", "columns", "includeHeaders")
 FROM_TO = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss")
@@ -72,6 +74,20 @@ class Where(Struct, frozen=True):
     def timeout(self) -> float:
         """Seconds."""
         return self.timeout_us / SECOND
+
+    def __repr__(self) -> str:
+        """Without the token: this gets into messages and logs."""
+        shown = (f"{name}={value!r}" for name, value in asdict(self).items() if name != "token")
+        return f"Where({', '.join(shown)})"
+
+    def options(self) -> dict[str, str]:
+        """As options of Spark, for ``where_of``. The token has an option of its own, which Spark hides by its name."""
+        found = {"servers": self.servers, "path": self.path, "token": self.token, "timeout": f"{self.timeout_us}us"}
+        found["insecure"] = "true" if self.insecure else ""
+        if self.tls is not None:
+            files = (self.tls.certificate, self.tls.key, self.tls.authority)
+            found |= {name: str(file) for name, file in zip(TLS, files, strict=True)}
+        return {name: value for name, value in found.items() if value}
 
     def access(self) -> Access:
         tls: ssl.SSLContext | None = None if self.tls is None else load_tls(self.tls).client
@@ -168,10 +184,16 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def _known(given: Mapping[str, str], names: tuple[str, ...]) -> _Given:
     """What was given under the right names, if all of it is known."""
     known = {name.lower(): name for name in names}
-    for name, value in given.items():
+    for name in given:
         if name.lower() not in known:
-            raise InvalidArgument(f"there is no option {name!r} (given: {value!r}); options are {', '.join(names)}")
+            # Its value stays out of logs: the name may be a token's, written wrong.
+            raise InvalidArgument(f"there is no option {name!r}; options are {', '.join(names)}")
     return _Given({known[name.lower()]: value for name, value in given.items()})
+
+
+def where_of(given: Mapping[str, str]) -> Where:
+    """Which log these options name, if they say nothing else."""
+    return where(_known(given, WHERE))
 
 
 def where(options: _Given) -> Where:
@@ -277,13 +299,12 @@ class _Given:
         return int(found[1]) * _UNITS_US[unit]
 
     def tls(self) -> TlsFiles | None:
-        names = ("tls.certificate", "tls.key", "tls.ca")
-        files = [self.get(name) for name in names]
+        files = [self.get(name) for name in TLS]
         if not any(files):
             return None
-        for name, file in zip(names, files, strict=True):
+        for name, file in zip(TLS, files, strict=True):
             if not file:
-                raise InvalidArgument(f"option {name!r} is missing: TLS needs all of {', '.join(names)}, PEM files")
+                raise InvalidArgument(f"option {name!r} is missing: TLS needs all of {', '.join(TLS)}, PEM files")
         certificate, key, authority = (Path(file or "") for file in files)
         return TlsFiles(certificate, key, authority)
 
@@ -304,7 +325,8 @@ class _Given:
             found = json.loads(value)
         except ValueError:
             self.wrong(offsets, wanted)
-        glsn = found.get("glsn") if isinstance(found, dict) and len(found) == 1 else None
+        # What else an offset may say is about the query that it belongs to.
+        glsn = found.get("glsn") if isinstance(found, dict) else None
         if not isinstance(glsn, int) or isinstance(glsn, bool) or glsn < 0:
             self.wrong(offsets, wanted)
         return Point(offset=GLSN(glsn), option=offsets)

@@ -1,7 +1,8 @@
 """What the planner of a query knows: from where to where, and which task reads what.
 
-An offset is one number n: everything of the query's topics at or below GLSN n has been read. It moves when these topics
-have new records, or when the watermark, if it is among the columns, has moved; not for what happens to other topics.
+An offset is one number n: everything of the query's topics at or below GLSN n has been read (what else it may say is in
+``offsets``). It moves when these topics have new records, or when the watermark, if it is among the columns, has moved;
+not for what happens to other topics.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from cutwater.client.feeds import Feed
 from cutwater.client.ranges import Ranges
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import NO_WATERMARK
-from cutwater.errors import CutwaterError, InvalidArgument, Trimmed
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Trimmed
 from cutwater.spark.event_time import ClockState, Seen, Walked, advance, is_settled, state_before
+from cutwater.spark.offsets import Offset, began_above, began_of, since_after, start_of
 from cutwater.spark.options import Point, ReadOptions
 from cutwater.spark.schema import arrow_schema, check_schema
 from cutwater.spark.tasks import Part, Scan, lost, report_loss
@@ -51,6 +53,14 @@ class Piece(Struct, frozen=True):
     last: GLSN
 
 
+class Idle(Struct, frozen=True):
+    """Since an offset there has been nothing new: the watermark there, and the clock when it was last looked at."""
+
+    start: GLSN
+    watermark: int
+    clock: ClockState
+
+
 class Planner:
     """All of it runs on one event loop. ``schema`` is what Spark expects of the rows."""
 
@@ -66,11 +76,14 @@ class Planner:
         self._feed: Feed | None = None
         self._looked_at = -math.inf
         self._clock: ClockState | None = None
+        self._idle: Idle | None = None
         self._began: dict[TopicId, GLSN] = {}
         """Where each topic began when the query did, if it began with the earliest: what lies before is not missed."""
         self._read: dict[LogStreamId, LLSN] = {}
         """How far each log stream has been planned to be read."""
         self._lost: dict[str, GLSN] = {}
+        self._deleted: dict[TopicId, str] = {}
+        self._missed_at = -math.inf
         self._view: View | None = None
 
     async def close(self) -> None:
@@ -84,6 +97,61 @@ class Planner:
 
     def _streams(self, view: View) -> list[tuple[TopicInfo, StreamInfo]]:
         return [(topic, info) for topic in self._selection.topics(view) for info in view.streams_of(topic.topic)]
+
+    # What Spark keeps.
+
+    async def first(self) -> Offset:
+        """The offset of a query that has read nothing yet."""
+        glsn = await self.start()
+        return Offset(glsn, glsn, began_above(self._began, glsn), self._found())
+
+    async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
+        """Where the micro-batch after this offset ends; the same offset if there is nothing new."""
+        end = await self.latest(start.glsn, through, limited=limited)
+        await self._look_for_deleted(start)
+        if end == start.glsn:
+            return start
+        # An end has what its micro-batch needs to know, because the first one has no other offset to say it.
+        return Offset(end, since_after(start), began_above(start.began, start.glsn), self._found())
+
+    async def between(self, start: Offset, end: Offset) -> list[Part]:
+        """Who reads what in the micro-batch between two offsets."""
+        self._began = began_of(start, end)
+        parts = await self.parts(start_of(start, end), end.glsn)
+        self._miss_deleted({**start.topics, **end.topics})
+        return parts
+
+    # Topics that a pattern has found. One that is named is missed by whoever looks for it.
+
+    def _found(self) -> dict[TopicId, str]:
+        if not self._options.pattern or self._view is None:
+            return {}
+        return {topic.topic: topic.name for topic in self._selection.topics(self._view)}
+
+    async def _look_for_deleted(self, start: Offset) -> None:
+        """Also while nothing is new, every now and then."""
+        now = asyncio.get_running_loop().time()
+        if start.topics and now - self._missed_at >= MARKS_SECONDS:
+            self._missed_at = now
+            await self._fresh()
+        self._miss_deleted(start.topics)
+
+    def _miss_deleted(self, known: Mapping[TopicId, str]) -> None:
+        """Nobody can tell any more whether all of a topic that is gone was read."""
+        if self._view is None:
+            return
+        exist = {topic.topic for topic in self._view.topics.values()}
+        gone = {topic: name for topic, name in known.items() if topic not in exist and topic not in self._deleted}
+        if not gone:
+            return
+        names = ", ".join(repr(name) for name in gone.values())
+        if self._options.fail_on_data_loss:
+            raise NotFound(
+                f"topics of the pattern {self._options.pattern!r} were deleted: {names}; records may be gone that this "
+                "query has not read. With option failOnDataLoss=false it goes on without them and reports it"
+            )
+        self._deleted |= gone
+        _log.error("DATA LOSS: topics that this query reads were deleted: %s (failOnDataLoss=false)", names)
 
     # Where to begin and to end.
 
@@ -162,9 +230,14 @@ class Planner:
         view = await self._fresh()
         if self._newest(view) > start:
             return start
-        before = await self._walk(start, start, view)
-        after = await self._walk(start, view.catalog.high_watermark, view)
-        return after.state.glsn if after.state.watermark > before.state.watermark else start
+        idle = self._idle
+        if idle is None or idle.start != start:
+            here = (await self._walk(start, start, view)).state
+            idle = Idle(start, here.watermark, here)
+        # From where it looked last, or a long silence would be walked through every second.
+        clock = (await self._walked(idle.clock, view.catalog.high_watermark, view)).state
+        self._idle = Idle(start, idle.watermark, clock)
+        return clock.glsn if clock.watermark > idle.watermark else start
 
     async def progress(self) -> dict[str, object]:
         """How far the topics go, how many records of them lie before that, and what was lost. Spark shows it before the
@@ -175,6 +248,8 @@ class Planner:
         told: dict[str, object] = {"glsn": self._newest(view), "recordsBehind": sum(max(0, n) for n in behind)}
         if self._lost:
             told["lostBefore"] = dict(self._lost)
+        if self._deleted:
+            told["deleted"] = sorted(self._deleted.values())
         return told
 
     # How much.
@@ -240,7 +315,12 @@ class Planner:
 
     async def parts(self, start: GLSN, end: GLSN) -> list[Part]:
         """One part per log stream with records above ``start`` up to ``end``, or several if there is much of it."""
-        if end <= start:
+        if start > end:
+            raise InvalidArgument(
+                f"the range begins after GLSN {start} and ends before that, at {end}: do the two belong to one "
+                "query, and did this version plan its first micro-batch?"
+            )
+        if start == end:
             return []
         view = self._view
         if view is None or view.catalog.high_watermark < end:

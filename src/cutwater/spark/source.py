@@ -26,9 +26,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from cutwater.client.loop_thread import LoopThread
-from cutwater.errors import InvalidArgument
 from cutwater.spark.holder import servers_of
 from cutwater.spark.links import Link, link_to
+from cutwater.spark.offsets import Offset
 from cutwater.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from cutwater.spark.planning import Planner
 from cutwater.spark.schema import schema_of
@@ -37,8 +37,6 @@ from cutwater.spark.tasks import Part, read_part
 from cutwater.types import GLSN
 
 Options = TypeVar("Options", ReadOptions, WriteOptions)
-
-GLSN_KEY = "glsn"
 
 
 class CutwaterSource(DataSource):
@@ -102,8 +100,11 @@ class BatchReader(_Reader, DataSourceReader):
         planner = self.planner(link)
 
         async def plan() -> list[Part]:
-            start = await planner.start()
-            return await planner.parts(start, await planner.stop())
+            start, stop = await planner.start(), await planner.stop()
+            if self.options.start.end == "earliest":
+                # What was trimmed may lie above the end.
+                stop = max(start, stop)
+            return await planner.parts(start, stop)
 
         return link.loop.run(plan())
 
@@ -114,6 +115,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._planner: Planner | None = None
+        self._first: Offset | None = None
         self._through: GLSN | None = None
 
     def _planning(self) -> tuple[Planner, LoopThread]:
@@ -122,9 +124,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._planner = self.planner(link)
         return self._planner, link.loop
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Spark asks more than once, and the query has one beginning."""
         planner, loop = self._planning()
-        return _offset(loop.run(planner.start()))
+        if self._first is None:
+            self._first = loop.run(planner.first())
+        return self._first.plain()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         if self.options.rows_max is not None:
@@ -135,34 +140,23 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         planner, loop = self._planning()
         self._through = loop.run(planner.newest())
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         planner, loop = self._planning()
         limited = not isinstance(limit, ReadAllAvailable)
-        return _offset(loop.run(planner.latest(_glsn(start), self._through, limited=limited)))
+        return loop.run(planner.following(Offset.of(start), self._through, limited=limited)).plain()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         planner, loop = self._planning()
         return loop.run(planner.progress())
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner, loop = self._planning()
-        return loop.run(planner.parts(_glsn(start), _glsn(end)))
+        return loop.run(planner.between(Offset.of(start), Offset.of(end)))
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         """The checkpoint says how far the query has come; the log keeps no record of it."""
 
     def stop(self) -> None:
         if self._planner is not None:
             planner, loop = self._planning()
             loop.run(planner.close())
-
-
-def _offset(glsn: GLSN) -> dict[str, int]:
-    return {GLSN_KEY: int(glsn)}
-
-
-def _glsn(offset: dict[str, int]) -> GLSN:
-    glsn = offset.get(GLSN_KEY)
-    if not isinstance(glsn, int):
-        raise InvalidArgument(f'an offset is {{"{GLSN_KEY}": n}}, not {offset}: does this checkpoint belong to a log?')
-    return GLSN(glsn)

@@ -80,7 +80,7 @@ class DamagedFile(Damaged):
 
     def __init__(self, path: Path, what: str, advice: str = "sync the replica from a peer") -> None:
         super().__init__(f"{path} is damaged ({what}): {advice}")
-        self.path = path
+        self.path, self.what = path, what
 
 
 class TrimmedEntries(Trimmed):

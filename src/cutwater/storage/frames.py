@@ -45,6 +45,8 @@ FRAME_VERSION = 2
 All others are still of version 1."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 """No frame is larger; far above what the wire lets through."""
+BODY_BYTES_MAX = 16 * 1024 * 1024 - 64 * 1024
+"""No larger body is taken: a message of the wire has to bring it to readers, together with its commits."""
 PRODUCER_BYTES_MAX = 1024
 
 _MAGIC = b"CWFR"

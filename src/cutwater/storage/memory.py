@@ -106,7 +106,7 @@ class MemoryStorage:
             if frame.problem is not None:
                 damaged = frame.header.first_llsn
                 break
-            tail.append(frame.entry)
+            tail.append(frame.header.entry(b""))
         memory = self.memory
         return Found(memory.hard_state, self.last_commit, memory.first_llsn, self.end, tuple(tail), damaged)
 

@@ -17,6 +17,7 @@ from msgspec import Struct
 from cutwater.core.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
+from cutwater.storage.frames import BODY_BYTES_MAX
 from cutwater.storage.projection import decode_schema, event_times, no_values, serialize
 from cutwater.types import Batch, EventTime
 
@@ -178,6 +179,10 @@ def in_entries(blocks: Blocks, entry_bytes: int = ENTRY_BYTES) -> Blocks:
     held_bytes = 0
     for block in blocks:
         for piece in _cut(block, entry_bytes):
+            if held and held_bytes + piece.nbytes > 2 * entry_bytes:
+                # A row that is large by itself gets an entry of its own.
+                yield pa.concat_batches(held)
+                held, held_bytes = [], 0
             held.append(piece)
             held_bytes += piece.nbytes
             if held_bytes >= entry_bytes:
@@ -188,10 +193,13 @@ def in_entries(blocks: Blocks, entry_bytes: int = ENTRY_BYTES) -> Blocks:
 
 
 def _cut(block: pa.RecordBatch, entry_bytes: int) -> Iterator[pa.RecordBatch]:
-    pieces = -(-block.nbytes // entry_bytes)
-    rows = max(1, -(-block.num_rows // pieces))
-    for start in range(0, block.num_rows, rows):
-        yield block.slice(start, rows)
+    """By bytes and not by the number of rows: large ones may lie next to each other."""
+    if block.num_rows <= 1 or block.nbytes <= entry_bytes:
+        yield block
+        return
+    half = block.num_rows // 2
+    yield from _cut(block.slice(0, half), entry_bytes)
+    yield from _cut(block.slice(half), entry_bytes)
 
 
 def to_batch(block: pa.RecordBatch, form: Form, time: int) -> Batch:
@@ -199,5 +207,9 @@ def to_batch(block: pa.RecordBatch, form: Form, time: int) -> Batch:
     rows = pa.RecordBatch.from_arrays(block.columns[:-1], schema=form.rows)
     order = form.order
     body = (serialize(rows, order.compression) if order.compression else rows.serialize()).to_pybytes()
+    if len(body) > BODY_BYTES_MAX:
+        raise InvalidArgument(
+            f"{rows.num_rows} rows take {len(body)} bytes, and no reader can be sent more than {BODY_BYTES_MAX} at once"
+        )
     first, last = event_times(rows, order.event_time) if order.event_time else (time, time)
     return Batch(rows.num_rows, body, crc32c(body), EventTime(first), EventTime(last), schema=order.number)

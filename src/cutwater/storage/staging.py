@@ -28,7 +28,7 @@ from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import DamagedFile, DiskFull, StorageBroken
 from cutwater.storage.files import TEMPORARY, File, Files, OsFiles, is_full
 from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_whole, encode_whole, whole_bytes
-from cutwater.storage.frames import HEADER_BYTES_MAX, FrameHeader, decode_header, frames_in
+from cutwater.storage.frames import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frame, FrameHeader, decode_header, frames_in
 from cutwater.storage.interface import Finding
 from cutwater.types import Batch
 
@@ -44,7 +44,7 @@ END_BYTES = _END.size + _CRC.size
 """What closes a part: how much there is of it, and when it was staged."""
 
 _PART = re.compile(r"[0-9a-f]{32}")
-_ADVICE = "it is read from another holder, if there is one"
+_ADVICE = "it is had from another holder, if there is one"
 
 
 class Held(Struct, frozen=True):
@@ -72,16 +72,22 @@ class StagingFiles:
         for directory in directories:
             if not self._files.is_dir(directory):
                 continue
-            names = self._files.names(directory)
+            try:
+                names = self._files.names(directory)
+            except OSError as error:
+                broken.append(CannotUse(directory, f"{directory} cannot be read ({error}): {_ADVICE}"))
+                continue
             for name in names:
                 path = directory / name
-                if name.endswith(SUFFIX + TEMPORARY):
-                    self._files.unlink(path)
-                elif name.endswith(SUFFIX):
-                    try:
+                try:
+                    if name.endswith(SUFFIX + TEMPORARY):
+                        self._files.unlink(path)
+                    elif name.endswith(SUFFIX):
                         found.append(self._open(path))
-                    except Damaged as error:
-                        broken.append(CannotUse(path, error.message))
+                except Damaged as error:
+                    broken.append(CannotUse(path, error.message))
+                except OSError as error:
+                    broken.append(CannotUse(path, f"{path} cannot be removed ({error}): remove it"))
         return found, broken
 
     def begin(self, part: StagedPart) -> PartWriter:
@@ -116,36 +122,58 @@ class StagingFiles:
             raise DamagedFile(held.path, f"{error.message}, at offset {offset}", _ADVICE) from error
         return data
 
-    def drop(self, parts: Sequence[Held]) -> None:
-        """Remove parts for ever."""
-        directories = set()
+    def drop(self, parts: Sequence[Held]) -> list[tuple[Held, str]]:
+        """Remove parts for ever; which of them could not be removed, and why."""
+        failed: list[tuple[Held, str]] = []
+        removed: dict[Path, list[Held]] = {}
         for held in parts:
-            with _at(held.path.parent):
+            try:
                 self._files.unlink(held.path)
-            directories.add(held.path.parent)
-        for directory in directories:
-            with _at(directory):
+                removed.setdefault(held.path.parent, []).append(held)
+            except OSError as error:
+                failed.append((held, f"{held.path}: {error}"))
+        for directory, gone in removed.items():
+            try:
                 self._files.sync_dir(directory)
+            except OSError as error:
+                # They may be there again after a crash, and are then asked about again.
+                failed += [(held, f"{directory}: {error}") for held in gone]
+        return failed
+
+    def frames(self, held: Held) -> Iterator[Frame]:
+        """All of a part, frame by frame. Raises ``Damaged`` at what is not as it was when it was staged."""
+        if self._open(held.path) != held:
+            raise DamagedFile(held.path, "it is not what it was when it was staged", _ADVICE)
+        progress = _Progress(PartSize())
+        while progress.size.bytes < held.size.bytes:
+            data = self.read(held, progress.size.bytes, VERIFY_BYTES)
+            try:
+                progress.take(data)
+            except InvalidArgument as error:
+                raise DamagedFile(held.path, error.message, _ADVICE) from error
+            yield from frames_in(data)
+        if progress.size != held.size:
+            raise DamagedFile(held.path, f"it holds {progress.size}, not {held.size}", _ADVICE)
 
     def verify(self, held: Held) -> list[Finding]:
         """Read all of a part and check it."""
         try:
-            if self._open(held.path) != held:
-                return [Finding(str(held.path), "it is not what it was when it was staged")]
-            offset, progress = 0, _Progress(PartSize())
-            while offset < held.size.bytes:
-                data = self.read(held, offset, VERIFY_BYTES)
-                progress.take(data)
-                offset += len(data)
-            if progress.size != held.size:
-                return [Finding(str(held.path), f"it holds {progress.size}, not {held.size}")]
-        except (Damaged, InvalidArgument) as error:
+            for _ in self.frames(held):
+                pass
+        except Damaged as error:
             return [Finding(str(held.path), error.message)]
-        except OSError as error:
-            return [Finding(str(held.path), str(error))]
         return []
 
     def _open(self, path: Path) -> Held:
+        try:
+            return self._open_as_is(path)
+        except OSError as error:
+            raise DamagedFile(path, str(error), _ADVICE) from error
+        except DamagedFile as error:
+            # What is said of other files in this form, to learn from a peer, does not help here.
+            raise DamagedFile(path, error.what, _ADVICE) from error
+
+    def _open_as_is(self, path: Path) -> Held:
         file = self._files.open(path)
         start = file.pread(WHOLE_START_BYTES, 0)
         header_bytes = min(whole_bytes(start, path), PART_HEADER_BYTES_MAX)
@@ -162,7 +190,7 @@ class StagingFiles:
 
 
 class CannotUse(Struct, frozen=True):
-    """A part that is damaged; it is left where it is."""
+    """A file that is damaged, or cannot be read; it is left where it is."""
 
     path: Path
     why: str
@@ -225,6 +253,8 @@ class _Progress:
 def _check_staged(header: FrameHeader, rows: int) -> None:
     if header.first_llsn != rows + 1:
         raise InvalidArgument(f"record {rows + 1} of the part is expected, and {header.first_llsn} came")
+    if header.body_bytes > BODY_BYTES_MAX:
+        raise InvalidArgument(f"a staged entry has at most {BODY_BYTES_MAX} bytes, this one {header.body_bytes}")
     entry = header.entry(b"")
     batch = entry.batch
     expected = Batch(batch.count, b"", batch.checksum, batch.time_min, batch.time_max, schema=batch.schema)

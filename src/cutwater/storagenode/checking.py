@@ -7,7 +7,7 @@ from __future__ import annotations
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.format import NUMBER_MAX
-from cutwater.storage.frames import FRAME_BYTES_MAX, PRODUCER_BYTES_MAX, frame_bytes_of
+from cutwater.storage.frames import BODY_BYTES_MAX, PRODUCER_BYTES_MAX
 from cutwater.types import LLSN, Batch, Entry, Epoch
 
 UINT32_MAX = (1 << 32) - 1
@@ -33,9 +33,10 @@ def check_entry(entry: Entry) -> None:
             raise InvalidArgument(
                 f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {name_bytes}: choose a shorter one"
             )
-    frame_bytes = frame_bytes_of(entry)
-    if frame_bytes > FRAME_BYTES_MAX:
-        raise InvalidArgument(f"a batch has at most {FRAME_BYTES_MAX} bytes, this one {frame_bytes}: send smaller ones")
+    if len(batch.body) > BODY_BYTES_MAX:
+        raise InvalidArgument(
+            f"a batch has at most {BODY_BYTES_MAX} bytes, this one {len(batch.body)}: send smaller ones"
+        )
     if crc32c(batch.body) != batch.checksum:
         raise InvalidArgument("the checksum of the batch does not fit its bytes: they were damaged on the way")
 

@@ -1,4 +1,4 @@
-"""From the staged parts of a group to its entries, one after the other, for a thread that may wait for disks and peers.
+"""From the staged parts of a group to its entries, one after the other, for a thread that may wait for disks.
 
 Parts without an order follow each other as they were decided, and their entries go into the log as they are, never
 looked into. Ordered parts are merged by the positions of their rows, and what comes out is cut into entries anew.
@@ -19,7 +19,7 @@ from cutwater.core.staged import StagedPart
 from cutwater.errors import Damaged
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import Frame, frames_in, staged_frame
-from cutwater.storage.staging import StagingFiles
+from cutwater.storage.staging import Held, StagingFiles
 from cutwater.types import Batch, EventTime, Part
 
 if TYPE_CHECKING:
@@ -28,19 +28,33 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 4 * 1024 * 1024
 BLOCK_BYTES = 256 * 1024
 """About what an entry of rows that are kept for a second merge has."""
-UNPACKED = 4
-"""How much larger rows may be in memory than they are when compressed, about."""
 
 Read = Callable[[int, int], bytes]
 """Whole, verified frames of a part: from an offset on, so many bytes at most, but at least one."""
 
 
 class Source(Struct, frozen=True):
-    """A decided part, what its holder says of it, and how its frames are read."""
+    """A decided part that is here and intact, and how its frames are read. ``block_bytes`` is what its largest entry
+    takes in memory."""
 
     part: Part
     staged: StagedPart
     read: Read
+    block_bytes: int
+
+
+def block_sizes(held: Held, files: StagingFiles) -> Iterator[int]:
+    """Read through a part that should be intact: what each of its entries takes in memory. Raises ``Damaged``."""
+    if held.part.order is None:
+        for frame in files.frames(held):
+            yield frame.header.body_bytes
+        return
+    # Only nodes that publish ordered parts need Arrow, which takes long to import.
+    from cutwater.storage import merging  # noqa: PLC0415
+
+    form = merging.form_of(held.part.order)
+    for frame in files.frames(held):
+        yield merging.read_block(frame.body, form, frame.header.count).nbytes
 
 
 def entries_of(group: PublishGroup, sources: Sequence[Source], files: StagingFiles) -> Generator[Batch, None, None]:
@@ -73,7 +87,6 @@ def _frames(read: Read, size: int, bytes_max: int) -> Iterator[Frame]:
 
 
 def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
-    # Only nodes that publish ordered parts need Arrow, which takes long to import.
     from cutwater.storage import merging  # noqa: PLC0415
 
     forms = [merging.form_of(source.staged.order) for source in sources if source.staged.order is not None]
@@ -84,8 +97,7 @@ def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
         partial(_blocks, source.read, source.part.bytes, form, common)
         for source, form in zip(sources, forms, strict=True)
     ]
-    unpacked = UNPACKED if any(form.order.compression for form in forms) else 1
-    block_bytes = max(unpacked * source.part.bytes // max(source.part.entries, 1) for source in sources)
+    block_bytes = max(source.block_bytes for source in sources)
     with ExitStack() as kept:
         keep = partial(_keep, kept, files, sources[0].staged, common)
         for block in merging.in_entries(merging.merge_in_bounds(parts, block_bytes, keep)):

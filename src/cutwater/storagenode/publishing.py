@@ -1,9 +1,10 @@
 """Publishes decided groups: has their staged parts here, and hands their entries to the replica at the head.
 
 The metadata repository says what to publish, again and again until it knows the outcome, so nothing here is remembered.
-Parts that this node does not hold are first copied from one that does; meanwhile the log stream goes on. Once a group
-has begun, everything else that is appended waits behind it. Its entries are read no faster than the disks of the whole
-chain take them: nothing of a group is committed before its end, so there are no acknowledgements to wait for.
+Parts that this node does not hold are first copied from one that does, and all are read through, so that what is
+damaged is found and copied anew; meanwhile the log stream goes on. Once a group has begun, everything else that is
+appended waits behind it. Its entries are read no faster than the disks of the whole chain take them: nothing of a group
+is committed before its end, so there are no acknowledgements to wait for.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 
-from cutwater.core.messages import PublishGroup
+from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.replica_events import GroupEntry, GroupFailed
 from cutwater.core.staged import PartSize, StagedPart
 from cutwater.errors import CutwaterError, Damaged, ReadOnly, Unavailable
-from cutwater.storage.staging import StagingFiles
-from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, entries_of
+from cutwater.storage.staging import Held, StagingFiles
+from cutwater.storagenode.checking import check_batch
+from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
 from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.staging import Staging
 from cutwater.storagenode.threads import in_thread
-from cutwater.types import Batch, Epoch, LogStreamId, Part, ReplicaState
+from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.serving import Call
 
@@ -37,14 +40,15 @@ KEEP_UP_BYTES = 8 * 1024 * 1024
 """After so many bytes, the next node of the chain is asked whether it keeps up."""
 STEP_BYTES = 1024 * 1024
 """About what is read at a time."""
+ENTRIES_AT_ONCE = 16
+"""How many are read through before the next look whether to go on."""
 LOOK_SECONDS = 0.002
 RETRY_SECONDS = 0.02
 PEER_MS_MAX = 10_000
-FETCH_SECONDS_MAX = 60.0
 THREADS = 4
 """How many groups are read at the same time."""
 
-Name = tuple[LogStreamId, int, int]
+Name = tuple[RunId, BatchNumber, TopicId]
 
 
 class _NotWanted(Exception):
@@ -63,10 +67,10 @@ class Publishing:
     ) -> None:
         self._node, self._staging, self._files, self._peers, self._spawn = node, staging, files, peers, spawn
         self._has_room = has_room
-        self._collecting: set[Name] = set()
-        """Groups whose parts are on their way here."""
+        self._preparing: set[Name] = set()
+        """Groups whose parts are on their way here, or are read through."""
         self._loop = asyncio.get_running_loop()
-        # Not those of the staging area, which peers wait for, while these may wait for peers.
+        # Not those of the staging area, which clients and peers wait for.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"publishing of storage node {node.node}")
 
     def stop(self) -> None:
@@ -76,38 +80,93 @@ class Publishing:
 
     def publish(self, group: PublishGroup) -> None:
         driver = self._node.replicas.get(group.stream)
-        name = group.stream, group.run, group.batch
-        if driver is None or name in self._collecting:
+        name = group.run, group.batch, group.topic
+        if driver is None or name in self._preparing:
             return
-        lacking = [part for part in group.parts if part.part not in self._staging.held]
-        if lacking and _leads(driver, group.epoch):
-            self._collecting.add(name)
-            self._spawn(self._collect(name, driver, group, lacking))
+        if driver.replica.wants(group):
+            self._preparing.add(name)
+            self._spawn(self._prepare(name, driver, group))
         else:
             driver.feed(group)
 
-    async def _collect(self, name: Name, driver: ReplicaDriver, group: PublishGroup, lacking: list[Part]) -> None:
+    async def _prepare(self, name: Name, driver: ReplicaDriver, group: PublishGroup) -> None:
+        """Have all parts here and intact before the group begins: from then on, whatever goes wrong is wrong for the
+        log stream as a whole."""
+        problem = ""
         try:
-            for part in lacking:
-                await self._copy(part)
+            for part in group.parts:
+                await self._have(part)
         except CutwaterError as error:
-            # Perhaps the group is there already; otherwise the replica asks for the parts, and this is found again.
-            _log.warning("the parts of batch %s of run %s cannot be had: %s", group.batch, group.run, error.message)
+            problem = error.message
         finally:
-            self._collecting.discard(name)
-        driver.feed(group)
+            self._preparing.discard(name)
+        if not problem or not driver.replica.wants(group):
+            driver.feed(group)
+            return
+        self._node.counters.groups_failed += 1
+        _log.error("batch %s of run %s cannot be published now: %s", group.batch, group.run, problem)
+        self._node.tell_group(
+            GroupOutcome(
+                self._node.node,
+                group.stream,
+                group.epoch,
+                group.run,
+                group.batch,
+                GroupState.PROBLEM,
+                LLSN(0),
+                0,
+                GLSN(0),
+                problem,
+            )
+        )
 
-    async def _copy(self, part: Part) -> None:
+    async def _have(self, part: Part) -> None:
+        held = self._staging.held.get(part.part) or await self._copy(part)
+        if held.size != _size_of(part):
+            raise Damaged(f"staged part {part.part} has {held.size} here, and {_size_of(part)} was decided on")
+        try:
+            await self._read_through(held)
+        except Damaged as error:
+            _log.error("a staged part is damaged, and is copied anew: %s", error.message)
+            self._node.counters.damage_met += 1
+            await self._read_through(await self._staging.write_anew(held, partial(self._intact, part)))
+            self._node.counters.parts_copied += 1
+
+    async def _read_through(self, held: Held) -> None:
+        """Raises if anything of it is damaged. A little at a time, so that the node can be stopped meanwhile."""
+        sizes, largest = block_sizes(held, self._files), 0
+        while some := await in_thread(self._threads, lambda: list(islice(sizes, ENTRIES_AT_ONCE))):
+            largest = max(largest, *some)
+        self._staging.block_bytes[held.part.part] = largest
+
+    async def _copy(self, part: Part) -> Held:
         """Have a part here that another node holds."""
         offset, size = 0, PartSize()
         while offset < part.bytes:
             staged, size, data = await self._fetch(part, offset, CHUNK_BYTES)
             offset = await self._staging.add(staged, offset, data)
-        await self._staging.finish(part.part, size)
+        held = await self._staging.finish(part.part, size)
         self._node.counters.parts_copied += 1
+        return held
+
+    async def _intact(self, part: Part, offset: int) -> bytes:
+        """Frames of a part that is damaged here, and perhaps at other places elsewhere."""
+        held, bytes_max = self._staging.require(part.part), CHUNK_BYTES
+        while True:
+            try:
+                return await self._staging.in_thread(lambda: self._files.read(held, offset, bytes_max))  # noqa: B023
+            except Damaged:
+                pass
+            try:
+                return (await self._fetch(part, offset, bytes_max))[2]
+            except Unavailable:
+                if bytes_max == 1:
+                    raise
+                # One frame at a time more of it can be had.
+                bytes_max = 1
 
     async def _fetch(self, part: Part, offset: int, bytes_max: int) -> tuple[StagedPart, PartSize, bytes]:
-        """Frames of a part from any node that holds it."""
+        """Frames of a part from any other node that holds it."""
         reasons = []
         for peer in part.holders:
             if peer == self._node.node:
@@ -154,7 +213,7 @@ class Publishing:
 
     async def _feed_all(self, taking: _Taking) -> None:
         group = taking.group
-        sources = [await self._source(part) for part in group.parts]
+        sources = [self._source(part) for part in group.parts]
         size = sum(part.bytes for part in group.parts)
         self._require_room(size)
         await self._let_the_chain_keep_up(taking, size)
@@ -185,30 +244,11 @@ class Publishing:
             await asyncio.sleep(LOOK_SECONDS)
         taking.give(batch, last=last)
 
-    async def _source(self, part: Part) -> Source:
-        held = self._staging.held.get(part.part)
-        if held is not None and held.size != _size_of(part):
-            raise Damaged(f"staged part {part.part} has {held.size} here, and {_size_of(part)} was decided on")
-        staged = held.part if held is not None else (await self._fetch(part, 0, 1))[0]
-
-        def read(offset: int, bytes_max: int) -> bytes:
-            """In a thread. All holders have the same bytes, so what is damaged here is read elsewhere."""
-            if held is not None:
-                try:
-                    return self._staging.read(held, offset, bytes_max)
-                except Damaged as error:
-                    _log.error("a staged part is damaged: %s", error.message)
-                    self._loop.call_soon_threadsafe(self._count_damage)
-            fetching = asyncio.run_coroutine_threadsafe(self._fetch(part, offset, bytes_max), self._loop)
-            try:
-                return fetching.result(FETCH_SECONDS_MAX)[2]
-            except TimeoutError:
-                raise Unavailable(f"staged part {part.part} could not be had in {FETCH_SECONDS_MAX:g} s") from None
-
-        return Source(part, staged, read)
-
-    def _count_damage(self) -> None:
-        self._node.counters.damage_met += 1
+    def _source(self, part: Part) -> Source:
+        held, block_bytes = self._staging.held.get(part.part), self._staging.block_bytes.get(part.part)
+        if held is None or block_bytes is None:
+            raise Unavailable(f"staged part {part.part} is not on storage node {self._node.node} any more")
+        return Source(part, held.part, partial(self._staging.read, held), block_bytes)
 
     # Neither faster than the disk here, nor than the others of the chain.
 
@@ -302,6 +342,7 @@ def _some(entries: Iterator[Batch]) -> list[Batch]:
     found: list[Batch] = []
     size = 0
     for batch in entries:
+        check_batch(batch)
         found.append(batch)
         size += len(batch.body)
         if size >= STEP_BYTES:

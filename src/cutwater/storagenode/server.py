@@ -95,7 +95,7 @@ class StorageNodeServer:
         self._metadata: MetadataLinks | None = None
         self._syncing = Syncing(self.node)
         staged_files = StagingFiles(volumes.staging)
-        self.staging = Staging(self.node, staged_files, self.disk_is_full, options.staged_bytes_max)
+        self.staging = Staging(self.node, staged_files, self.room.has, self.disk_is_full, options.staged_bytes_max)
         self._methods = self._table()
         self._client_tls = options.tls.client if options.tls else None
         peer_endpoint = self._endpoint(PEER_OPTIONS)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +22,7 @@ from cutwater.core.staged import PartSize, StagedPart
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,
+    Damaged,
     InvalidArgument,
     NotFound,
     ResourceExhausted,
@@ -40,8 +43,11 @@ _log = logging.getLogger(__name__)
 STAGED_BYTES_MAX = 64 * 1024 * 1024 * 1024
 PARTS_MAX = 65_536
 """Each is a file."""
+TURNED_AWAY_MAX = 1_024
 ASK_SECONDS = 60.0
 """How often the metadata repository is asked what is no longer needed."""
+ASK_SOON_SECONDS = 1.0
+"""The same when there is no room for more."""
 ASKED_AT_ONCE = 4_096
 IDLE_SECONDS_MAX = 600.0
 """A part that is not complete and to which nothing was added for this long is given up. Nobody was told that it is
@@ -70,17 +76,29 @@ class _Writing:
 
 
 class Staging:
-    """Runs on the event loop of the node. ``on_full`` is told when a write found no room."""
+    """Runs on the event loop of the node. ``has_room`` tells whether so much can be written, as far as is known;
+    ``on_full`` is told when a write found no room."""
 
     def __init__(
-        self, node: StorageNode, files: StagingFiles, on_full: Callable[[], None], bytes_max: int = STAGED_BYTES_MAX
+        self,
+        node: StorageNode,
+        files: StagingFiles,
+        has_room: Callable[[int], bool],
+        on_full: Callable[[], None],
+        bytes_max: int = STAGED_BYTES_MAX,
     ) -> None:
-        self.bytes_max = bytes_max
+        self.bytes_max, self.parts_max = bytes_max, PARTS_MAX
         self.bytes = 0
         """Of all parts, also of those that are not complete."""
         self.held: dict[str, Held] = {}
-        self._node, self._files, self._on_full = node, files, on_full
+        self.block_bytes: dict[str, int] = {}
+        """Of parts that were read through to be published: what their largest entry takes in memory."""
+        self._node, self._files, self._has_room, self._on_full = node, files, has_room, on_full
+        self._is_short = asyncio.Event()
+        """Rows were refused that would fit if what is published were gone."""
         self._writing: dict[str, _Writing] = {}
+        self._turned_away: deque[str] = deque(maxlen=TURNED_AWAY_MAX)
+        """Parts for which there was no place when they began."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=f"staging of storage node {node.node}")
 
     def start(self, directories: Iterable[Path]) -> None:
@@ -200,6 +218,37 @@ class Staging:
         """For threads."""
         return self._files.read(held, offset, bytes_max)
 
+    async def write_anew(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
+        """Replace a part that is damaged here. ``fetch`` gives whole, intact frames from an offset on. What is damaged
+        stays until the new one is durable: parts of it may be intact nowhere else."""
+        writing = _Writing(held.part)
+        self._reserve(writing, held.size.bytes)
+        try:
+            new = await self._write_all(held, fetch)
+        finally:
+            self._reserve(writing, -held.size.bytes)
+        if self.held.get(held.part.part) is not held:
+            await self._remove([new])
+            raise NotFound(f"part {held.part.part} is not needed any more")
+        self.held[held.part.part] = new
+        if new.path != held.path:
+            # It went to another volume.
+            await self._remove([held])
+        return new
+
+    async def _write_all(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
+        writer = await self.in_thread(lambda: self._files.begin(held.part))
+        try:
+            while writer.size.bytes < held.size.bytes:
+                data = await fetch(writer.size.bytes)
+                await self.in_thread(lambda data=data: writer.append(data))  # type: ignore[misc]
+            if writer.size != held.size:
+                raise Damaged(f"part {held.part.part} has {writer.size} elsewhere, not {held.size}")
+            return await self.in_thread(lambda: writer.finish(held.staged_us))
+        except BaseException:
+            await self._discard(writer)
+            raise
+
     async def in_thread(self, job: Callable[[], T]) -> T:
         try:
             return await in_thread(self._threads, job)
@@ -215,15 +264,21 @@ class Staging:
             return writing
         if part.part in self.held:
             raise AlreadyExists(f"part {part.part} is complete: nothing can be added to it")
+        if self.parts >= self.parts_max or (offset and part.part in self._turned_away):
+            # Several messages are on their way at a time: those after a first one that was refused are repeated too.
+            if not offset and part.part not in self._turned_away:
+                self._turned_away.append(part.part)
+            raise ResourceExhausted(
+                f"storage node {self._node.node} holds {self.parts} staged parts of at most {self.parts_max}",
+                retry_ms=RETRY_MS if self.parts >= self.parts_max else RETRY_SOON_MS,
+            )
         if offset:
             raise NotFound(
                 f"storage node {self._node.node} has nothing of part {part.part}, it may have been started anew: stage "
                 "it again"
             )
-        if self.parts >= PARTS_MAX:
-            raise ResourceExhausted(
-                f"storage node {self._node.node} holds {self.parts} staged parts", retry_ms=RETRY_MS
-            )
+        if part.part in self._turned_away:
+            self._turned_away.remove(part.part)
         writing = self._writing[part.part] = _Writing(part)
         return writing
 
@@ -238,6 +293,15 @@ class Staging:
             raise ResourceExhausted(
                 f"storage node {self._node.node} holds {self.bytes} staged bytes of at most {self.bytes_max}; they go "
                 "when their batches are published, or expire",
+                retry_ms=RETRY_MS,
+            )
+        self._node.require_room(0)
+        # All that is staged is written a second time when it is published, and is decided on before that.
+        if not self._has_room(size + self.bytes + size):
+            self._is_short.set()
+            raise ResourceExhausted(
+                f"storage node {self._node.node} has room for {size} bytes, but not for publishing them with the "
+                f"{self.bytes} that are staged: make room on its volumes",
                 retry_ms=RETRY_MS,
             )
         self._node.require_room(size)
@@ -270,16 +334,23 @@ class Staging:
         self.bytes -= writing.reserved
         writing.reserved = 0
         if writing.writer is not None:
-            try:
-                await self.in_thread(writing.writer.discard)
-            except CutwaterError as error:
-                _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
+            await self._discard(writing.writer)
+
+    async def _discard(self, writer: PartWriter) -> None:
+        try:
+            await self.in_thread(writer.discard)
+        except CutwaterError as error:
+            _log.warning("what is left of a part cannot be removed before the next start: %s", error.message)
 
     # What is no longer needed.
 
     async def tidy_for_ever(self, ask: Ask, every_seconds: float = ASK_SECONDS) -> None:
+        soon_seconds = min(every_seconds, ASK_SOON_SECONDS)
         while True:
-            await asyncio.sleep(every_seconds)
+            await asyncio.sleep(soon_seconds)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_short.wait(), every_seconds - soon_seconds)
+            self._is_short.clear()
             try:
                 await self.tidy(ask)
             except CutwaterError as error:
@@ -292,17 +363,19 @@ class Staging:
             async with writing.lock:
                 await self._give_up(writing)
         batches = [StagedBatch(info.run, info.batch, info.generation, info.age_us) for info in self.summary()]
+        # What is staged while the answer is under way was not asked about.
+        known = frozenset(self.held)
         for start in range(0, len(batches), ASKED_AT_ONCE):
             asked = tuple(batches[start : start + ASKED_AT_ONCE])
             answer = await ask(StagedRequest(self._node.node, asked))
-            await self._drop(answer.drop)
+            await self._drop(answer.drop, known)
 
     def summary(self) -> tuple[api.StagedInfo, ...]:
         """What is held, by batch. A batch is as old as its newest part: tasks may still be at work on it."""
         now_us = time.time_ns() // 1_000
         found: dict[tuple[RunId, BatchNumber, int], list[Held]] = {}
         for held in self.held.values():
-            found.setdefault((held.part.run, held.part.batch, held.part.generation), []).append(held)
+            found.setdefault(_batch_of(held), []).append(held)
         return tuple(
             api.StagedInfo(
                 *key,
@@ -313,16 +386,33 @@ class Staging:
             for key, some in sorted(found.items(), key=lambda item: item[0])
         )
 
-    async def _drop(self, batches: Iterable[StagedBatch]) -> None:
+    async def _drop(self, batches: Iterable[StagedBatch], known: Container[str]) -> None:
+        """The parts of these batches, as far as they are ``known``."""
         named = {(batch.run, batch.batch, batch.generation) for batch in batches}
-        doomed = [h for h in self.held.values() if (h.part.run, h.part.batch, h.part.generation) in named]
+        doomed = [held for held in self.held.values() if held.part.part in known and _batch_of(held) in named]
         if not doomed:
             return
         for held in doomed:
             del self.held[held.part.part]
+            self.block_bytes.pop(held.part.part, None)
             self.bytes -= held.size.bytes
-        self._node.counters.parts_dropped += len(doomed)
-        await self.in_thread(lambda: self._files.drop(doomed))
+        left = await self._remove(doomed)
+        for held in left:
+            # Its file is still there and takes up room. It is asked about again, and removed then.
+            self.held[held.part.part] = held
+            self.bytes += held.size.bytes
+        self._node.counters.parts_dropped += len(doomed) - len(left)
+
+    async def _remove(self, parts: list[Held]) -> list[Held]:
+        """Which of them could not be removed."""
+        failed = await self.in_thread(lambda: self._files.drop(parts))
+        for held, why in failed:
+            _log.warning("a staged part cannot be removed now: %s", why, extra={"path": str(held.path)})
+        return [held for held, _ in failed]
+
+
+def _batch_of(held: Held) -> tuple[RunId, BatchNumber, int]:
+    return held.part.run, held.part.batch, held.part.generation
 
 
 def _check_of(part: StagedPart) -> Callable[[Buffer], None]:

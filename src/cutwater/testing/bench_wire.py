@@ -267,7 +267,8 @@ def _sockets(port: int, pipe: Any) -> Bulk:
             if i < LARGE_COUNT:
                 sock.sendall(LARGE)
             if i >= LARGE_IN_FLIGHT:
-                assert sock.recv(1) == b"."
+                got = sock.recv(1)
+                assert got == b"."
         seconds = time.perf_counter() - started
         megabytes = LARGE_COUNT * len(LARGE) / 1e6
         return Bulk(megabytes / seconds, (time.process_time() + _asked(pipe) - before) / megabytes * 1e6)

@@ -100,6 +100,10 @@ class NearTransport(asyncio.Transport):
         """What is written must not change until it is read: ``Outbox`` asks the same of those who send."""
         if self._is_closing or not data:
             return
+        if self.peer._is_lost:
+            # Nobody will read it. What the other side wrote before it closed is still to be read here.
+            self._deliver_soon()
+            return
         self.peer._inbox.append(data)
         self.peer._inbox_bytes += len(data)
         self.peer._deliver_soon()
@@ -133,6 +137,7 @@ class NearTransport(asyncio.Transport):
             self._inbox.clear()
             self._inbox_bytes = 0
             self._loop.call_soon(self._protocol.connection_lost, error)
+            self._loop.call_soon(self.peer._let_write)
 
     def _deliver_soon(self) -> None:
         if not self._is_due:
@@ -144,11 +149,16 @@ class NearTransport(asyncio.Transport):
         left = TURN_BYTES_MAX
         while self._inbox and left > 0 and not self._is_reading_paused and not self._is_lost:
             left -= self._deliver_some()
-        if self._is_lost or self._is_reading_paused:
+        if self._is_lost:
             return
         if self._inbox:
-            self._deliver_soon()
-        elif self._has_peer_ended and not self._protocol.eof_received():
+            if not self._is_reading_paused:
+                self._deliver_soon()
+        elif self.peer._is_lost:
+            # Whoever reads no more because it cannot write would wait for ever.
+            self._protocol.eof_received()
+            self.close()
+        elif self._has_peer_ended and not self._is_reading_paused and not self._protocol.eof_received():
             self.close()
 
     def _deliver_some(self) -> int:
@@ -162,9 +172,13 @@ class NearTransport(asyncio.Transport):
         room[:count] = data
         self._inbox_bytes -= count
         self._protocol.buffer_updated(count)
-        sender = self.peer
-        if sender._is_writing_paused and self._inbox_bytes <= sender._low:
-            sender._is_writing_paused = False
-            if not sender._is_lost:
-                sender._protocol.resume_writing()
+        if self._inbox_bytes <= self.peer._low:
+            self.peer._let_write()
         return count
+
+    def _let_write(self) -> None:
+        """There is room on the other side, or nobody there any more."""
+        if self._is_writing_paused:
+            self._is_writing_paused = False
+            if not self._is_lost:
+                self._protocol.resume_writing()

@@ -50,7 +50,7 @@ class HeadsArguments(Struct, frozen=True):
 
 class EventTimeBefore(Struct, frozen=True):
     """What the stream had said before the first of the heads: the largest event time, the largest declared watermark,
-    and when its last commit was; None where there was none, or it is trimmed."""
+    and when its last commit was, trimmed or not; None where there was none."""
 
     time_max: EventTime | None
     declared: EventTime | None

@@ -165,7 +165,7 @@ class ReplicaDisk:
                 else:
                     del self.entries[i:]
                 break
-            tail.append(entry)
+            tail.append(structs.replace(entry, batch=structs.replace(entry.batch, body=b"")))
         end = self.end
         self.entries_synced, self.contexts_synced = len(self.entries), len(self.contexts)
         return Found(self.hard_state, last, self.first_llsn, end, tuple(tail), damaged)

@@ -1,0 +1,104 @@
+"""How a client asks the metadata repository: what it leaves behind, and what it says when its time is up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cutwater.client import repository
+from cutwater.client.repository import Repository
+from cutwater.core.order_options import OrderOptions
+from cutwater.core.requests import Answer, CursorAt, ReadCursorRequest, Request
+from cutwater.errors import DeadlineExceeded, Unavailable
+from cutwater.types import GLSN, MILLISECOND, ClusterId
+from cutwater.wire.handshake import Endpoint
+from cutwater.wire.metadata_api import ASK
+from cutwater.wire.methods import Methods
+from cutwater.wire.server import Listener, listen
+from cutwater.wire.serving import Call
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+CLUSTER = ClusterId(7)
+REQUEST = ReadCursorRequest("c")
+ANSWER = CursorAt(GLSN(5))
+
+
+@asynccontextmanager
+async def asking(answer: Callable[[], Awaitable[Answer]]) -> AsyncIterator[tuple[Repository, Listener]]:
+    """A client of two addresses that are one and the same metadata node."""
+
+    async def handle(call: Call[Request]) -> Answer:
+        return await answer()
+
+    methods = Methods()
+    methods.answers(ASK)(handle)
+    listener = await listen(Endpoint(CLUSTER, "metadata", "1", methods), "127.0.0.1", 0)
+    asks = Repository(Endpoint(CLUSTER, "client"), (f"127.0.0.1:{listener.port}",) * 2)
+    try:
+        yield asks, listener
+    finally:
+        asks.close()
+        await listener.close(timeout_ms=500)
+
+
+async def test_connections_that_are_left_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "ATTEMPT_MS_MAX", 50)
+    count = 0
+
+    async def answer() -> Answer:
+        nonlocal count
+        count += 1
+        if count < 4:
+            await asyncio.Event().wait()
+        return ANSWER
+
+    async with asking(answer) as (asks, listener):
+        assert await asks.ask(REQUEST, CursorAt, timeout_ms=20_000) == ANSWER
+        async with asyncio.timeout(20):
+            while asks._left or len(listener.gate.connections) > 1:
+                await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_is_left_still_answers_what_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "ATTEMPT_MS_MAX", 50)
+    gate, count = asyncio.Event(), 0
+
+    async def answer() -> Answer:
+        nonlocal count
+        count += 1
+        if count <= 2:
+            await gate.wait()
+        return ANSWER
+
+    async with asking(answer) as (asks, _):
+        patient = asyncio.create_task(asks.ask(REQUEST, CursorAt, timeout_ms=20_000, idempotent=False))
+        while not count:
+            await asyncio.sleep(0.01)
+        assert await asks.ask(REQUEST, CursorAt, timeout_ms=20_000) == ANSWER
+        assert len(asks._left) == 1
+        gate.set()
+        assert await patient == ANSWER
+
+
+async def test_when_the_time_is_up_the_last_reason_is_told() -> None:
+    count = 0
+
+    async def answer() -> Answer:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise Unavailable("the disk of storage node 3 is on fire: ask again")
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with asking(answer) as (asks, _):
+        with pytest.raises(DeadlineExceeded, match="storage node 3 is on fire"):
+            await asks.ask(REQUEST, CursorAt, timeout_ms=300)
+
+
+async def test_a_leader_explains_before_a_client_takes_it_for_dead() -> None:
+    assert OrderOptions().publish_wait_us < repository.ATTEMPT_MS_MAX * MILLISECOND

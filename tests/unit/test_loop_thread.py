@@ -1,0 +1,87 @@
+"""Threads that bring work to an event loop, and are interrupted at the worst moments."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from cutwater.client.loop_thread import LoopThread
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def loop() -> Iterator[LoopThread]:
+    thread = LoopThread("test loop")
+    yield thread
+    thread.close()
+
+
+async def one() -> int:
+    return 1
+
+
+def interrupt(loop: LoopThread, monkeypatch: pytest.MonkeyPatch, *, after: bool) -> list[int]:
+    """The next call that wakes the loop is interrupted, before or after that; how often it was woken since."""
+    real, calls = loop._call_soon, [0]
+
+    def call_soon(function: Callable[[], None]) -> None:
+        calls[0] += 1
+        if calls[0] > 1 or after:
+            real(function)
+        if calls[0] == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_call_soon", call_soon)
+    return calls
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupt_while_the_loop_is_woken_stops_nobody_else(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    begun: list[int] = []
+
+    async def slow() -> None:
+        begun.append(1)
+        await asyncio.Event().wait()
+
+    interrupt(loop, monkeypatch, after=after)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(slow())
+    for _ in range(3):
+        assert loop.run(one()) == 1
+    assert loop.run(_others()) == 0, "what was given up is not done any more"
+    assert after or not begun
+
+
+async def _others() -> int:
+    await asyncio.sleep(0)
+    return len(asyncio.all_tasks()) - 1
+
+
+def test_who_relied_on_the_one_that_was_interrupted_is_let_in(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relied = threading.Event()
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(loop.run(one())), daemon=True)
+    real = loop._call_soon
+
+    def call_soon(function: Callable[[], None]) -> None:
+        if not relied.is_set():
+            relied.set()
+            other.start()
+            while len(loop._visits) < 2:
+                pass
+            raise KeyboardInterrupt
+        real(function)
+
+    monkeypatch.setattr(loop, "_call_soon", call_soon)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(one())
+    other.join(20)
+    assert found == [1]
