@@ -10,7 +10,10 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from decimal import Context, Decimal
 from functools import reduce
+from itertools import accumulate
+from math import isnan
 from operator import add
 from typing import Any, Final, Protocol
 
@@ -22,6 +25,8 @@ from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import converter, copier
 
 _BIGINT: Final = 1 << 63
+_EXACT: Final = Context(prec=100)
+"""Sums of decimals are exact: Python's own context would round them."""
 _CALL: Final = re.compile(r"\s*(\w+)\s*\(\s*(\*|[^()]+?)\s*\)\s*")
 
 
@@ -142,6 +147,26 @@ def _summed(kind: pa.DataType) -> pa.DataType:
     raise InvalidArgument(f"a column of type {shown(kind)} cannot be added up: use a numeric one")
 
 
+def _total(summed: pa.DataType | None, values: list[Any]) -> Any:
+    """The sum, from the left. It must fit its type after every value, and not only after the last of those that happen
+    to be added together.
+    """
+    if isinstance(values[0], Decimal):
+        total = reduce(_EXACT.add, values)
+        limit: Any = None if summed is None else Decimal(10) ** (summed.precision - summed.scale)
+    else:
+        total = reduce(add, values)
+        limit = _BIGINT if type(total) is int else None
+    if limit is not None and sum(map(abs, values)) >= limit:
+        for prefix in accumulate(values, _EXACT.add if isinstance(limit, Decimal) else add):
+            if not -limit <= prefix < limit:
+                raise InvalidArgument(
+                    f"a sum is {prefix}, which is more than a {shown(summed or pa.int64())} holds: "
+                    "make the column a wider decimal before"
+                )
+    return total
+
+
 class _Sum(_Fold):
     def stored(self, kind: pa.DataType) -> pa.DataType:
         return _summed(kind)
@@ -149,12 +174,7 @@ class _Sum(_Fold):
     resulting = stored
 
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
-        total = reduce(add, values) if accumulator is None else reduce(add, values, accumulator)
-        if type(total) is int and not -_BIGINT <= total < _BIGINT:
-            raise InvalidArgument(
-                f"a sum is {total}, which is more than a bigint holds: make the column a decimal before"
-            )
-        return total
+        return _total(self.stored_type, values if accumulator is None else [accumulator, *values])
 
 
 class _Avg(_Fold):
@@ -168,13 +188,16 @@ class _Avg(_Fold):
 
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
         if accumulator is None:
-            return reduce(add, values), len(values)
-        return reduce(add, values, accumulator[0]), accumulator[1] + len(values)
+            return self._sum(values), len(values)
+        return self._sum([accumulator[0], *values]), accumulator[1] + len(values)
 
     def merge(self, accumulator: Any, other: Any) -> Any:
         if accumulator is None or other is None:
             return other if accumulator is None else accumulator
-        return accumulator[0] + other[0], accumulator[1] + other[1]
+        return self._sum([accumulator[0], other[0]]), accumulator[1] + other[1]
+
+    def _sum(self, values: list[Any]) -> Any:
+        return _total(None if self.stored_type is None else self.stored_type.field("sum").type, values)
 
     def result(self, accumulator: Any) -> Any:
         return None if accumulator is None else float(accumulator[0] / accumulator[1])
@@ -186,21 +209,28 @@ class _Avg(_Fold):
         return None if value is None else (value["sum"], value["count"])
 
 
+def _place(value: Any) -> tuple[bool, Any]:
+    """What is not a number comes after all that are, as in Spark."""
+    return (True, 0.0) if isinstance(value, float) and isnan(value) else (False, value)
+
+
 class _Min(_Fold):
+    def __init__(self, column: str, kind: pa.DataType | None) -> None:
+        super().__init__(column, kind)
+        self._key = _place if kind is None or pa.types.is_floating(kind) else None
+
     def stored(self, kind: pa.DataType) -> pa.DataType:
         if pa.types.is_nested(kind):
             raise InvalidArgument(f"values of type {shown(kind)} have no order: min and max need a simple type")
         return kind
 
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
-        least = min(values)
-        return least if accumulator is None or least < accumulator else accumulator
+        return min(values if accumulator is None else [accumulator, *values], key=self._key)
 
 
 class _Max(_Min):
     def fold(self, accumulator: Any, values: list[Any]) -> Any:
-        most = max(values)
-        return most if accumulator is None or most > accumulator else accumulator
+        return max(values if accumulator is None else [accumulator, *values], key=self._key)
 
 
 class _First(_Builtin):

@@ -25,7 +25,7 @@ _dumps: Callable[[Any], bytes] = cloudpickle.dumps
 _register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
 _unregister: Callable[[ModuleType], None] = cloudpickle.unregister_pickle_by_value
 
-_plans: dict[bytes, Plan] = {}
+_plans: dict[tuple[str, bytes, bytes], Plan] = {}
 """Plans that this process has made already; a worker serves few pipelines in its life."""
 
 _PLANS_MAX: Final = 8
@@ -54,10 +54,12 @@ class Program:
         self._event_times = dict(event_times or {})
         with pickled_by_value(graph):
             self._graph = _dumps(graph)
+        self._key = (name, self._graph, _dumps((self._schemas, self._event_times)))
+        """The same graph on topics that are not the same is another plan."""
 
     @property
     def plan(self) -> Plan:
-        plan = _plans.get(self._graph)
+        plan = _plans.get(self._key)
         if plan is None:
             graph: Graph = cloudpickle.loads(self._graph)
             for node in graph.of_type(SourceNode):
@@ -66,7 +68,7 @@ class Program:
             rows = {topic: None if schema is None else RowType(schema) for topic, schema in self._schemas.items()}
             if len(_plans) >= _PLANS_MAX:
                 _plans.clear()
-            plan = _plans[self._graph] = Plan(self.name, graph, rows)
+            plan = _plans[self._key] = Plan(self.name, graph, rows)
         return plan
 
     def rows_of(self, topic: str) -> RowType:

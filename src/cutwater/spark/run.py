@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -19,6 +20,7 @@ from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.plan import Plan
@@ -211,7 +213,32 @@ def _source_rows(pipeline: str, node: SourceNode, topic: Topic) -> RowType:
                 f"topic does not have: it has {', '.join(own.names)}"
                 + ("" if topic.schema is not None else "; give the topic a schema when you create it")
             )
+        kind = own.field(field.name).type
+        if not _holds(field.type, kind):
+            raise InvalidArgument(
+                f"pipeline {pipeline!r}, {node.label}: the declared schema says that the column {field.name!r} is "
+                f"{shown(field.type)}, but in the topic it is {shown(kind)}, and not every value fits: declare the "
+                "topic's own type, or leave the schema out, and convert in a map"
+            )
     return node.rows
+
+
+_ALIKE: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_timestamp,
+    lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind),
+)
+
+
+def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
+    """Whether every value of the topic's type has a place in the declared one. Of times, what is finer is cut off."""
+    if declared.equals(own) or any(is_kind(declared) and is_kind(own) for is_kind in _ALIKE):
+        return True
+    if pa.types.is_signed_integer(own):
+        if pa.types.is_signed_integer(declared):
+            return bool(declared.bit_width >= own.bit_width)
+        return bool(pa.types.is_float64(declared) and own.bit_width <= 32)
+    return bool(pa.types.is_floating(own) and pa.types.is_floating(declared) and declared.bit_width >= own.bit_width)
 
 
 def _check_transforms(plan: Plan) -> None:

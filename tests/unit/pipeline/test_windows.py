@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from events import run, source
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline import Aggregator, Global, Pipeline, Session, Sliding, Trigger, Tumbling, Watermark
+from cutwater.pipeline.aggregates import bind
+from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.test_run import TestResult
 
 
@@ -196,3 +200,41 @@ def test_what_cannot_be_is_refused_while_the_pipeline_is_built(options: dict[str
 def test_impossible_windows_are_refused(make: Any) -> None:
     with pytest.raises(InvalidArgument):
         make()
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "kind", "values", "expected"),
+    [
+        ("min(v)", "double", [5.0, float("nan"), 1.0], 1.0),
+        ("max(v)", "double", [float("nan"), 1.0, 7.0], "nan"),
+        ("min(v)", "double", [float("nan")], "nan"),
+        ("sum(v)", "bigint", [1 << 62, 1 << 62, -(1 << 62)], "more than a bigint holds"),
+        ("avg(v)", "bigint", [1 << 62, 1 << 62, -(1 << 62)], "more than a bigint holds"),
+        ("sum(v)", "bigint", [1 << 62, -(1 << 62), 1 << 62], 1 << 62),
+        (
+            "sum(v)",
+            "decimal(38,2)",
+            [Decimal("123456789012345678901234567890.12"), Decimal("0.01")],
+            Decimal("123456789012345678901234567890.13"),
+        ),
+    ],
+)
+def test_an_aggregate_does_not_depend_on_how_rows_are_divided(
+    aggregate: str, kind: str, values: list[Any], expected: Any
+) -> None:
+    rows = RowType.of(f"v {kind}")
+    made = bind("a", aggregate, rows)
+    given = [rows.make({"v": value}) for value in values]
+
+    def outcome(cuts: list[int]) -> Any:
+        accumulator = made.create()
+        try:
+            for first, last in itertools.pairwise([0, *cuts, len(given)]):
+                accumulator = made.unpack(made.pack(made.add(accumulator, given[first:last])))
+        except InvalidArgument as error:
+            return "more than a bigint holds" if "more than a bigint holds" in error.message else error.message
+        result = made.result(accumulator)
+        return "nan" if result != result else result  # noqa: PLR0124
+
+    for cuts in ([], [1], [2], [1, 2]):
+        assert outcome([cut for cut in cuts if cut < len(given)]) == expected, cuts
