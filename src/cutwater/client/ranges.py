@@ -87,8 +87,14 @@ class Ranges:
     # Planning.
 
     async def view(self, timeout: float) -> View:
-        """The catalog as of now."""
-        return await self._catalogs.fresh(Deadline(timeout))
+        """The catalog as of now. A metadata repository that is gone may come back before the time is up."""
+        deadline = Deadline(timeout)
+        while True:
+            try:
+                return await self._catalogs.fresh(deadline)
+            except CutwaterError as error:
+                if not error.retriable or isinstance(error, DeadlineExceeded):
+                    raise
 
     async def find(self, time: CutTime, streams: Sequence[StreamInfo], view: View, timeout: float) -> GLSN:
         """The first position of these log streams that was committed at or after a time."""
