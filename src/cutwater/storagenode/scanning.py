@@ -111,9 +111,8 @@ def _commit_of(contexts: Sequence[CommitContext], llsn: LLSN) -> int:
 
 
 def _before(driver: ReplicaDriver, contexts: Sequence[CommitContext], llsn: LLSN) -> api.EventTimeBefore:
-    """As if the stream began with what is not trimmed."""
+    """Of all that came before, also of what is trimmed: what a reader is told must not depend on how much of a trim
+    this replica has heard of. The commit of the last record that is gone is kept."""
     i = bisect_right(contexts, LLSN(llsn - 1), key=attrgetter("first_llsn")) - 1
-    if i < 0 or contexts[i].glsn_of(LLSN(llsn - 1)) < driver.replica.hard_state.trimmed_before:
-        return api.EventTimeBefore(None, None, None)
     running = driver.storage.running_before(llsn)
-    return api.EventTimeBefore(running.time_max, running.declared, contexts[i].time)
+    return api.EventTimeBefore(running.time_max, running.declared, contexts[i].time if i >= 0 else None)
