@@ -11,13 +11,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
+from cutwater.pipeline.clock import LogClock
+from cutwater.spark.options import Where
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
-from cutwater.spark.run import program_of, run_pipeline
+from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
+from cutwater.spark.run import connected, program_of, run_pipeline
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 
@@ -202,6 +206,62 @@ def test_a_pause_gives_no_final_watermark_and_goes_on(log: cutwater.Client) -> N
     query.go_on(drain=True)
     query.close()
     assert written(log, "paused-windows") == wanted["paused-windows"]
+
+
+def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
+    """Spark asks where the first micro-batch begins: to look for its end, to plan it, and again after a restart."""
+    payments(log, "late-start", [1.0, 2.0])
+    p = Pipeline("begins")
+    p.source("late-start", schema=ROWS, event_time="at").sink("late-start-out", uid="out")
+    with connected(Where(servers=log.servers)) as client:
+        program = program_of(p, client, 1, 4)
+    options = RunOptions(Where(servers=log.servers), start="latest")
+
+    def reader() -> PipelineReader:
+        return PipelineReader(program, options)
+
+    first = reader()
+    start = first.initialOffset()
+    wanted = log.append("late-start", [{"user": "a", "amount": 3.0, "at": T0}]).glsn
+    end = start
+    while end == start:
+        end = first.latestOffset(start, ReadAllAvailable())
+    log.append("late-start", [{"user": "a", "amount": 4.0, "at": T0}])
+    assert first.initialOffset() == start
+    again = reader()
+    for plans, asked in ((first, start), (again, again.initialOffset())):
+        parts = [part for part in plans.partitions(asked, end) if isinstance(part, RangePart)]
+        assert [part.found.first for part in parts] == [wanted]
+    first.stop()
+    again.stop()
+
+
+def test_a_trim_of_what_was_read_does_no_harm(log: cutwater.Client) -> None:
+    payments(log, "trimmed", [1.0, 2.0])
+    payments(log, "other", [float(i) for i in range(20)])
+    p = Pipeline("trims")
+    p.source("trimmed", schema=ROWS, event_time="at").sink("trimmed-out", uid="out")
+    query = InOneProcess(p, log.servers, drain=False)
+    query.run()
+    ack = log.append("other", [{"user": "a", "amount": 1.0, "at": T0}])
+    log.trim("trimmed", before=ack.glsn)
+    log.append("trimmed", [{"user": "a", "amount": 3.0, "at": T0}])
+    query.go_on(drain=True)
+    query.close()
+    assert [row["amount"] for row in log.table("trimmed-out").to_pylist()] == [1.0, 2.0, 3.0]
+
+
+def test_a_stream_that_is_sealed_for_good_holds_no_window_back() -> None:
+    clock = LogClock({"t": Watermark.ascending().idle_after(None)}, [])
+    for stream in (1, 2):
+        clock.add_stream("t", stream, 0)
+    clock.batch("t", 1, 1, 1, 10, 5_000, None)
+    assert clock.watermark < 0
+    clock.end_stream("t", 2)
+    clock = LogClock.restore({"t": Watermark.ascending().idle_after(None)}, [], clock.snapshot())
+    clock.end_stream("t", 2)
+    clock.tick(2, 11)
+    assert clock.watermark == 4_999
 
 
 def test_a_run_without_end_takes_what_comes(log: cutwater.Client) -> None:

@@ -24,11 +24,14 @@ Seen: TypeAlias = tuple[int, int, int]
 
 
 class ClockSnapshot(Struct, frozen=True):
-    """All clocks after a position. ``streams`` are (topic, stream) in the order of their numbers in the clocks."""
+    """All clocks after a position. ``streams`` are (topic, stream) in the order of their numbers in the clocks, and
+    ``ended`` the numbers of those that count no more.
+    """
 
     time_ms: int
     streams: tuple[tuple[str, int], ...]
     clocks: tuple[tuple[tuple[str, ...], WatermarkSnapshot], ...]
+    ended: tuple[int, ...] = ()
 
 
 _LONG_AGO: Final = CutTime(-(2**63))
@@ -41,6 +44,7 @@ class LogClock:
         self._sources = dict(sources)
         self._clocks = {topics: WatermarkClock() for topics in (*sets, frozenset(sources))}
         self._streams: dict[tuple[str, int], LogStreamId] = {}
+        self._ended: set[LogStreamId] = set()
         self._time = NO_TIME
         self._ticks = self._fresh()
 
@@ -53,13 +57,14 @@ class LogClock:
         for topics, own in snapshot.clocks:
             clock._clocks[frozenset(topics)] = WatermarkClock.restore(own)
         clock._streams = {place: LogStreamId(number) for number, place in enumerate(snapshot.streams)}
+        clock._ended = {LogStreamId(number) for number in snapshot.ended}
         clock._time = snapshot.time_ms
         clock._ticks = clock._fresh()
         return clock
 
     def snapshot(self) -> ClockSnapshot:
         clocks = tuple((tuple(sorted(topics)), clock.snapshot()) for topics, clock in self._clocks.items())
-        return ClockSnapshot(self._time, tuple(self._streams), clocks)
+        return ClockSnapshot(self._time, tuple(self._streams), clocks, tuple(sorted(self._ended)))
 
     def knows(self, topic: str, stream: int) -> bool:
         return (topic, stream) in self._streams
@@ -71,6 +76,16 @@ class LogClock:
         for topics, clock in self._clocks.items():
             if topic in topics:
                 clock.add_stream(lsid, self._sources[topic].strategy, CutTime(created_ms * MILLISECOND))
+
+    def end_stream(self, topic: str, stream: int) -> None:
+        """A stream that is sealed for good does not count from the next position on; nothing if that is known."""
+        lsid = self._streams[topic, stream]
+        if lsid in self._ended:
+            return
+        self._ended.add(lsid)
+        for topics, clock in self._clocks.items():
+            if topic in topics:
+                clock.remove_stream(lsid)
 
     def record(
         self, topic: str, stream: int, glsn: int, cut_ms: int, row: Row, time_ms: int, declared_ms: int | None = None

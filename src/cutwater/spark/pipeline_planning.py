@@ -65,7 +65,8 @@ class Walk(Struct, frozen=True):
 
 class Offset(Struct, frozen=True, omit_defaults=True):
     """Everything at or below ``glsn`` is done. ``slices``: how many state is cut into. ``is_new``: nothing was done, so
-    what was trimmed before is not missed. ``ended``: the input ended there.
+    what was trimmed before is not missed. ``ended``: the input ended there. ``since``, of the first micro-batch's end:
+    where that begins, as in ``offsets``.
     """
 
     glsn: int
@@ -73,6 +74,7 @@ class Offset(Struct, frozen=True, omit_defaults=True):
     clock: ClockSnapshot | None = None
     is_new: bool = False
     ended: bool = False
+    since: int | None = None
 
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self)
@@ -145,11 +147,12 @@ class PipelinePlanner:
         if through is not None and start.glsn < end == self._last_record(through):
             # Nothing but the passing of time lies between the last record and the end.
             end = through
+        since = start.glsn if start.is_new else None
         if end == start.glsn:
             ended = self._is_end(start.glsn, through, drain)
-            return Offset(start.glsn, start.slices, start.clock, ended=True) if ended else start
+            return Offset(start.glsn, start.slices, start.clock, ended=True, since=since) if ended else start
         self._walked = walk = self._walk(start, GLSN(end))
-        return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain))
+        return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain), since=since)
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
         return drain and through is not None and glsn >= through
@@ -189,6 +192,9 @@ class PipelinePlanner:
 
     def walk(self, start: Offset, end: Offset) -> Walk:
         """The range between two offsets; walked already, unless this is a restart."""
+        if start.is_new and end.since is not None:
+            # Spark asks anew where the first micro-batch begins, and the log may have grown since.
+            start = msgspec.structs.replace(start, glsn=end.since)
         walked = self._walked
         if walked is None or (walked.start, walked.end) != (start.glsn, end.glsn):
             walked = self._walk(start, GLSN(end.glsn))
@@ -244,8 +250,8 @@ class PipelinePlanner:
         for topic, info in self._streams(view):
             first = GLSN(start.glsn + 1)
             if first < topic.trimmed_before:
-                if not start.is_new:
-                    raise _lost(topic, first)
+                if not start.is_new and first <= info.last_glsn:
+                    self._require_nothing_lost(topic, info, max(first, GLSN(info.created_at + 1)))
                 first = topic.trimmed_before
             if info.created_at >= end or first > min(end, info.last_glsn):
                 continue
@@ -263,6 +269,13 @@ class PipelinePlanner:
             if rows.event_times.is_column:
                 self._read_most(name, [batch for batch in found if batch.topic.name == name])
         return found, end
+
+    def _require_nothing_lost(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
+        """A topic was trimmed above what the pipeline wants next. That matters only if there were records."""
+        try:
+            self._link.loop.run(self._planner.miss(topic, info, first))
+        except Trimmed as error:
+            raise _lost(topic, first) from error
 
     def _read_most(self, topic: str, batches: list[_Batch]) -> None:
         """The largest event time of each batch, where headers do not know because it is another column's."""
@@ -329,11 +342,15 @@ def _has_function(node: SourceNode) -> bool:
 
 
 def _add_streams(clock: LogClock, streams: Sequence[tuple[TopicInfo, StreamInfo]], glsn: int) -> None:
-    """Those that existed before a position."""
+    """Those that existed before a position. One that was sealed for good before it counts no more."""
     for topic, info in streams:
         if info.created_at >= glsn:
             break
-        if not clock.knows(topic.name, int(info.stream)):
+        is_known = clock.knows(topic.name, int(info.stream))
+        if info.final and info.final_at < glsn:
+            if is_known:
+                clock.end_stream(topic.name, int(info.stream))
+        elif not is_known:
             clock.add_stream(topic.name, int(info.stream), info.created_time // MILLISECOND)
 
 

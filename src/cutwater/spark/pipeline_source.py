@@ -80,6 +80,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, program: Program, options: RunOptions) -> None:
         self._program, self._options = program, options
         self._planner: PipelinePlanner | None = None
+        self._first: Offset | None = None
         self._through: GLSN | None = None
 
     def _planning(self) -> PipelinePlanner:
@@ -89,8 +90,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Spark asks more than once, and the run has one beginning."""
         with told():
-            return self._planning().first().plain()
+            if self._first is None:
+                self._first = self._planning().first()
+            return self._first.plain()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows_max = self._options.rows_max

@@ -372,11 +372,11 @@ class Planner:
         # If the query began with the earliest, nothing is missed that was gone by then.
         first = max(first, self._began.get(topic.topic, first))
         if first < topic.trimmed_before:
-            await self._miss(topic, info, first)
+            await self.miss(topic, info, first)
             first = topic.trimmed_before
         return Piece(topic, info, first, last) if first <= last else None
 
-    async def _miss(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
+    async def miss(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
         """A topic is trimmed above a position that the query wants next: were there records in between?"""
         positions = (GLSN(first - 1), GLSN(topic.trimmed_before - 1))
         before, gone = (await self._ranges.measure(info, positions, self._timeout)).llsns
