@@ -206,7 +206,8 @@ Columns = dict[str, Any]
 
 def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
     """How many rows there are, and their columns, not yet of the types that the schema demands."""
-    if isinstance(records, Mapping):
+    if isinstance(records, Mapping | bytes | bytearray | memoryview | str):
+        # One record: if it is not a dict, the error below says what the topic wants.
         records = [records]
     if isinstance(records, pa.RecordBatch | pa.Table):
         _check_names(schema, records.schema.names)
