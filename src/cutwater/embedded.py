@@ -40,6 +40,7 @@ from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId, StorageNodeId
 from cutwater.wire.handshake import Endpoint
 
+METADATA = "metadata.sqlite"
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
 LOOPBACK = "127.0.0.1"
@@ -67,7 +68,7 @@ class EmbeddedLog:
 
     async def start(self, deadline: float) -> str:
         """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
-        store = await open_store(f"sqlite:{self._path / 'metadata.sqlite'}", cluster=CLUSTER)
+        store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER)
         options = MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER, is_nearby=True)
         self._metadata = MetadataServer(options, store)
         await self._metadata.start()

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import cutwater.embedded
-from cutwater.errors import CutwaterError, Unavailable
+from cutwater.errors import CutwaterError, NotFound, Unavailable
 
 LOOK_SECONDS = 0.2
 POLL_SECONDS = 0.02
@@ -24,6 +24,9 @@ def servers_of(path: str, application: int, timeout: float) -> str:
     ends with process ``application``."""
     deadline = time.monotonic() + timeout
     log = Path(path)
+    if not (log / cutwater.embedded.METADATA).exists():
+        # Whoever reads or writes topics does not make a new log out of a mistyped name.
+        raise NotFound(f"there is no log in {path}: cutwater.open({path!r}) makes one")
     helper: subprocess.Popen[bytes] | None = None
     while True:
         holder = cutwater.embedded.holder_of(log)
