@@ -21,6 +21,7 @@ from cutwater.spark.options import Where
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_sink import PipelineWriter
 from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_batch
+from cutwater.spark.pipeline_state import NO_QUERY, forget
 from cutwater.spark.run import connected, plain_topics, program_of
 from cutwater.spark.sink import Staged
 from cutwater.types import MILLISECOND
@@ -90,6 +91,7 @@ class InOneProcess:
     def close(self) -> None:
         self._reader.stop()
         self._client.close()
+        forget(NO_QUERY)
 
     def go_on(self, *, drain: bool, slices: int | None = None) -> None:
         """Another run from the same checkpoint, to the end that the log has now."""

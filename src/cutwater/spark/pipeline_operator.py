@@ -17,7 +17,7 @@ from cutwater.spark.pipeline_envelope import TICK, merged_records, merged_ticks
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_routing import envelopes
-from cutwater.spark.pipeline_state import ChunkFiles, SliceState
+from cutwater.spark.pipeline_state import NO_QUERY, ChunkFiles, SliceState
 
 _Envelope = SparkRow("slice", "node", "input", "data")
 
@@ -63,7 +63,7 @@ class LevelProcessor(StatefulProcessor):
     ) -> dict[Destination, list[Records]]:
         context = TaskContext.get()
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        state = SliceState(self._manifest, self._pieces, ChunkFiles(query or "none"))
+        state = SliceState(self._manifest, self._pieces, ChunkFiles(query or NO_QUERY))
         uids = [spec.uid for spec in plan.levels[self._level]]
         task = SliceTask(plan, self._level, index, state.chunks(plan.name, uids))
         inputs = {}
