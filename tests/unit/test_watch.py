@@ -44,3 +44,14 @@ def test_who_is_slow_inside_a_group_is_not_stuck() -> None:
 
 def test_nobody_is_behind_where_all_wait_for_more_of_a_group() -> None:
     assert after_a_while((5, 5, 5), (60, 60, 60))[0]
+
+
+def test_whoever_lacks_only_what_the_one_before_it_lacks_is_not_to_blame() -> None:
+    """The link from the first to the second is cut: the third gets nothing either, and can talk to both."""
+    leader = Leader(cluster_of({LS1: CHAIN}, cuts=[{LS1: 5}]))
+    while leader.state.streams[LS1].is_open:
+        leader.pass_time(100 * MILLISECOND)
+        for node, end in zip(CHAIN, (60, 5, 5), strict=True):
+            leader.run(leader.report(node, ur(LS1, end=end, committed=5, hwm=5)))
+        leader.run(Wake())
+    assert [node for node in CHAIN if leader.layer._liveness.is_avoided(LS1, node, leader.now)] == [N2]

@@ -73,9 +73,14 @@ class Watch:
         reached = [max(ur.durable_end, ur.progress) if ur is not None else LLSN(0) for ur in reports]
         end = max(reached)
         rests = True
+        before = end
         for node, ur, here in zip(stream.members, reports, reached, strict=True):
             is_behind = ur is None or here < end or ur.committed_end < stream.committed_end
             rests = rests and not is_behind
+            if ur is not None and before <= here < end and ur.committed_end >= stream.committed_end:
+                # It has what the one before it has: that one, or the link to it, is what keeps both from going on.
+                is_behind = False
+            before = here
             if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
                 # Why it is behind is known.
                 continue
