@@ -36,7 +36,7 @@ CATCH_UP_SECONDS = 30.0
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "fraud.py"
 EXAMPLE_SECONDS = 300.0
 DOCKS = ("Albert Quay", "Brick Lane", "Castle Hill", "Dry Dock", "East Gate", "Fish Market", "Granary", "Harbour")
-TOPICS = ("rides", "payments")
+TOPICS = ("rides", "fares")
 
 
 class City:
@@ -62,9 +62,9 @@ class City:
 class Riders:
     """One producer per topic; whatever it was told to send, it notes when it was acknowledged."""
 
-    def __init__(self, number: int, rides: AsyncProducer, payments: AsyncProducer) -> None:
+    def __init__(self, number: int, rides: AsyncProducer, fares: AsyncProducer) -> None:
         self._city = City(number)
-        self._producers = {"rides": rides, "payments": payments}
+        self._producers = {"rides": rides, "fares": fares}
         self.sent: dict[tuple[str, bytes], int] = {}
         """Topic and value → GLSN, 0 until it is known."""
         self.acknowledged_at: list[float] = []
@@ -73,7 +73,7 @@ class Riders:
         while time.monotonic() < until:
             bike, ride, payment = self._city.next_ride()
             await self._send("rides", ride, bike)
-            await self._send("payments", payment, bike)
+            await self._send("fares", payment, bike)
             await asyncio.sleep(0.002)
         for producer in self._producers.values():
             await producer.flush()
@@ -123,12 +123,12 @@ async def show(directory: Path, cluster: LocalCluster, riders: int) -> int:
     async with await AsyncClient.connect(cluster.servers) as log:
         for topic in TOPICS:
             await log.create_topic(topic, streams=2, replication=3)
-        say("Two topics, 'rides' and 'payments', of two log streams each; every record on three disks.")
+        say("Two topics, 'rides' and 'fares', of two log streams each; every record on three disks.")
         people = [
             Riders(
                 i,
                 await log.producer("rides", id=f"dock-{i}"),
-                await log.producer("payments", id=f"till-{i}"),
+                await log.producer("fares", id=f"till-{i}"),
             )
             for i in range(riders)
         ]
