@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from cutwater.client.access import ANYONE, Access, open_connection
-from cutwater.core.requests import Description, GroupDescription, NodeDescription, RunDescription
+from cutwater.core.requests import Description, NodeDescription, RunDescription
 from cutwater.errors import CutwaterError
-from cutwater.types import BatchNumber, RunId, StorageNodeId
+from cutwater.types import StorageNodeId
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.storage_api import STAGED, StagedInfo
 
@@ -26,16 +27,9 @@ class NodeShare(Struct, frozen=True):
     trouble: str = ""
 
 
-class RunStatus(Struct, frozen=True):
-    """``fenced_by``: the run that took over the name, 0 if none did. ``staged`` counts every copy."""
+class RunStatus(RunDescription, frozen=True):
+    """``staged`` counts every copy."""
 
-    run: RunId
-    name: str
-    key: str
-    generation: int
-    last_batch: BatchNumber
-    fenced_by: RunId
-    unpublished: tuple[GroupDescription, ...]
     staged: tuple[NodeShare, ...]
 
     @property
@@ -74,13 +68,4 @@ def _status(run: RunDescription, shares: Sequence[tuple[NodeDescription, tuple[S
         own = [info for info in found if info.run == run.run]
         if own:
             staged.append(NodeShare(node.node, sum(info.parts for info in own), sum(info.bytes for info in own)))
-    return RunStatus(
-        run.run,
-        run.name,
-        run.key,
-        run.generation,
-        run.last_batch,
-        run.fenced_by,
-        run.unpublished,
-        tuple(staged),
-    )
+    return RunStatus(**asdict(run), staged=tuple(staged))

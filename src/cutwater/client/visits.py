@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -20,7 +21,7 @@ class NotThisWay(Exception):
     """Nothing was done: the call has to be made as a coroutine, which can do more."""
 
 
-class Visit(Generic[R]):
+class Visit(ABC, Generic[R]):
     """Begun on the loop, waited for by the thread that made it, ended once."""
 
     __slots__ = ("is_given_up", "over")
@@ -31,20 +32,21 @@ class Visit(Generic[R]):
         self.over = threading.Lock()
         self.over.acquire()
 
+    @abstractmethod
     def begin(self) -> None:
         """On the loop. Must not raise."""
-        raise NotImplementedError
 
     def never_begun(self) -> None:
         """The loop has ended, or nobody waits any more."""
         self.over.release()
 
+    @abstractmethod
     def give_up(self) -> None:
         """On the loop: whoever made it was interrupted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self) -> R:
-        raise NotImplementedError
+        """In the thread that made it, once it is over: what came of it."""
 
 
 class CallVisit(Visit[R]):

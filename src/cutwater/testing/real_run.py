@@ -51,7 +51,6 @@ READS_AT_ONCE = 32
 PAUSE_SECONDS = 0.02
 CATALOG_US_MAX = 500_000
 """After this the catalog is fetched anew: there may be new log streams, of which no error tells."""
-DUMP_BYTES = 4 * 1024 * 1024
 
 
 def now_us() -> int:

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import itertools
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ ETCD_OPTIONS = ("--unsafe-no-fsync", "--heartbeat-interval", "50", "--election-t
 _numbers = itertools.count(1)
 
 
-class Backend:
+class Backend(ABC):
     """Where stores are opened. ``open`` gives what one more metadata node would have; ``stall`` lets it hang."""
 
     def __init__(self) -> None:
@@ -55,14 +56,14 @@ class Backend:
             await store.close()
         self.stores.clear()
 
-    async def _open(self) -> MetadataStore:
-        raise NotImplementedError
+    @abstractmethod
+    async def _open(self) -> MetadataStore: ...
 
-    def stall(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def stall(self) -> None: ...
 
-    def resume(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def resume(self) -> None: ...
 
 
 class Memory(Backend):
