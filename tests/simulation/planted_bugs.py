@@ -34,7 +34,7 @@ from cutwater.storage.format import SEGMENT
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
-from cutwater.testing.simulator.storage_node import StorageNode
+from cutwater.testing.simulator.serving import Serving
 from cutwater.types import GLSN, LLSN, BatchNumber
 
 Patch = tuple[object, str, object]
@@ -178,7 +178,7 @@ def apply_a_commit_twice() -> list[Patch]:
 
 
 def serve_beyond_hwm() -> list[Patch]:
-    right = StorageNode._run_of
+    right = Serving._run_of
 
     def run_of(self, stream, entry):
         contexts = self.disks[stream].contexts
@@ -188,8 +188,8 @@ def serve_beyond_hwm() -> list[Patch]:
         return Run(stream, entry.first_llsn, GLSN(last), 0, entry.batch)
 
     return [
-        (StorageNode, "_readable_end", lambda self, replica: replica.written_end),
-        (StorageNode, "_run_of", run_of),
+        (Serving, "_readable_end", lambda self, replica: replica.written_end),
+        (Serving, "_run_of", run_of),
     ]
 
 

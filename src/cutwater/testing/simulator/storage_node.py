@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cutwater.core.commit_index import context_of_llsn, first_llsn_at_or_after
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -17,7 +16,6 @@ from cutwater.core.messages import (
     PublishGroup,
     Replicate,
     SealReplica,
-    SyncBegin,
     SyncEnd,
     SyncEntries,
     SyncFailed,
@@ -60,20 +58,16 @@ from cutwater.core.replica_events import (
     WriteEntry,
 )
 from cutwater.core.requests import StagedAnswer
-from cutwater.core.subscription import ReadAnswer, Run
-from cutwater.core.sync import Extent, plan_sync
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
-    Damaged,
     ProtocolViolation,
     ReadOnly,
-    Trimmed,
     Unavailable,
 )
 from cutwater.storage.errors import DamagedEntries, DiskFull, StorageBroken
 from cutwater.storage.format import Running
-from cutwater.testing.simulator.disk import ReplicaDisk, Written, is_intact
+from cutwater.testing.simulator.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.protocol import (
     AppendAnswer,
     AppendCall,
@@ -91,6 +85,7 @@ from cutwater.testing.simulator.protocol import (
     SyncStart,
 )
 from cutwater.testing.simulator.segment_disk import SegmentDisk
+from cutwater.testing.simulator.serving import Serving
 from cutwater.testing.simulator.staging import Staging
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
@@ -111,7 +106,6 @@ from cutwater.types import (
 
 REPORT_EVERY_US = 50 * MILLISECOND
 REPORT_DELAY_US = 500
-SYNC_ENTRIES_MAX = 16
 SYNC_TIMEOUT_US = 300 * MILLISECOND
 LEADER_SILENCE_US = 200 * MILLISECOND
 TIDY_AFTER_US = 50 * MILLISECOND
@@ -137,6 +131,7 @@ class StorageNode(Process):
         """Every commit that any replica here ever applied, for the checkers."""
         self.incarnation = Incarnation(0)
         self.staging = Staging(self)
+        self._serving = Serving(self)
         self._deadly: dict[LogStreamId, DamagedEntries] = {}
         """Damage that the process died of, as its log file tells the next one."""
         self._reset()
@@ -210,7 +205,7 @@ class StorageNode(Process):
         self._unreadable.pop(stream, None)
         if isinstance(opening.damage, DamagedEntries):
             self._unreadable[stream] = opening.damage
-            self._fetch_copies(stream, opening.damage.first_llsn, opening.damage.last_llsn)
+            self.fetch_copies(stream, opening.damage.first_llsn, opening.damage.last_llsn)
         if opening.problem:
             self.world.trace("invalid", self.node, stream, opening.problem)
         self.replicas[stream] = opening.replica
@@ -252,7 +247,7 @@ class StorageNode(Process):
             case Replicate():
                 self._replicate(source, message)
             case SyncRequest():
-                self._serve_sync(source, message)
+                self._serving.sync(source, message)
             case SyncStart():
                 self._sync_running[message.begin.stream] = message.running
                 self._handle(message.begin.stream, message.begin)
@@ -470,7 +465,7 @@ class StorageNode(Process):
             self._turn += 1
             self._leader_heard = self.world.now
         for stream, error in self._unreadable.items():
-            self._fetch_copies(stream, error.first_llsn, error.last_llsn)
+            self.fetch_copies(stream, error.first_llsn, error.last_llsn)
         self._send_report()
         self.after(REPORT_EVERY_US, self._report_timer)
 
@@ -535,16 +530,16 @@ class StorageNode(Process):
                 case AppendCall():
                     self._append(source, call.call_id, call.body)
                 case ReadCall():
-                    self._return(source, call.call_id, self._read(call.body))
+                    self._return(source, call.call_id, self._serving.read(call.body))
                 case FateCall():
-                    fate = self._replica(call.body.stream).fate(call.body.stream_epoch, call.body.producer)
+                    fate = self.replica_of(call.body.stream).fate(call.body.stream_epoch, call.body.producer)
                     self._return(source, call.call_id, fate)
                 case StageCall():
                     self.staging.stage(source, call.call_id, call.body)
                 case FetchCall():
                     self.staging.serve(source, call.body)
                 case CopyCall():
-                    self._copy(source, call.body)
+                    self._serving.copy(source, call.body)
         except CutwaterError as error:
             self._return(source, call.call_id, error)
 
@@ -552,7 +547,7 @@ class StorageNode(Process):
         self.send(target, Return(call_id, outcome))
 
     def _append(self, source: Address, call_id: int, call: AppendCall) -> None:
-        replica = self._replica(call.stream)
+        replica = self.replica_of(call.stream)
         if self.disk_full:
             raise ReadOnly(f"storage node {self.node} has no room left")
         self._next_waiter += 1
@@ -566,80 +561,14 @@ class StorageNode(Process):
         if source is not None:
             self._return(source, call_id, outcome)
 
-    def _replica(self, stream: LogStreamId) -> Replica:
+    def replica_of(self, stream: LogStreamId) -> Replica:
         replica = self.replicas.get(stream)
         if replica is None:
             # Not yet, although the catalog says so already, or not any more.
             raise Unavailable(f"storage node {self.node} has no replica of log stream {stream}: ask another")
         return replica
 
-    def _read(self, call: ReadCall) -> ReadAnswer:
-        replica, disk = self._replica(call.stream), self.disks[call.stream]
-        if not replica.trusted or replica.state is ReplicaState.LEARNING:
-            raise Unavailable(f"storage node {self.node} is still learning log stream {call.stream}")
-        if call.from_glsn < replica.hard_state.trimmed_before:
-            raise Trimmed(call.from_glsn, replica.hard_state.trimmed_before)
-        runs: list[Run] = []
-        llsn = first_llsn_at_or_after(disk.contexts, call.from_glsn)
-        for entry in disk.entries_from(llsn) if llsn is not None else ():
-            if len(runs) == call.runs_max or entry.last_llsn > self._readable_end(replica):
-                break
-            if not is_intact(entry):
-                self._fetch_copies(call.stream, entry.first_llsn, entry.last_llsn)
-                if not runs:
-                    raise Damaged(f"log stream {call.stream} at LLSN {entry.first_llsn} fails its checksum here")
-                break
-            runs.append(self._run_of(call.stream, entry))
-            llsn = LLSN(entry.last_llsn + 1)
-        more = llsn is not None and llsn <= min(replica.committed_end, disk.end)
-        through = replica.complete_through
-        if more:
-            through = min(through, runs[-1].last_glsn) if runs else GLSN(0)
-        return ReadAnswer(call.stream, tuple(runs), through, replica.revision)
-
-    def _run_of(self, stream: LogStreamId, entry: Entry) -> Run:
-        context = context_of_llsn(self.disks[stream].contexts, entry.first_llsn)
-        assert context is not None
-        return Run(stream, entry.first_llsn, context.glsn_of(entry.first_llsn), context.time, entry.batch)
-
-    def _readable_end(self, replica: Replica) -> LLSN:
-        """Nothing is served that is not committed."""
-        return replica.committed_end
-
     # Sync and repair between peers.
-
-    def _serve_sync(self, target: Address, request: SyncRequest) -> None:
-        stream, attempt = request.stream, request.attempt
-        try:
-            replica, disk = self._replica(stream), self.disks[stream]
-            if not replica.trusted or replica.state is ReplicaState.LEARNING:
-                raise Unavailable(f"storage node {self.node} is itself learning log stream {stream}")
-            plan = plan_sync(replica.extent, request.extent)
-            entries = self._entries_to_copy(stream, disk, plan.copy) if not plan.copy.empty else []
-        except CutwaterError as error:
-            self.send(target, SyncFailed(stream, attempt, error.message))
-            return
-        base = context_of_llsn(disk.contexts, LLSN(plan.copy.first - 1))
-        base_glsn = base.high_watermark if base else replica.hard_state.base_glsn
-        running = disk.running_before(plan.copy.first)
-        self.send(target, SyncStart(SyncBegin(stream, attempt, plan, base_glsn), running))
-        for i in range(0, len(entries), SYNC_ENTRIES_MAX):
-            self.send(target, SyncEntries(stream, attempt, tuple(entries[i : i + SYNC_ENTRIES_MAX])))
-        first = plan.restart_at or LLSN(request.extent.end + 1)
-        contexts = tuple(c for c in disk.contexts if c.last_llsn >= first - 1 and c.last_llsn <= replica.committed_end)
-        dedup = replica.dedup.checkpoint(replica.committed_end)
-        self.send(target, SyncEnd(stream, attempt, contexts, dedup, replica.hard_state.trimmed_before))
-
-    def _entries_to_copy(self, stream: LogStreamId, disk: ReplicaDisk | SegmentDisk, copy: Extent) -> list[Entry]:
-        entries: list[Entry] = []
-        for entry in disk.entries_from(copy.first):
-            if entry.last_llsn > copy.end:
-                break
-            if not is_intact(entry):
-                self._fetch_copies(stream, entry.first_llsn, entry.last_llsn)
-                raise Damaged(f"log stream {stream} at LLSN {entry.first_llsn} fails its checksum here")
-            entries.append(entry)
-        return entries
 
     def _watch_sync(self, stream: LogStreamId, attempt: int) -> None:
         """No end of the sync in good time: the source is gone, or a part was lost."""
@@ -660,7 +589,7 @@ class StorageNode(Process):
             self._open(copy.stream)
             self._report_now()
 
-    def _fetch_copies(self, stream: LogStreamId, first: LLSN, last: LLSN) -> None:
+    def fetch_copies(self, stream: LogStreamId, first: LLSN, last: LLSN) -> None:
         """Of the first and the last of the damaged entries; the others are next."""
         for llsn in sorted({first, last}):
             self.fetch_copy(stream, llsn)
@@ -670,9 +599,3 @@ class StorageNode(Process):
         for kind, peer in self.world.processes:
             if kind == "sn" and peer != self.node:
                 self.send(("sn", peer), Call(0, CopyCall(stream, llsn)))
-
-    def _copy(self, source: Address, call: CopyCall) -> None:
-        replica, disk = self._replica(call.stream), self.disks[call.stream]
-        entry = next(disk.entries_from(call.llsn), None)
-        if entry is not None and entry.last_llsn <= replica.committed_end and is_intact(entry):
-            self.send(source, CopyReturn(call.stream, entry, disk.running_before(entry.first_llsn)))
