@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable
 from ssl import SSLError
 from typing import TypeVar, cast
@@ -28,6 +27,7 @@ from cutwater.wire.errors import ConnectionLost, Untrusted, encode_error, from_w
 from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, Welcome
 from cutwater.wire.handshake import Endpoint, Peer, encode_hello, judge_hello, judge_welcome
 from cutwater.wire.keepalive import Keepalive, Verdict
+from cutwater.wire.loops import receive_buffer
 from cutwater.wire.methods import Method, Notice, Received, StreamMethod
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox
@@ -39,18 +39,6 @@ _log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 R = TypeVar("R")
-
-SCRATCH_BYTES = 64 * 1024
-
-
-class _Scratch(threading.local):
-    """Transports of one thread receive into the same buffer: what they receive is taken out at once."""
-
-    def __init__(self) -> None:
-        self.view = memoryview(bytearray(SCRATCH_BYTES))
-
-
-_scratch = _Scratch()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -114,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self._has_heard_goaway = False
         self._heard = True
         self._keepalive: Keepalive
-        self._scratch = _scratch.view
+        self._scratch = receive_buffer()
         self._on: list[Callable[[Frame], None]] = [self._out_of_place] * (max(Kind) + 1)
         self._on[Kind.HELLO] = self._take_hello
         self._on[Kind.WELCOME] = self._take_welcome

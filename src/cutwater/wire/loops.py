@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import Coroutine
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+RECEIVE_BYTES = 64 * 1024
+
+
+class _Received(threading.local):
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(RECEIVE_BYTES))
+
+
+_received = _Received()
+
+
+def receive_buffer() -> memoryview:
+    """What all transports of this thread's event loop receive into: whoever receives takes it out at once."""
+    return _received.view
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
