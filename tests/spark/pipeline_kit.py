@@ -13,7 +13,6 @@ import msgspec
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.client.runs import Run
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.links import link_to
@@ -23,7 +22,7 @@ from cutwater.spark.pipeline_sink import PipelineWriter
 from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_batch
 from cutwater.spark.pipeline_state import NO_QUERY, forget
 from cutwater.spark.run import connected, plain_topics, program_of
-from cutwater.spark.sink import Staged
+from cutwater.spark.sink import Staged, stage_unless_decided
 from cutwater.types import MILLISECOND
 from cutwater.wire.scan_api import NOTHING
 
@@ -72,15 +71,15 @@ class InOneProcess:
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
         until = None if follow else int(client.tail())
-        self._options = RunOptions(self._where, rows_max=rows_max, until=until, drain=drain and not follow)
-        self._run: Run = client.open_run(pipeline.name, f"one process {random.random()}")
+        self._options = RunOptions(rows_max=rows_max, until=until, drain=drain and not follow)
+        self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}
         self.batch = 0
         self._start()
 
     def _start(self) -> None:
-        self._reader = PipelineReader(self._program, self._options)
+        self._reader = PipelineReader(self._program, self._where, self._options)
         plain = plain_topics(self._program, self._client)
         self._writer = PipelineWriter(self._program, self._where, plain)
         if self._options.until is not None:
@@ -154,7 +153,8 @@ class InOneProcess:
 
     def _stage(self, rows: list[dict[str, Any]]) -> Staged:
         batch = envelope_batch([(row["slice"], row["node"], row["input"], bytes(row["data"])) for row in rows])
-        return self._writer.staged(iter([batch]), self._run, self.batch)
+        run = self._client.open_run(self._pipeline.name, self._key)
+        return stage_unless_decided(run, self.batch, iter([batch]), self._writer.staged)
 
 
 def _json(offset: dict[str, Any]) -> dict[str, Any]:

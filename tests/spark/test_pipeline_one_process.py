@@ -215,10 +215,10 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
     p.source("late-start", schema=ROWS, event_time="at").sink("late-start-out", uid="out")
     with connected(Where(servers=log.servers)) as client:
         program = program_of(p, client, 1, 4)
-    options = RunOptions(Where(servers=log.servers), start="latest")
+    where, options = Where(servers=log.servers), RunOptions(start="latest")
 
     def reader() -> PipelineReader:
-        return PipelineReader(program, options)
+        return PipelineReader(program, where, options)
 
     first = reader()
     start = first.initialOffset()
@@ -234,6 +234,23 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
         assert [part.found.first for part in parts] == [wanted]
     first.stop()
     again.stop()
+
+
+def test_an_old_copy_of_a_checkpoint_is_refused(log: cutwater.Client) -> None:
+    payments(log, "copied", [float(i) for i in range(6)])
+    p = Pipeline("copies")
+    p.source("copied", schema=ROWS, event_time="at").sink("copied-out", uid="out")
+    query = InOneProcess(p, log.servers, rows_max=2, follow=True)
+    try:
+        assert query.step()
+        copy = query._offset, query.batch
+        assert query.step()
+        assert query.step()
+        query._offset, query.batch = copy
+        with pytest.raises(Refused, match="the checkpoint is an old copy"):
+            query.step()
+    finally:
+        query.close()
 
 
 def test_a_trim_of_what_was_read_does_no_harm(log: cutwater.Client) -> None:

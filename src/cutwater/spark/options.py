@@ -192,8 +192,9 @@ def _known(given: Mapping[str, str], names: tuple[str, ...]) -> _Given:
 
 
 def where_of(given: Mapping[str, str]) -> Where:
-    """Which log these options name, if they say nothing else."""
-    return where(_known(given, WHERE))
+    """Which log these options name, whatever else they say."""
+    own = {name.lower() for name in WHERE}
+    return where(_known({name: value for name, value in given.items() if name.lower() in own}, WHERE))
 
 
 def where(options: _Given) -> Where:

@@ -10,22 +10,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from cutwater.client.runs import Run
 from cutwater.client.schemas import TIMESTAMP
-from cutwater.errors import ProtocolViolation
 from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.spark.links import link_to
-from cutwater.spark.options import Where
+from cutwater.spark.options import Where, where_of
 from cutwater.spark.pipeline_envelope import TICK, unpacked
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program, unpickled
 from cutwater.spark.pipeline_records import LOG_TIME
-from cutwater.spark.sink import BATCH_ID, QUERY_ID, Staged
-from cutwater.spark.staging import Staging, open_run, publish
+from cutwater.spark.sink import Staged, publish_staged, stage_once
+from cutwater.spark.staging import Staging
 from cutwater.types import MILLISECOND
 
 FORMAT = "cutwater-pipeline-sink"
@@ -37,7 +35,8 @@ class PipelineSink(DataSource):
         return FORMAT
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        return PipelineWriter(*unpickled(self.options["given"]))
+        program, plain = unpickled(self.options["given"])
+        return PipelineWriter(program, where_of(self.options), plain)
 
 
 class PipelineWriter(DataSourceStreamArrowWriter):
@@ -49,13 +48,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         with told():
-            context = TaskContext.get()
-            assert context is not None, "a writer writes in a task"
-            query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
-            if not query or batch is None:
-                raise ProtocolViolation("Spark does not say which micro-batch this is: use PySpark 4.3")
-            run = open_run(link_to(self._where), self._program.name, query)
-            return self.staged(iterator, run, int(batch))
+            return stage_once(self._where, self._program.name, iterator, self.staged)
 
     def staged(self, iterator: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
         """Stage what one task has of a micro-batch."""
@@ -79,10 +72,7 @@ class PipelineWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         with told():
-            staged = [message for message in messages if isinstance(message, Staged)]
-            if staged:
-                parts = [part for message in staged for part in message.parts]
-                publish(link_to(self._where), staged[0].run, batchId, parts)
+            publish_staged(self._where, messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is staged is not seen by anyone, and expires."""

@@ -24,7 +24,7 @@ from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
-from cutwater.spark.options import Where
+from cutwater.spark.options import Where, where_of
 from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, packed, packed_steps, packed_ticks
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_planning import Offset, PipelinePlanner, Range
@@ -41,7 +41,6 @@ Envelope = tuple[int, int, int, bytes]
 class RunOptions(Struct, frozen=True):
     """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one."""
 
-    where: Where
     start: str = "earliest"
     rows_max: int | None = None
     until: int | None = None
@@ -71,14 +70,15 @@ class PipelineSource(DataSource):
         return COLUMNS
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802
-        return PipelineReader(*unpickled(self.options["given"]))
+        program, options = unpickled(self.options["given"])
+        return PipelineReader(program, where_of(self.options), options)
 
 
 class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """In the planner's process it lives as long as the query; it travels to tasks, so it holds no connection."""
 
-    def __init__(self, program: Program, options: RunOptions) -> None:
-        self._program, self._options = program, options
+    def __init__(self, program: Program, where: Where, options: RunOptions) -> None:
+        self._program, self._where, self._options = program, where, options
         self._planner: PipelinePlanner | None = None
         self._first: Offset | None = None
         self._through: GLSN | None = None
@@ -86,7 +86,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planning(self) -> PipelinePlanner:
         if self._planner is None:
             options = self._options
-            self._planner = PipelinePlanner(options.where, self._program, options.start, options.rows_max)
+            self._planner = PipelinePlanner(self._where, self._program, options.start, options.rows_max)
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802

@@ -136,11 +136,11 @@ def run_pipeline(
     where = _where(pipeline, token)
     with connected(where) as client:
         program = program_of(pipeline, client, parallelism, slices)
-        options = RunOptions(where, str(start), max_records_per_trigger, _position(client, until), drain)
-        sink = pickled(program, where, plain_topics(program, client))
+        options = RunOptions(str(start), max_records_per_trigger, _position(client, until), drain)
+        sink = pickled(program, plain_topics(program, client))
     spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
     place = _checkpoint(pipeline, checkpoint)
-    run = PipelineRun(pipeline.name, partial(_started, spark, program, options, sink, place, trigger))
+    run = PipelineRun(pipeline.name, partial(_started, spark, program, where, options, sink, place, trigger))
     if wait:
         run.wait()
     return run
@@ -284,17 +284,26 @@ def _position(client: Client, until: Until | None) -> int | None:
 
 
 def _started(
-    spark: SparkSession, program: Program, options: RunOptions, sink: str, checkpoint: str, trigger: str | None
+    spark: SparkSession,
+    program: Program,
+    where: Where,
+    options: RunOptions,
+    sink: str,
+    checkpoint: str,
+    trigger: str | None,
 ) -> StreamingQuery:
     spark.dataSource.register(PipelineSource)
     spark.dataSource.register(PipelineSink)
-    rows: DataFrame = spark.readStream.format(SOURCE_FORMAT).option("given", pickled(program, options)).load()
+    # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
+    reader = spark.readStream.format(SOURCE_FORMAT).options(**where.options())
+    rows: DataFrame = reader.option("given", pickled(program, options)).load()
     for level in range(len(program.plan.levels)):
         processor = LevelProcessor(program, level)
         rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None")
     writer = (
         rows.writeStream.format(SINK_FORMAT)
         .queryName(program.name)
+        .options(**where.options())
         .option("given", sink)
         .option("checkpointLocation", checkpoint)
         .outputMode("append")

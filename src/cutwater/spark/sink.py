@@ -8,7 +8,7 @@ lost its memory of that, computes the batch again and commits it again, nothing 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,7 +20,7 @@ from cutwater.client.runs import Run
 from cutwater.client.topics import Topic
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.links import Link, link_to
-from cutwater.spark.options import WriteOptions
+from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.outgoing import Router, check_columns, check_query
 from cutwater.spark.staging import Staging, open_run, publish
 from cutwater.types import Part
@@ -38,6 +38,10 @@ class Staged(WriterCommitMessage):
     run: Run
     batch: int
     parts: tuple[Part, ...]
+
+
+Stage = Callable[[Iterator[pa.RecordBatch], Run, int], Staged]
+"""Stages the rows of a task for a batch of a run."""
 
 
 class _Writer:
@@ -63,21 +67,6 @@ class _Writer:
                     staging.add(topic, own, positions)
             return Staged(run, batch, staging.finish())
 
-    def publish(self, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
-        staged = [message for message in messages if isinstance(message, Staged)]
-        if len(staged) != len(messages):
-            raise ProtocolViolation(
-                f"{len(messages) - len(staged)} tasks of batch {batch} have staged nothing: {messages}"
-            )
-        if not staged:
-            # A query without a single partition has no rows either.
-            return
-        run = staged[0].run
-        if any(message.run.run != run.run or message.batch != batch for message in staged):
-            raise ProtocolViolation(f"tasks of batch {batch} have staged rows of others: {staged}")
-        parts = (part for message in staged for part in message.parts)
-        publish(link_to(self.options.where), run, batch, parts)
-
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     """Made once, on the driver; tasks and the commit have copies of it."""
@@ -90,7 +79,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return self.stage(iterator, self.run, ONLY_BATCH)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.publish(messages, ONLY_BATCH)
+        publish_staged(self.options.where, messages, ONLY_BATCH)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """What is staged and not decided on is invisible, and expires."""
@@ -100,32 +89,53 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Made for each batch and again for its commit. Only tasks learn which query they are of."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        context = TaskContext.get()
-        key = context.getLocalProperty(QUERY_ID) if context is not None else None
-        number = context.getLocalProperty(BATCH_ID) if context is not None else None
-        if key is None or number is None:
-            raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
-        batch = int(number)
-        run = open_run(link_to(self.options.where), self.options.name, key)
-        if run.last_batch > batch:
-            raise Refused(
-                f"batch {run.last_batch} of this checkpoint was published before, and now comes batch {batch}: the "
-                "checkpoint is an old copy, or another query runs with it. Start the query with a new checkpoint, at "
-                "the position from which on its rows are wanted"
-            )
-        if run.last_batch == batch:
-            # Its rows are decided. Those that come now are computed all the same, because operators before this one
-            # may have state, which they store at the end of their input.
-            for _ in iterator:
-                pass
-            return Staged(run, batch, ())
-        return self.stage(iterator, run, batch)
+        return stage_once(self.options.where, self.options.name, iterator, self.stage)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self.publish(messages, batchId)
+        publish_staged(self.options.where, messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """What is staged and not decided on is invisible, and expires."""
+
+
+def stage_once(where: Where, name: str, batches: Iterator[pa.RecordBatch], stage: Stage) -> Staged:
+    """In a task of a query: stage its rows, unless the micro-batch is decided already."""
+    context = TaskContext.get()
+    key = context.getLocalProperty(QUERY_ID) if context is not None else None
+    number = context.getLocalProperty(BATCH_ID) if context is not None else None
+    if key is None or number is None:
+        raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
+    return stage_unless_decided(open_run(link_to(where), name, key), int(number), batches, stage)
+
+
+def stage_unless_decided(run: Run, batch: int, batches: Iterator[pa.RecordBatch], stage: Stage) -> Staged:
+    if run.last_batch > batch:
+        raise Refused(
+            f"batch {run.last_batch} of this checkpoint was published before, and now comes batch {batch}: the "
+            "checkpoint is an old copy, or another query runs with it. Start the query with a new checkpoint, at "
+            "the position from which on its rows are wanted"
+        )
+    if run.last_batch == batch:
+        # Its rows are decided. Those that come now are computed all the same, because operators before this one may
+        # have state, which they store at the end of their input.
+        for _ in batches:
+            pass
+        return Staged(run, batch, ())
+    return stage(batches, run, batch)
+
+
+def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None], batch: int) -> None:
+    """On the driver: let the log decide on what all tasks have staged."""
+    staged = [message for message in messages if isinstance(message, Staged)]
+    if len(staged) != len(messages):
+        raise ProtocolViolation(f"{len(messages) - len(staged)} tasks of batch {batch} have staged nothing: {messages}")
+    if not staged:
+        # A query without a single partition has no rows either.
+        return
+    run = staged[0].run
+    if any(message.run.run != run.run or message.batch != batch for message in staged):
+        raise ProtocolViolation(f"tasks of batch {batch} have staged rows of others: {staged}")
+    publish(link_to(where), run, batch, (part for message in staged for part in message.parts))
 
 
 def _topic(link: Link, name: str) -> Topic:
