@@ -42,10 +42,12 @@ def show(log: cutwater.Client, topic: str, most: int = 12) -> None:
     records = list(log.subscribe(topic, follow=False))
     print(f"\n{topic}: {len(records)} records")
     for record in records[:most]:
-        shown = {
-            name: value.strftime("%H:%M:%S") if isinstance(value, datetime) else value
-            for name, value in record.row.items()
-        }
-        print("  " + "  ".join(f"{name}={value}" for name, value in shown.items()))
+        print("  " + "  ".join(f"{name}={_shown(value)}" for name, value in record.row.items()))
     if len(records) > most:
         print("  …")
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.strftime("%H:%M:%S")
+    return f"{value:.2f}" if isinstance(value, float) else value

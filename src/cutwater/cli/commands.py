@@ -71,7 +71,7 @@ def command(
     def decorate(function: Function) -> Function:
         given = inspect.signature(function).parameters
         hints = get_type_hints(function, include_extras=True)
-        bundles = {p: hints[p] for p in given if isinstance(hints[p], type) and issubclass(hints[p], Bundle)}
+        bundles = {p: hints[p] for p in given if _is_bundle(hints[p])}
         parameters: list[inspect.Parameter] = []
         for parameter in given.values():
             if parameter.name in bundles:
