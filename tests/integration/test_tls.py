@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -193,7 +194,8 @@ def test_commands(secured: Secured) -> None:
     token = {"CUTWATER_TLS_CA": str(mine.ca), "CUTWATER_TOKEN": TOKEN}
     assert run("topic", "create", "commands", *where, *mine.flags).returncode == 0
     told = run("verify", *where, env=token)
-    assert (told.returncode, told.stdout) == (0, "all is intact: 3 replicas\n"), told.stderr
+    assert told.returncode == 0, told.stderr
+    assert re.fullmatch(r"all is intact: [1-9]\d* replicas?\n", told.stdout)
     assert run("doctor", *where, *mine.flags, "-o", "json").stdout.count('"cluster","verdict":"ok"') == 1
     told = run("topic", "list", *where, "--tls-ca", str(mine.ca))
     assert (told.returncode, "code unauthenticated" in told.stderr) == (32, True), told.stderr

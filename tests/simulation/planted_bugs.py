@@ -181,7 +181,7 @@ def serve_beyond_hwm() -> list[Patch]:
     right = Serving._run_of
 
     def run_of(self, stream, entry):
-        contexts = self.disks[stream].contexts
+        contexts = self._node.disks[stream].contexts
         if contexts and entry.last_llsn <= contexts[-1].last_llsn:
             return right(self, stream, entry)
         last = contexts[-1].last_glsn + entry.first_llsn - contexts[-1].last_llsn if contexts else 1

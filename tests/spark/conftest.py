@@ -1,4 +1,4 @@
-"""One Spark session and one embedded log for all tests here, which run in one process, one after the other."""
+"""One Spark session for all tests here, which run in one process, one after the other, and one embedded log per module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cutwater.Client]:
     with cutwater.open(tmp_path_factory.mktemp("log") / "data") as client:
         yield client
