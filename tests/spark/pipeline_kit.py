@@ -23,7 +23,7 @@ from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_
 from cutwater.spark.pipeline_state import NO_QUERY, forget
 from cutwater.spark.run import connected, plain_topics, program_of
 from cutwater.spark.sink import Staged, stage_unless_decided
-from cutwater.types import MILLISECOND
+from cutwater.types import GLSN, MILLISECOND
 from cutwater.wire.scan_api import NOTHING
 
 
@@ -65,12 +65,14 @@ class InOneProcess:
         slices: int = 16,
         drain: bool = True,
         follow: bool = False,
+        until: int | None = None,
     ) -> None:
         """``follow``: it has no end, and ``step`` takes one micro-batch."""
         self._where = Where(servers=servers)
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
-        until = None if follow else int(client.tail())
+        if not follow and until is None:
+            until = int(client.tail())
         self._options = RunOptions(rows_max=rows_max, until=until, drain=drain and not follow)
         self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
@@ -163,11 +165,12 @@ def _json(offset: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def placed(log: cutwater.Client, pipeline: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    """The topics of a pipeline as ``test`` takes them: records, fences and marks of the log's clock at their places."""
+def placed(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -> dict[str, list[dict[str, Any]]]:
+    """The topics of a pipeline as ``test`` takes them: records, fences and marks of the log's clock at their places.
+    ``until`` is where the run ends that it is compared with: the log goes on, with ticks, also when nobody appends."""
     link = link_to(Where(servers=log.servers))
     view = link.loop.run(link.ranges.view(10))
-    end = view.catalog.high_watermark
+    end = view.catalog.high_watermark if until is None else GLSN(until)
     found: dict[str, list[dict[str, Any]]] = {}
     taken: set[int] = set()
     for node in pipeline.graph.of_type(SourceNode):

@@ -36,10 +36,12 @@ def test_any_pipeline_gives_what_one_thread_gives(log: cutwater.Client, seed: in
     """Replay: CUTWATER_SPARK_SEED=… python -m pytest tests/spark/test_pipeline_one_process.py"""
     pipeline, choice = random_pipeline(seed, f"one-process-{seed}")
     filled(log, pipeline, choice, choice.randint(10, 80))
-    wanted = expected(log, pipeline)
+    until = int(log.tail())
+    wanted = expected(log, pipeline, until)
     query = InOneProcess(
         pipeline,
         log.servers,
+        until=until,
         rows_max=choice.choice([None, 1, 7, 25]),
         parallelism=choice.choice([1, 2, 5]),
         slices=choice.choice([5, 16]),
