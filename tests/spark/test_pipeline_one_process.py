@@ -160,9 +160,6 @@ def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwat
     refused(lambda p: p.source("given", schema="who string").sink("x", uid="x"), InvalidArgument, "the column 'who'")
     refused(lambda p: p.source("given").map(lambda r: r).sink("x", uid="x"), InvalidArgument, "has no schema")
     refused(lambda p: p.source("given").map(dict, "b bigint").sink("given", uid="x"), InvalidArgument, "no column 'b'")
-    refused(
-        lambda p: p.source("given").transform(lambda df: df, schema=ROWS).sink("x", uid="x"), Refused, "give arrow="
-    )
     for options, match in (
         ({"drain": True}, "say which, with until"),
         ({"available_now": True, "until": 3}, "one or the other"),

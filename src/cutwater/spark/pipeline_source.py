@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness
-from cutwater.pipeline.graph import OperatorNode, Port, SinkNode, SourceNode
-from cutwater.pipeline.plan import Destination
+from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
+from cutwater.pipeline.plan import Destination, waits_at
 from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
@@ -195,11 +195,11 @@ class SourceTask:
         if isinstance(node, OperatorNode):
             key = self._plan.specs[node.order].keys[number_of_input]
             return key is None or key_columns(self._plan.specs[node.order], number_of_input) is not None
-        return isinstance(node, SinkNode)
+        return waits_at(node)
 
     def _direct(self, node: Any, number_of_input: int, batch: pa.RecordBatch) -> Iterator[Envelope]:
         keys = self._program.keys
-        if isinstance(node, SinkNode):
+        if node.order not in self._plan.specs:
             yield keys[self._home], node.order, number_of_input, packed(batch)
             return
         for index, own in by_slice(batch, self._plan.specs[node.order], number_of_input, self._program.slices):

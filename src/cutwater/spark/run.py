@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound
 from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
@@ -37,6 +37,7 @@ from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
 from cutwater.spark.pipeline_source import PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
+from cutwater.spark.pipeline_transform import Transforms, check_transforms
 from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
 from cutwater.spark.session import start as start_query
 
@@ -134,13 +135,17 @@ def run_pipeline(
     if not 1 <= parallelism <= slices:
         raise InvalidArgument(f"parallelism is {parallelism}: it must be from 1 to the number of slices, {slices}")
     where = _where(pipeline, token)
+    if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
+        spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
     with connected(where) as client:
-        program = program_of(pipeline, client, parallelism, slices)
+        program = program_of(pipeline, client, parallelism, slices, spark)
         options = RunOptions(str(start), max_records_per_trigger, _position(client, until), drain)
         sink = pickled(program, plain_topics(program, client))
     spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
     place = _checkpoint(pipeline, checkpoint)
-    run = PipelineRun(pipeline.name, partial(_started, spark, program, where, options, sink, place, trigger))
+    transforms = Transforms(pipeline.graph, program)
+    start_it = partial(_started, spark, program, transforms, where, options, sink, place, trigger)
+    run = PipelineRun(pipeline.name, start_it)
     if wait:
         run.wait()
     return run
@@ -172,8 +177,12 @@ def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str
 # ------------------------------------------------------------------------------------------------------------- binding
 
 
-def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
-    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created."""
+def program_of(
+    pipeline: Pipeline, client: Client, parallelism: int, slices: int, spark: SparkSession | None = None
+) -> Program:
+    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created. ``spark`` analyses
+    code on data frames.
+    """
     topics = {topic.name: topic for topic in client.topics()}
     rows: dict[str, RowType] = {}
     event_times: dict[str, str] = {}
@@ -191,7 +200,7 @@ def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int
     )
     plan = program.plan
     plan.require_schemas()
-    _check_transforms(plan)
+    check_transforms(pipeline.graph, plan, spark)
     _provide_sinks(plan, client, topics)
     return program
 
@@ -241,15 +250,6 @@ def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
     return bool(pa.types.is_floating(own) and pa.types.is_floating(declared) and declared.bit_width >= own.bit_width)
 
 
-def _check_transforms(plan: Plan) -> None:
-    for node in plan.graph.of_type(TransformNode):
-        if node.arrow is None:
-            raise Refused(
-                f"pipeline {plan.name!r}, {node.label}: a transform of data frames inside a pipeline is not supported "
-                "yet: give arrow=, the same as a function of a pyarrow.Table, which runs in the workers"
-            )
-
-
 def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> None:
     made: dict[str, Topic] = dict(topics)
     for node in plan.graph.of_type(SinkNode):
@@ -286,6 +286,7 @@ def _position(client: Client, until: Until | None) -> int | None:
 def _started(
     spark: SparkSession,
     program: Program,
+    transforms: Transforms,
     where: Where,
     options: RunOptions,
     sink: str,
@@ -296,10 +297,11 @@ def _started(
     spark.dataSource.register(PipelineSink)
     # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
     reader = spark.readStream.format(SOURCE_FORMAT).options(**where.options())
-    rows: DataFrame = reader.option("given", pickled(program, options)).load()
+    rows = transforms.after(reader.option("given", pickled(program, options)).load(), 0)
     for level in range(len(program.plan.levels)):
         processor = LevelProcessor(program, level)
         rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None")
+        rows = transforms.after(rows, level + 1)
     writer = (
         rows.writeStream.format(SINK_FORMAT)
         .queryName(program.name)
