@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,6 +19,7 @@ from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound
+from cutwater.jobs.holding import Hold
 from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
@@ -50,8 +50,9 @@ Until = Literal["now"] | int | datetime
 class PipelineRun:
     """A pipeline that runs, or has run."""
 
-    def __init__(self, name: str, start: Callable[[], StreamingQuery]) -> None:
-        self.name, self._start = name, start
+    def __init__(self, name: str, start: Callable[[], StreamingQuery], hold: Hold) -> None:
+        """``hold`` is let go of when it is known that the query has ended."""
+        self.name, self._start, self._hold = name, start, hold
         self._query = start()
         self._id, self._starts = str(self._query.id), 1
 
@@ -67,6 +68,16 @@ class PipelineRun:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
+        try:
+            is_over = self._wait(timeout)
+        except CutwaterError as error:
+            self._hold.let_go(error)
+            raise
+        if is_over:
+            self._hold.let_go()
+        return is_over
+
+    def _wait(self, timeout: float | None) -> bool:
         with _translated(self.name):
             deadline = None if timeout is None else time.monotonic() + timeout
             try:
@@ -99,6 +110,7 @@ class PipelineRun:
         with _translated(self.name):
             self._query.stop()
             forget(self._id)
+            self._hold.let_go(is_stopped=True)
 
 
 def run_pipeline(
@@ -139,13 +151,17 @@ def run_pipeline(
         spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
     with connected(where) as client:
         program = program_of(pipeline, client, parallelism, slices, spark)
-        options = RunOptions(str(start), max_records_per_trigger, _position(client, until), drain)
+        options = RunOptions(str(start), max_records_per_trigger, until_position(client, until), drain)
         sink = pickled(program, plain_topics(program, client))
-    spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    place = _checkpoint(pipeline, checkpoint)
-    transforms = Transforms(pipeline.graph, program)
-    start_it = partial(_started, spark, program, transforms, where, options, sink, place, trigger)
-    run = PipelineRun(pipeline.name, start_it)
+    hold = Hold(pipeline.name, checkpoint, None)
+    try:
+        spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+        transforms = Transforms(pipeline.graph, program)
+        begin = partial(_started, spark, program, transforms, where, options, sink, hold.place, trigger)
+        run = PipelineRun(pipeline.name, begin, hold)
+    except BaseException as error:
+        hold.let_go(error)
+        raise
     if wait:
         run.wait()
     return run
@@ -166,12 +182,6 @@ def _where(pipeline: Pipeline, token: str) -> Where:
 def connected(where: Where) -> Client:
     access = where.access()
     return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
-
-
-def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str:
-    if given is not None:
-        return os.fspath(given)
-    return str(Path("checkpoints", pipeline.name).resolve())
 
 
 # ------------------------------------------------------------------------------------------------------------- binding
@@ -266,7 +276,8 @@ def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> N
             raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
 
 
-def _position(client: Client, until: Until | None) -> int | None:
+def until_position(client: Client, until: Until | None) -> int | None:
+    """Where a run ends, if it does."""
     if until is None:
         return None
     if until == "now":
