@@ -17,6 +17,7 @@ class FileLock:
 
     def __init__(self, path: Path, what: str, way_out: str) -> None:
         """``what`` is in use if another process has it, and ``way_out`` says what can be done then."""
+        self._fd = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -26,7 +27,7 @@ class FileLock:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "of which nothing is known"
-            os.close(self._fd)
+            self.release()
             raise Refused(f"{what} is in use by process {holder}: {way_out}") from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)

@@ -23,6 +23,7 @@ from cutwater.jobs.messages import (
     Ended,
     Failed,
     FromProgram,
+    Lines,
     Loaded,
     Moved,
     Running,
@@ -47,6 +48,7 @@ WAIT_SECONDS = 1.0
 JVM_LOOK_SECONDS = 0.1
 JVM_END_SECONDS = 8.0
 COMMANDS_MAX = 16
+READ_BYTES = 1 << 16
 
 
 class Supervisor:
@@ -68,8 +70,11 @@ class Supervisor:
         self.tell(Failed(Told.of(error, is_hopeless=is_hopeless(error))))
 
     def _listen(self) -> None:
-        for one in sys.stdin.buffer:
-            self.commands.put(read_to_program(one))
+        lines = Lines()
+        # Past Python's own buffer, whose lock a thread that waits for ever would hold when the interpreter ends.
+        while data := os.read(sys.stdin.fileno(), READ_BYTES):
+            for one in lines.add(data):
+                self.commands.put(read_to_program(one))
         end_all()
 
 
