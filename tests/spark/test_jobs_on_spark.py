@@ -1,4 +1,4 @@
-"""A pipeline by the command line, on real Spark: its driver and its JVM are killed, it is saved, rescaled and cancelled,
+"""A pipeline by the command line, on real Spark: its driver and its JVM are killed, saved, rescaled and cancelled,
 and the output topic has every row once.
 """
 
