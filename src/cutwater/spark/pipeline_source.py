@@ -39,12 +39,15 @@ Envelope = tuple[int, int, int, bytes]
 
 
 class RunOptions(Struct, frozen=True):
-    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one."""
+    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one. ``begin``:
+    where a savepoint ends, in place of ``start``.
+    """
 
     start: str = "earliest"
     rows_max: int | None = None
     until: int | None = None
     drain: bool = False
+    begin: Offset | None = None
 
 
 class TickPart(InputPartition):
@@ -93,7 +96,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks more than once, and the run has one beginning."""
         with told():
             if self._first is None:
-                self._first = self._planning().first()
+                self._first = self._options.begin or self._planning().first()
             return self._first.plain()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
