@@ -1,5 +1,5 @@
-"""A pipeline by the command line, on real Spark: its driver and its JVM are killed, saved, rescaled and cancelled,
-and the output topic has every row once.
+"""A pipeline by the command line, on real Spark: its driver and its JVM are killed, it is saved, rescaled and
+cancelled, and the output topic has every row once.
 """
 
 from __future__ import annotations
@@ -141,8 +141,41 @@ def test_killed_saved_rescaled_and_cancelled(log: cutwater.Client, tmp_path: Pat
         assert described["progress"]["lag_records"] == 0
         assert described["progress"]["state_rows"] > 0
         assert "was killed (SIGKILL)" in described["last_error"]["message"]
+        place = str(tmp_path / "savepoints")
+        saved = kit.ask("savepoint", "numbered", "--savepoint-dir", place)["savepoint"]
+        kit.append()
+        rescaled = kit.ask("rescale", "numbered", "--parallelism", "1", "--savepoint-dir", place)["savepoint"]
+        kit.append()
+        kit.until_all_is_out()
+        fourth = kit.running()
+        assert (fourth.parallelism, fourth.from_savepoint, Path(fourth.checkpoint).name) == (1, rescaled, "run-2")
         kit.ask("cancel", "numbered")
         assert kit.process.wait(PATIENCE) == 0
-        assert not any(map(processes.is_running, (third.driver, third.jvm)))
+        assert not any(map(processes.is_running, (fourth.driver, fourth.jvm)))
     (job,) = kit.ask("list")
     assert job["state"] == "cancelled"
+    look_into(saved, 4 * ROWS // 3)
+    assert not diff(saved, saved)["operators"]
+    (changed,) = diff(saved, rescaled)["operators"]
+    assert changed["uid"] == "number"
+
+
+def savepoint_command(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "cutwater.cli", "savepoint", *arguments, "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def look_into(savepoint: str, seen: int) -> None:
+    assert savepoint_command("verify", savepoint)["intact"]
+    rows = savepoint_command("inspect", savepoint, "--uid", "number")["number"]
+    assert {row["key"]["k"]: row["state_seen"] for row in rows} == dict.fromkeys("abc", seen)
+
+
+def diff(first: str, second: str) -> Any:
+    return savepoint_command("diff", first, second)

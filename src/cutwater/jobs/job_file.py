@@ -116,7 +116,9 @@ class JobDirectory:
         job = self.load()
         if job is None:
             there = ", ".join(job.pipeline for job in list_jobs(self.root)) or "none"
-            raise NotFound(f"no job {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another")
+            raise NotFound(
+                f"no job is called {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another"
+            )
         return job
 
     def save(self, job: Job) -> None:

@@ -143,12 +143,26 @@ class _Program:
             max_records_per_trigger=start.max_records_per_trigger,
             spark=spark,
             token=where.token,
+            retain=start.retain,
             wait=False,
+            **self._beginning(spark),
         )
         self._supervisor.tell(Running(jvm.pid, until))
         last = self._until_over(run, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
+
+    def _beginning(self, spark: Any) -> dict[str, Any]:
+        """A checkpoint that has begun holds what it began with, also when the savepoint is deleted."""
+        from cutwater.spark.checkpoints import Checkpoint  # noqa: PLC0415
+        from cutwater.spark.files import files_at  # noqa: PLC0415
+
+        start = self._start
+        place = start.checkpoint
+        if start.from_savepoint is None or Checkpoint(place, files_at(spark, place)).committed():
+            return {}
+        names = ("from_savepoint", "replay_output", "allow_non_restored_state")
+        return {name: getattr(start, name) for name in names}
 
     def _where(self) -> Any:
         from cutwater.spark.holder import servers_of  # noqa: PLC0415

@@ -178,10 +178,10 @@ class PipelineRun:
         """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output. With
         ``savepoint``, a new directory, everything that is in the output is in the savepoint too.
         """
-        with translated(self.name):
-            self._query.stop()
-            forget(self._id)
         try:
+            with translated(self.name):
+                self._query.stop()
+                forget(self._id)
             if savepoint is None:
                 return None
             self._finish_decided()
@@ -250,24 +250,24 @@ def run_pipeline(
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
     where = _where(pipeline, token)
-    if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
-        spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    with connected(where) as client:
-        program = program_of(pipeline, client, parallelism, slices, spark)
-        hold = Hold(pipeline.name, checkpoint, wish.savepoint)
-        try:
+    began_with = None if wish.savepoint is None else absolute(wish.savepoint)
+    hold = Hold(pipeline.name, None if checkpoint is None else absolute(checkpoint), began_with)
+    try:
+        if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
+            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+        with connected(where) as client:
+            program = program_of(pipeline, client, parallelism, slices, spark)
             spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-            place = absolute(hold.place)
-            begin = beginning(spark, client, program, place, wish)
+            begin = beginning(spark, client, program, hold.place, wish)
             end = until_position(client, until)
             options = RunOptions(str(start), max_records_per_trigger, end, drain, begin.offset)
             sink = pickled(program, plain_topics(program, client))
-            transforms = Transforms(pipeline.graph, program)
-            query = Query(spark, program, transforms, where, options, sink, place, trigger, retain, begin)
-            run = PipelineRun(query, hold)
-        except BaseException as error:
-            hold.let_go(error)
-            raise
+        transforms = Transforms(pipeline.graph, program)
+        query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
+        run = PipelineRun(query, hold)
+    except BaseException as error:
+        hold.let_go(error)
+        raise
     if wait:
         run.wait()
     return run
