@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,10 +37,12 @@ def test_any_pipeline_gives_what_one_thread_gives(log: cutwater.Client, seed: in
     """Replay: CUTWATER_SPARK_SEED=… python -m pytest tests/spark/test_pipeline_one_process.py"""
     pipeline, choice = random_pipeline(seed, f"one-process-{seed}")
     filled(log, pipeline, choice, choice.randint(10, 80))
-    wanted = expected(log, pipeline)
+    until = int(log.tail())
+    wanted = expected(log, pipeline, until)
     query = InOneProcess(
         pipeline,
         log.servers,
+        until=until,
         rows_max=choice.choice([None, 1, 7, 25]),
         parallelism=choice.choice([1, 2, 5]),
         slices=choice.choice([5, 16]),
@@ -231,6 +234,50 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
         assert [part.found.first for part in parts] == [wanted]
     first.stop()
     again.stop()
+
+
+class Seen(ProcessFunction):
+    """Tells what each record saw."""
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        return {"place": ctx.glsn, "seen": ctx.watermark}
+
+
+@pytest.mark.parametrize("kind", ["topic", "column", "function", "declared"])
+def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
+    log: cutwater.Client, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Between batches and inside them; the clock is that of a run from the beginning, whatever it has looked at."""
+    topic = f"begins-{kind}"
+    schema = pa.schema({"user": pa.string(), "at": pa.timestamp("us", "UTC"), "other": pa.int64()})
+    log.create_topic(topic, streams=3, schema=schema, event_time="at")
+    choice = random.Random(kind)
+    for i in range(40):
+        times = [T0 + timedelta(seconds=i * 3 - choice.randint(0, 20)) for _ in range(choice.randint(1, 5))]
+        rows = [{"user": "a", "at": time, "other": int(time.timestamp() * 1_000) + 7} for time in times]
+        log.append(topic, rows, stream=log.topic(topic).streams[choice.choice([0, 0, 1, 1, 2])], watermark=min(times))
+    forever = Watermark.bounded("2s").idle_after(None)
+    p = Pipeline(topic)
+    source = {
+        "topic": {"event_time": "at", "watermark": forever},
+        "column": {"event_time": "other", "watermark": forever},
+        "function": {"event_time": lambda row: row.at, "watermark": forever},
+        "declared": {"event_time": "at", "watermark": Watermark.punctuated().idle_after(None)},
+    }[kind]
+    p.source(topic, schema="user string, at timestamp, other bigint", **source).process(  # type: ignore[arg-type]
+        key="user", function=Seen(), uid="seen", schema="place bigint, seen bigint"
+    ).sink(f"{topic}-out", uid="out")
+    wanted = expected(log, p)[f"{topic}-out"]
+    assert len({row["seen"] for row in wanted}) > 5
+    found_before = 0
+    for back in (1, 10, 4_096):
+        monkeypatch.setattr("cutwater.spark.pipeline_planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.pipeline_planning.WALK_POSITIONS", 3 * back)
+        start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
+        run_here(log, p, start=str(start), until=until, drain=False, rows_max=choice.choice([None, 3]))
+        found = written(log, f"{topic}-out")[found_before:]
+        found_before += len(found)
+        assert found == [row for row in wanted if start <= row["place"] <= until], (back, start, until)
 
 
 def test_an_old_copy_of_a_checkpoint_is_refused(log: cutwater.Client) -> None:
