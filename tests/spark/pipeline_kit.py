@@ -19,7 +19,7 @@ from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_sink import PipelineWriter
-from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_batch
+from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
 from cutwater.spark.pipeline_state import NO_QUERY, forget
 from cutwater.spark.run import connected, plain_topics, program_of
 from cutwater.spark.sink import Staged, stage_unless_decided
@@ -73,7 +73,7 @@ class InOneProcess:
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
         end = None if follow else until or int(client.tail())
-        self._options = RunOptions(start=start, rows_max=rows_max, until=end, drain=drain and not follow)
+        self._options = RunOptions(start=start, rows_max=rows_max or RECORDS_MAX, until=end, drain=drain and not follow)
         self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +20,11 @@ from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clock import LogClock
 from cutwater.spark.options import Where
+from cutwater.spark.pipeline_envelope import in_pieces, unpacked
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
 from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
+from cutwater.spark.run import _checkpoint as default_checkpoint
 from cutwater.spark.run import connected, program_of, run_pipeline
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
@@ -278,6 +281,63 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
         found = written(log, f"{topic}-out")[found_before:]
         found_before += len(found)
         assert found == [row for row in wanted if start <= row["place"] <= until], (back, start, until)
+
+
+@pytest.mark.parametrize("how", ["column", "function"])
+def test_a_time_that_is_too_large_names_its_record(log: cutwater.Client, how: str) -> None:
+    topic = f"far-{how}"
+    log.create_topic(topic, schema=pa.schema({"at": pa.int64()}))
+    acks = [log.append(topic, [{"at": time}]) for time in (5, 2**60, 7)]
+    p = Pipeline(topic)
+    times: Any = "at" if how == "column" else lambda row: row.at
+    p.source(topic, schema="at bigint", event_time=times).sink(f"{topic}-out", uid="out")
+    with pytest.raises(WorkerFailed, match="the event time 1152921504606846976 is too far off") as caught:
+        run_here(log, p)
+    error = heard(str(caught.value), topic)
+    assert isinstance(error, PipelineFailed)
+    assert error.glsn == acks[1].glsn
+    with pytest.raises(InvalidArgument, match=r"topic 'far-.*', row 1: the event time 1152921504606846976 is too far"):
+        p.test({topic: [{"at": 2**60}]})
+
+
+def test_another_watermark_needs_another_checkpoint(log: cutwater.Client) -> None:
+    payments(log, "rewatermarked", [1.0, 2.0])
+
+    def pipeline(bound: str) -> Pipeline:
+        p = Pipeline("rewatermarked")
+        source = p.source("rewatermarked", schema=ROWS, event_time="at", watermark=Watermark.bounded(bound))
+        source.sink("rewatermarked-out", uid="out")
+        return p
+
+    query = InOneProcess(pipeline("5s"), log.servers, drain=False)
+    query.run()
+    query.go_on(drain=False)
+    query._pipeline = pipeline("7s")
+    with pytest.raises(WorkerFailed, match=r"was bounded 5s, idle after 30s when .* is bounded 7s.* a new checkpoint"):
+        query.go_on(drain=True, slices=16)
+    query.close()
+
+
+def test_large_parts_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutwater.spark.pipeline_envelope.BLOB_BYTES_MAX", 1_000)
+    batch = pa.RecordBatch.from_pydict({"n": list(range(1_000))})
+    pieces = list(in_pieces(batch))
+    assert len(pieces) == 8
+    assert pa.concat_tables([unpacked(piece) for piece in pieces])["n"].to_pylist() == list(range(1_000))
+
+
+def test_where_a_checkpoint_is_unless_it_is_said(tmp_path: Any) -> None:
+    """With the log, wherever the program is started, and never outside of its own directory."""
+    here = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
+    cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
+    log = str(tmp_path / "data")
+    assert default_checkpoint(Pipeline("a b", log=log), None, here) == f"{log}/checkpoints/a b"
+    assert default_checkpoint(Pipeline("../x", log=log), None, here) == f"{log}/checkpoints/%2E.%2Fx"
+    remote = default_checkpoint(Pipeline("p", log="cutwater://h:1"), None, here)
+    assert remote == os.path.abspath("checkpoints/p")
+    assert default_checkpoint(Pipeline("p", log=log), "s3a://bucket/p", cluster) == "s3a://bucket/p"
+    with pytest.raises(InvalidArgument, match="runs on spark://host:7077: give checkpoint="):
+        default_checkpoint(Pipeline("p", log=log), None, cluster)
 
 
 def test_an_old_copy_of_a_checkpoint_is_refused(log: cutwater.Client) -> None:

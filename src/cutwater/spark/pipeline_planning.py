@@ -25,8 +25,10 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cutwater.client.catalogs import View
 from cutwater.client.ranges import Heads
 from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.core.watermark import Punctuated, Strategy
 from cutwater.errors import InvalidArgument, Refused, Trimmed
 from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock, is_settled
+from cutwater.pipeline.durations import shown
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.steps import Ticks
@@ -42,6 +44,8 @@ from cutwater.wire.scan_api import NOTHING
 
 PART_RECORDS_MIN = 5_000
 """A task reads at least so many, unless there are fewer."""
+BYTES_MAX = 256 << 20
+"""A micro-batch has at most so many bytes of the log, or one batch: all of it is in memory, in several forms."""
 WALK_POSITIONS = 200_000
 """How much is walked at a time where clocks come to the beginning of a run."""
 
@@ -111,18 +115,23 @@ class _Batch(Struct):
 class PipelinePlanner:
     """Plans micro-batches. It lives in the planner's process as long as the query."""
 
-    def __init__(self, where: Where, program: Program, start: str, rows_max: int | None) -> None:
+    def __init__(self, where: Where, program: Program, start: str, rows_max: int) -> None:
         self._where, self._program = where, program
         self._link = link_to(where)
         self._sources = {node.topic: node for node in program.plan.graph.of_type(SourceNode)}
         self._rows = {topic: SourceRows(program, topic) for topic in self._sources}
-        options = {"servers": where.servers, "subscribe": ",".join(self._sources), "startingOffsets": start}
-        if rows_max is not None:
-            options["maxOffsetsPerTrigger"] = str(rows_max)
+        options = {
+            "servers": where.servers,
+            "subscribe": ",".join(self._sources),
+            "startingOffsets": start,
+            "maxOffsetsPerTrigger": str(rows_max),
+            "maxBytesPerTrigger": str(BYTES_MAX),
+        }
         made = msgspec.structs.replace(read_options(options, streaming=True), where=where)
         self._planner = Planner(made, self._link.ranges, StructType([StructField("glsn", LongType())]))
         self._walked: Walk | None = None
         self._looked_at = 0.0
+        self._has_same_clocks = False
 
     def close(self) -> None:
         self._link.loop.run(self._planner.close())
@@ -186,6 +195,8 @@ class PipelinePlanner:
                 f"pipeline {self._program.name!r}: state in this checkpoint is cut into {start.slices} slices, not "
                 f"{self._program.slices}: run it with slices={start.slices}, or with a new checkpoint"
             )
+        if start.clock is not None and not start.is_new:
+            self._require_same_clocks(start.clock)
         if start.ended:
             return start
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
@@ -200,6 +211,30 @@ class PipelinePlanner:
             return Offset(start.glsn, start.slices, start.clock, ended=True, since=since) if ended else start
         self._walked = walk = self._walk(start, GLSN(end), through)
         return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain), since=since)
+
+    def _require_same_clocks(self, clock: ClockSnapshot) -> None:
+        """State in a checkpoint has come about under its watermarks; under others it would be neither one thing nor the
+        other.
+        """
+        if self._has_same_clocks:
+            return
+        name = self._program.name
+        way_out = "run the program as it was, or with a new checkpoint, or start from a savepoint"
+        for topics, own in clock.clocks:
+            for known in own.streams:
+                topic = clock.streams[known.log_stream_id][0]
+                now = self._sources[topic].watermark.strategy if topic in self._sources else None
+                if now != known.strategy:
+                    raise Refused(
+                        f"pipeline {name!r}: the watermark of the source {topic!r} was {_shown(known.strategy)} when "
+                        f"this checkpoint was made, and is {_shown(now)} now: {way_out}"
+                    )
+            if frozenset(topics) not in {*self._program.plan.source_sets, frozenset(self._sources)}:
+                raise Refused(
+                    f"pipeline {name!r}: no operator is fed from exactly {', '.join(topics)} any more, as one was when "
+                    f"this checkpoint was made: {way_out}"
+                )
+        self._has_same_clocks = True
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
         return drain and through is not None and glsn >= through
@@ -387,6 +422,13 @@ def _clock(plan: Plan, sources: Mapping[str, SourceNode], snapshot: ClockSnapsho
     if snapshot is None:
         return LogClock(watermarks, plan.source_sets)
     return LogClock.restore(watermarks, plan.source_sets, snapshot)
+
+
+def _shown(strategy: Strategy | None) -> str:
+    if strategy is None:
+        return "not read"
+    kind = "punctuated" if isinstance(strategy, Punctuated) else f"bounded {shown(strategy.bound_us // MILLISECOND)}"
+    return f"{kind}, idle after {shown(strategy.idle_after_us // MILLISECOND)}"
 
 
 def _milliseconds(time_us: int | None) -> int | None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.errors import StreamingQueryException
@@ -35,7 +36,7 @@ from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
-from cutwater.spark.pipeline_source import PipelineSource, RunOptions
+from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
 from cutwater.spark.pipeline_transform import Transforms, check_transforms
 from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
@@ -130,6 +131,9 @@ def run_pipeline(
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
     if not any(pipeline.graph.of_type(SinkNode)):
         raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
+    if rows_max < 1:
+        raise InvalidArgument(f"max_records_per_trigger is {rows_max}: it must be at least 1")
     until = "now" if available_now else until
     parallelism = parallelism or min(os.cpu_count() or 1, slices)
     if not 1 <= parallelism <= slices:
@@ -139,10 +143,10 @@ def run_pipeline(
         spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
     with connected(where) as client:
         program = program_of(pipeline, client, parallelism, slices, spark)
-        options = RunOptions(str(start), max_records_per_trigger, _position(client, until), drain)
+        options = RunOptions(str(start), rows_max, _position(client, until), drain)
         sink = pickled(program, plain_topics(program, client))
     spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    place = _checkpoint(pipeline, checkpoint)
+    place = _checkpoint(pipeline, checkpoint, spark)
     transforms = Transforms(pipeline.graph, program)
     start_it = partial(_started, spark, program, transforms, where, options, sink, place, trigger)
     run = PipelineRun(pipeline.name, start_it)
@@ -168,10 +172,19 @@ def connected(where: Where) -> Client:
     return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
 
 
-def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str:
+def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None, spark: SparkSession) -> str:
+    """The default is with an embedded log, wherever the program is started; for a cluster's, below this directory."""
     if given is not None:
         return os.fspath(given)
-    return str(Path("checkpoints", pipeline.name).resolve())
+    master = str(spark.sparkContext.master)
+    if not master.startswith("local"):
+        raise InvalidArgument(
+            f"pipeline {pipeline.name!r} runs on {master}: give checkpoint=…, a path on a file system that all its "
+            "machines see"
+        )
+    name = quote(pipeline.name, safe=" ")
+    base = Path(".") if "://" in pipeline.log else Path(pipeline.log)
+    return str((base / "checkpoints" / (f"%2E{name[1:]}" if name.startswith(".") else name)).resolve())
 
 
 # ------------------------------------------------------------------------------------------------------------- binding
