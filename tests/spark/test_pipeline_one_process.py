@@ -8,7 +8,6 @@ import os
 import random
 import time
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +23,6 @@ from cutwater.spark.pipeline_envelope import in_pieces, unpacked
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
 from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
-from cutwater.spark.run import _checkpoint as default_checkpoint
 from cutwater.spark.run import connected, program_of, run_pipeline
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
@@ -324,20 +322,6 @@ def test_large_parts_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = list(in_pieces(batch))
     assert len(pieces) == 8
     assert pa.concat_tables([unpacked(piece) for piece in pieces])["n"].to_pylist() == list(range(1_000))
-
-
-def test_where_a_checkpoint_is_unless_it_is_said(tmp_path: Any) -> None:
-    """With the log, wherever the program is started, and never outside of its own directory."""
-    here = SimpleNamespace(sparkContext=SimpleNamespace(master="local[2]"))
-    cluster = SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077"))
-    log = str(tmp_path / "data")
-    assert default_checkpoint(Pipeline("a b", log=log), None, here) == f"{log}/checkpoints/a b"
-    assert default_checkpoint(Pipeline("../x", log=log), None, here) == f"{log}/checkpoints/%2E.%2Fx"
-    remote = default_checkpoint(Pipeline("p", log="cutwater://h:1"), None, here)
-    assert remote == os.path.abspath("checkpoints/p")
-    assert default_checkpoint(Pipeline("p", log=log), "s3a://bucket/p", cluster) == "s3a://bucket/p"
-    with pytest.raises(InvalidArgument, match="runs on spark://host:7077: give checkpoint="):
-        default_checkpoint(Pipeline("p", log=log), None, cluster)
 
 
 def test_an_old_copy_of_a_checkpoint_is_refused(log: cutwater.Client) -> None:

@@ -43,12 +43,15 @@ RECORDS_MAX = 1_000_000
 
 
 class RunOptions(Struct, frozen=True):
-    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one."""
+    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one. ``begin``:
+    where a savepoint ends, in place of ``start``.
+    """
 
     start: str = "earliest"
     rows_max: int = RECORDS_MAX
     until: int | None = None
     drain: bool = False
+    begin: Offset | None = None
 
 
 class TickPart(InputPartition):
@@ -97,7 +100,7 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks more than once, and the run has one beginning."""
         with told():
             if self._first is None:
-                self._first = self._planning().first()
+                self._first = self._options.begin or self._planning().first()
             return self._first.plain()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
