@@ -18,7 +18,7 @@ from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import POSITION, Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
-from cutwater.spark.pipeline_envelope import packed
+from cutwater.spark.pipeline_envelope import in_pieces
 from cutwater.spark.pipeline_program import Program
 
 if TYPE_CHECKING:
@@ -41,11 +41,12 @@ def envelopes(
         rows = plan.rows_for(destination)
         assert rows is not None, "a run has schemas everywhere"
         if node not in plan.specs:
-            yield program.keys[index], node, number_of_input, packed(records.to_arrow(rows))
+            for data in in_pieces(records.to_arrow(rows)):
+                yield program.keys[index], node, number_of_input, data
             continue
         for target, part in enumerate(routed(plan.specs[node], number_of_input, records, program.slices)):
-            if len(part):
-                yield program.keys[target], node, number_of_input, packed(part.to_arrow(rows))
+            for data in in_pieces(part.to_arrow(rows)) if len(part) else ():
+                yield program.keys[target], node, number_of_input, data
 
 
 def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes = b"") -> pa.StructArray:

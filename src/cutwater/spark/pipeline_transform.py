@@ -160,7 +160,8 @@ def _packing(program: Program, order: int, joins: bool) -> Any:
             # Sinks take rows in any slice; so they spread.
             context = TaskContext.get()
             home = 0 if context is None else context.partitionId() % program.slices
-            yield envelope_batch(list(envelopes(program, arrived, home)))
+            for envelope in envelopes(program, arrived, home):
+                yield envelope_batch([envelope])
 
     return packing
 

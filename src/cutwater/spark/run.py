@@ -40,7 +40,7 @@ from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
-from cutwater.spark.pipeline_source import PipelineSource, RunOptions
+from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
 from cutwater.spark.pipeline_transform import Transforms, check_transforms
 from cutwater.spark.restoring import Beginning, beginning, initial_state, wish_of
@@ -242,6 +242,9 @@ def run_pipeline(
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
     if not any(pipeline.graph.of_type(SinkNode)):
         raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
+    if rows_max < 1:
+        raise InvalidArgument(f"max_records_per_trigger is {rows_max}: it must be at least 1")
     until = "now" if available_now else until
     parallelism = parallelism or min(os.cpu_count() or 1, slices)
     if not 1 <= parallelism <= slices:
@@ -260,7 +263,7 @@ def run_pipeline(
             spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
             begin = beginning(spark, client, program, hold.place, wish)
             end = until_position(client, until)
-            options = RunOptions(str(start), max_records_per_trigger, end, drain, begin.offset)
+            options = RunOptions(str(start), rows_max, end, drain, begin.offset)
             sink = pickled(program, plain_topics(program, client))
         transforms = Transforms(pipeline.graph, program)
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
