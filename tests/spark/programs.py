@@ -1,7 +1,7 @@
 """Programs that start a Spark of their own; ``test_clusters`` runs them, because a process has one Spark only.
 
 ``python programs.py MASTER PATH-OR-SERVERS TOPIC``: prints, as JSON, how many rows a batch and a stream read. Both are
-copied into the topic whose name ends with ``-copy``.
+copied into the topic whose name ends with ``-copy``. With a fourth argument, the name of a pipeline, that runs as well.
 """
 
 from __future__ import annotations
@@ -9,11 +9,39 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from typing import Any
 
 import cutwater.spark
+from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 
 
-def main(master: str, where: str, topic: str) -> None:
+class Count(ProcessFunction):
+    """Counts per key, and tells the count again when a timer fires."""
+
+    n = ValueState("bigint", default=0)
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        self.n.set(self.n.get() + 1)
+        ctx.timers.at(ctx.timestamp + 1)
+        return {"k": ctx.key, "n": self.n.get()}
+
+    def on_timer(self, time: int, ctx: Any) -> Any:
+        return {"k": ctx.key, "n": -self.n.get()}
+
+
+def pipeline(name: str, log: str, topic: str) -> Pipeline:
+    """Two levels, with timers: what is counted is counted per window."""
+    p = Pipeline(name, log=log)
+    source = p.source(topic, watermark=Watermark.ascending().idle_after(None))
+    numbers = source.map(lambda row: {"k": int(row.value) % 7, "n": int(row.value)}, "k bigint, n bigint")
+    counted = numbers.process(key="k", function=Count(), uid="count", schema="k bigint, n bigint")
+    counted.sink(f"{name}-counts", uid="counts")
+    windows = counted.window(key="k", window=Tumbling("1s"), aggregate={"n": "sum(n)"}, uid="windows")
+    windows.sink(f"{name}-windows", uid="sums")
+    return p
+
+
+def main(master: str, where: str, topic: str, name: str = "") -> None:
     spark = cutwater.spark.session("program", master=master)
     spark.sparkContext.setLogLevel("ERROR")
     place = {"servers": where} if where.startswith("cutwater://") else {"path": where}
@@ -29,6 +57,10 @@ def main(master: str, where: str, topic: str) -> None:
         )
         query = cutwater.spark.start(writer.trigger(availableNow=True))
         query.awaitTermination()
+        if name:
+            pipeline(name, where, topic).run(
+                spark=spark, until="now", drain=True, parallelism=2, slices=4, checkpoint=f"{checkpoint}/pipeline"
+            )
     streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
     java = spark.sparkContext._jvm.System.getProperty("java.home")
     told = {"batch": batch.n, "positions": batch.g, "bytes": batch.bytes, "streamed": streamed, "java": java}
