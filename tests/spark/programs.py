@@ -1,9 +1,9 @@
 """Programs that start a Spark of their own; ``test_clusters`` runs them, because a process has one Spark only.
 
-``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY PIPELINE]``: prints, as JSON, how many rows a batch and a
-stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory, one task of the batch is so
-slow that Spark starts a second attempt of it; attempts that have staged their rows leave a file there. A pipeline of the
-name that is given runs as well.
+``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY [PIPELINE]]``: prints, as JSON, how many rows a batch and
+a stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory that is not empty, one
+task of the batch is so slow that Spark starts a second attempt of it; attempts that have staged their rows leave a file
+there. A pipeline of the name that is given runs as well.
 """
 
 from __future__ import annotations

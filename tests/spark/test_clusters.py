@@ -64,6 +64,17 @@ def run(master: str, where: str, topic: str, directory: Path, *more: Path | str,
     return dict(json.loads(output.splitlines()[-1]))
 
 
+def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
+    """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread."""
+    fill(log, "local-cluster")
+    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path, "", "counting")
+    assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
+    check_copies(log, "local-cluster")
+    wanted = expected(log, programs.pipeline("counting", log.servers, "local-cluster"))
+    assert len(wanted["counting-counts"]) > ROWS
+    assert {topic: written(log, topic) for topic in wanted} == wanted
+
+
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
     """A Spark cluster of one master and two workers on this machine. For Spark they are on two, by their addresses:
@@ -110,19 +121,15 @@ def standalone(directory: Path) -> Iterator[str]:
 
 
 def test_a_standalone_cluster(tmp_path: Path) -> None:
-    """Spark and the log are clusters of real processes. Of one task, two attempts stage their rows. The output of a
-    pipeline is that of one thread."""
+    """Spark and the log are clusters of real processes. Of one task, two attempts stage their rows."""
     attempts = tmp_path / "attempts"
     attempts.mkdir()
     with standalone(tmp_path) as master, several_processes(tmp_path / "cluster") as log:
         fill(log, "standalone")
-        told = run(master, log.servers, "standalone", tmp_path, attempts, "counting", SPARK_LOCAL_IP="127.0.0.1")
+        told = run(master, log.servers, "standalone", tmp_path, attempts, SPARK_LOCAL_IP="127.0.0.1")
         assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
         assert {path.name: path.read_text() for path in attempts.iterdir()} == {"attempt-0": "1", "attempt-1": "1"}
         check_copies(log, "standalone")
-        wanted = expected(log, programs.pipeline("counting", log.servers, "standalone"))
-        assert len(wanted["counting-counts"]) > ROWS
-        assert {topic: written(log, topic) for topic in wanted} == wanted
 
 
 @contextmanager
