@@ -96,6 +96,7 @@ def _checked(options: StartOptions) -> NodeOptions:
         options.reserve_bytes,
         staged_bytes_max=options.staged_bytes_max,
         staged_ask_seconds=options.staged_ask_seconds,
+        may_wait_for_disk=True,
     )
 
 

@@ -6,7 +6,9 @@ repository keeps it until then. They are written when a reader wants them, becau
 otherwise together with the next entries; their sync waits a little for company.
 
 To wake a thread, and to be woken by it, costs more than most of what it does. So what is given in one turn of the event
-loop is handed over once, at the end of the turn, when the loop is about to let other threads run.
+loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or it is written by
+the loop itself (``handing_over`` says when). Only one of the two ever works: the loop while the thread has nothing to
+do, because only the loop could give it something.
 
 Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back. Commit
 contexts that are held back are no more than there were entries since they were last handed over.
@@ -101,6 +103,9 @@ class Writer:
         self._contexts_due: float | None = None
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
+        self._handed_over = 0
+        """How many times; changed by the event loop's thread only, and the next two by the writer's."""
+        self._begun = self._finished = 0
         self._is_broken = False
         self._is_ended = False
         """Nothing that is given from now on will be done."""
@@ -139,8 +144,36 @@ class Writer:
 
     def hand_over(self) -> None:
         if self._turn:
-            turn, self._turn = self._turn, []
-            self._queue.put(turn)
+            self._wake()
+
+    def _wake(self) -> None:
+        turn, self._turn = self._turn, []
+        self._handed_over += 1
+        self._queue.put(turn)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its thread has nothing to do, and will not have as long as nothing is handed over."""
+        return self._handed_over == self._finished
+
+    def write_here(self) -> None:
+        """Instead of ``hand_over``, when it is idle: write and sync in this thread, and say what came of it at once."""
+        assert self.is_idle
+        turn, self._turn = self._turn, []
+        for item in turn:
+            # Whoever gives something else hands it over right away.
+            assert isinstance(item, tuple)
+            self._collect(item)
+        if self._is_broken:
+            self._drop()
+        else:
+            self._sync(contexts=self._contexts_are_due(), tell=_at_once)
+
+    def tick(self) -> None:
+        """Once in a while: commits that nothing came after are written and synced too."""
+        self.release()
+        if (self._turn or self._contexts_are_due()) and not self._is_ended:
+            self._wake()
 
     def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
         """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
@@ -175,31 +208,36 @@ class Writer:
             if self._is_broken:
                 self._drop()
             else:
-                self._sync(contexts=task is not None or ending or self._contexts_are_due())
+                self._sync(contexts=task is not None or ending or self._contexts_are_due(), tell=self._tell)
             if task is not None:
                 self._do(task)
             if ending:
                 return
+            if not self._inbox:
+                self._finished = self._begun
 
     def _next(self) -> _Task | None:
         """Collect writes until there is a reason to sync: nothing more is waiting, or something else comes. The result
         is that something else; a task that does nothing if there was none."""
-        timeout = None
-        if self._contexts_due is not None:
-            timeout = max(0.0, self._contexts_due - time.monotonic())
+        if not self._inbox:
+            self._take(self._queue.get())
         collected = 0
         while collected < GROUP_ITEMS_MAX and self._entries_bytes < GROUP_BYTES_MAX:
             if not self._inbox:
-                try:
-                    self._inbox += self._queue.get(timeout=timeout) if collected == 0 else self._queue.get_nowait()
-                except queue.Empty:
+                if self._queue.empty():
                     break
+                self._take(self._queue.get())
+                continue
             item = self._inbox.popleft()
             if item is None or isinstance(item, _Task):
                 return item
             self._collect(item)
             collected += 1
         return _NOTHING
+
+    def _take(self, turn: list[_Item]) -> None:
+        self._inbox += turn
+        self._begun += 1
 
     def _collect(self, item: tuple[Entry, int, float] | tuple[CommitContext, int, float]) -> None:
         what, generation, since = item
@@ -223,7 +261,7 @@ class Writer:
         self._entries_bytes = 0
         return entries
 
-    def _sync(self, *, contexts: bool) -> None:
+    def _sync(self, *, contexts: bool, tell: Callable[[Job], None]) -> None:
         committed, self._contexts = self._contexts, []
         contexts = contexts and (bool(committed) or self._unsynced is not None)
         if not self._entries and not committed and not contexts:
@@ -234,7 +272,7 @@ class Writer:
                 self._unsynced = committed[-1]
                 on_readable = self.on_readable
                 if on_readable is not None:
-                    self._tell(on_readable)
+                    tell(on_readable)
             if self._entries:
                 self._storage.write(self._entries)
                 started = time.monotonic()
@@ -245,7 +283,7 @@ class Writer:
                 self._storage.sync(entries=False)
                 self.context_syncs.observe(time.monotonic() - started)
         except Exception as error:
-            self._fail(_known(error))
+            self._fail(_known(error), tell)
             return
         entries = self._take_entries()
         durable = Durable(
@@ -257,12 +295,12 @@ class Writer:
         if contexts:
             self._unsynced = self._contexts_due = None
         if entries or contexts:
-            self._tell(lambda: self._on_durable(durable))
+            tell(lambda: self._on_durable(durable))
 
-    def _fail(self, error: CutwaterError) -> None:
+    def _fail(self, error: CutwaterError, tell: Callable[[Job], None]) -> None:
         self._is_broken = True
         self._drop()
-        self._tell(lambda: self._on_failure(error))
+        tell(lambda: self._on_failure(error))
 
     def _drop(self) -> None:
         self._take_entries()
@@ -281,6 +319,10 @@ class Writer:
                 outcome = _known(error)
             self._is_broken = outcome is not None
         self._tell(lambda: task.done(outcome))
+
+
+def _at_once(job: Job) -> None:
+    job()
 
 
 def _cost(entry: Entry) -> int:
