@@ -127,8 +127,7 @@ def test_after_a_failure_nothing_is_done_until_the_files_are_opened_anew(storage
     assert third.first_llsn > storage.end
 
 
-def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutwater.storagenode.writer.CONTEXTS_WAIT_SECONDS", 3_600.0)
+def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told) -> None:
     first, second = entries_from(1, 2)
     commit = commit_of([first], None)
     told.write(first, 0)
@@ -143,10 +142,7 @@ def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monke
     assert sum(told.writer.context_syncs.counts) == 1
 
 
-def test_commits_are_held_until_someone_wants_them_or_entries_come(
-    storage: FullStorage, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cutwater.storagenode.writer.CONTEXTS_WAIT_SECONDS", 0.0)
+def test_commits_are_held_until_someone_wants_them_and_synced_with_the_tick(storage: FullStorage, told: Told) -> None:
     (first,) = entries_from(1, 1)
     commit = commit_of([first], None)
     told.write(first, 0)
@@ -156,27 +152,14 @@ def test_commits_are_held_until_someone_wants_them_or_entries_come(
     told.writer.release()
     assert told.writer.has_turn
     told.writer.hand_over()
-    assert told.next() == Durable(None, 0, commit, 0)
-    assert storage.last_commit == commit
-
-
-def test_commits_that_nothing_comes_after_are_synced_all_the_same(
-    storage: FullStorage, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (first,) = entries_from(1, 1)
-    commit = commit_of([first], None)
-    told.write(first, 0)
-    assert told.next() == Durable(first.last_llsn, 0, None, 0)
-    told.writer.write_context(commit, 0)
-    told.until_idle()
-    told.writer.tick()
     told.until_idle()
     assert storage.last_commit == commit
     assert storage.durable_commit is None
-    # It has had its time.
-    monkeypatch.setattr(told.writer, "_contexts_due", 0.0)
     told.writer.tick()
     assert told.next() == Durable(None, 0, commit, 0)
+    told.until_idle()
+    told.writer.tick()
+    assert told.writer.is_idle, "there is nothing to sync"
 
 
 def test_what_is_written_by_the_loop_itself_is_told_at_once(storage: FullStorage, told: Told) -> None:

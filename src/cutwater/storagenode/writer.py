@@ -3,7 +3,7 @@
 What arrives while a sync is under way goes into the next one. Entries are synced as soon as possible, because appends
 wait for them. Commit contexts can wait: an append is acknowledged before its commit is on disk, and the metadata
 repository keeps it until then. They are written when a reader wants them, because readers find records by them, and
-otherwise together with the next entries; their sync waits a little for company.
+otherwise together with the next entries, or with the node's tick; their sync waits for the tick.
 
 To wake a thread, and to be woken by it, costs more than most of what it does. So what is given in one turn of the event
 loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or it is written by
@@ -33,7 +33,6 @@ from cutwater.types import LLSN, CommitContext, Entry
 
 _log = logging.getLogger(__name__)
 
-CONTEXTS_WAIT_SECONDS = 0.1
 GROUP_ITEMS_MAX = 4096
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 ENTRY_COST_BYTES = 256
@@ -59,8 +58,8 @@ class _Task(Struct, frozen=True):
     reopens: bool
 
 
-_Item = tuple[Entry, int, float] | tuple[CommitContext, int, float] | _Task | None
-"""What is to be written, in which generation of the files, and since when it may wait."""
+_Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
+"""What is to be written, and in which generation of the files."""
 
 
 class Writer:
@@ -90,7 +89,7 @@ class Writer:
         self._turn: list[_Item] = []
         """Given since the last hand-over."""
         self._held: list[_Item] = []
-        """Commit contexts that wait for the next entries."""
+        """Commit contexts that wait for the next entries, a reader or the tick."""
         self._given_bytes = 0
         """Changed by the event loop's thread only, and the next one by the writer's: so no lock is needed."""
         self._taken_bytes = 0
@@ -100,7 +99,6 @@ class Writer:
         self._entries_bytes = 0
         self._contexts: list[CommitContext] = []
         self._generations = [0, 0]
-        self._contexts_due: float | None = None
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
         self._handed_over = 0
@@ -124,12 +122,12 @@ class Writer:
         if not self._is_ended:
             self._given_bytes += _cost(entry)
             self.release()
-            self._turn.append((entry, generation, 0.0))
+            self._turn.append((entry, generation))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
         """Held back until ``release``, or until something else is given."""
         if not self._is_ended:
-            self._held.append((context, generation, time.monotonic()))
+            self._held.append((context, generation))
 
     def release(self) -> None:
         """Let go of commit contexts; to be followed by ``hand_over``."""
@@ -167,13 +165,12 @@ class Writer:
         if self._is_broken:
             self._drop()
         else:
-            self._sync(contexts=self._contexts_are_due(), tell=_at_once)
+            self._sync(contexts=False, tell=_at_once)
 
     def tick(self) -> None:
-        """Once in a while: commits that nothing came after are written and synced too."""
-        self.release()
-        if (self._turn or self._contexts_are_due()) and not self._is_ended:
-            self._wake()
+        """Once in a while: write the commits that came since the last time, and sync them."""
+        if (self._held or self._unsynced is not None) and not self._is_ended:
+            self._last(_SYNC)
 
     def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
         """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
@@ -208,7 +205,7 @@ class Writer:
             if self._is_broken:
                 self._drop()
             else:
-                self._sync(contexts=task is not None or ending or self._contexts_are_due(), tell=self._tell)
+                self._sync(contexts=task is not None or ending, tell=self._tell)
             if task is not None:
                 self._do(task)
             if ending:
@@ -239,8 +236,8 @@ class Writer:
         self._inbox += turn
         self._begun += 1
 
-    def _collect(self, item: tuple[Entry, int, float] | tuple[CommitContext, int, float]) -> None:
-        what, generation, since = item
+    def _collect(self, item: tuple[Entry, int] | tuple[CommitContext, int]) -> None:
+        what, generation = item
         if isinstance(what, Entry):
             self._entries.append(what)
             self._entries_bytes += _cost(what)
@@ -248,11 +245,6 @@ class Writer:
         else:
             self._contexts.append(what)
             self._generations[1] = generation
-            if self._contexts_due is None:
-                self._contexts_due = since + CONTEXTS_WAIT_SECONDS
-
-    def _contexts_are_due(self) -> bool:
-        return self._contexts_due is not None and time.monotonic() >= self._contexts_due
 
     def _take_entries(self) -> list[Entry]:
         """The entries that were collected, which from here on no longer count as waiting."""
@@ -293,7 +285,7 @@ class Writer:
             self._generations[1],
         )
         if contexts:
-            self._unsynced = self._contexts_due = None
+            self._unsynced = None
         if entries or contexts:
             tell(lambda: self._on_durable(durable))
 
@@ -304,10 +296,10 @@ class Writer:
 
     def _drop(self) -> None:
         self._take_entries()
-        self._contexts, self._unsynced, self._contexts_due = [], None, None
+        self._contexts, self._unsynced = [], None
 
     def _do(self, task: _Task) -> None:
-        if task is _NOTHING:
+        if task is _SYNC:
             return
         outcome: CutwaterError | None = None
         if self._is_broken and not task.reopens:
@@ -338,3 +330,5 @@ def _known(error: Exception) -> CutwaterError:
 
 
 _NOTHING = _Task(lambda: None, lambda outcome: None, reopens=False)
+_SYNC = _Task(lambda: None, lambda outcome: None, reopens=False)
+"""Nothing to be done either, but that everything before it becomes durable."""
