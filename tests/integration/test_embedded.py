@@ -261,9 +261,9 @@ def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -
 HANGING_DISK = """
 import os, sys, threading
 import cutwater
-from cutwater.client import visits
+from cutwater.client import loop_thread
 
-visits.PATIENCE_SECONDS = 0.3
+loop_thread.LOOK_SECONDS = loop_thread.STUCK_SECONDS = loop_thread.STUCK_SECONDS_MAX = loop_thread.END_SECONDS = 0.3
 answers, sync = threading.Event(), os.fdatasync
 log = cutwater.open(sys.argv[1])
 log.create_topic("t")

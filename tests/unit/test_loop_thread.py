@@ -48,8 +48,12 @@ def test_who_waits_for_a_loop_that_is_stuck_leaves_in_time(loop: LoopThread, mon
         begun.append(1)
 
     loop.call_soon(lambda: _wait_for(disk_answers))
-    with pytest.raises(DeadlineExceeded, match=r"within 0\.01 s, as a disk"):
+    with pytest.raises(DeadlineExceeded, match=r"for 0\.05 s, as a disk"):
         loop.run(late(), 0.01)
+    monkeypatch.setattr("cutwater.client.loop_thread.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("cutwater.client.loop_thread.STUCK_SECONDS_MAX", 0.07)
+    with pytest.raises(DeadlineExceeded, match=r"for 0\.07 s, as a disk"):
+        loop.run(late())
     disk_answers.set()
     assert loop.run(one()) == 1
     assert not begun, "what was given up is not done any more"

@@ -59,11 +59,11 @@ class Given:
 class AppendVisit(Visit[Ack]):
     """A small append of a thread that waits; it is the outcome that its lane tells."""
 
-    __slots__ = ("_ack", "_count", "_error", "_is_done", "_lane", "_part", "_size")
+    __slots__ = ("_ack", "_count", "_error", "_is_done", "_lane", "_part", "_seconds", "_size")
 
     def __init__(self, lane: Callable[[], Lane], part: Part, count: int, size: int, seconds: float) -> None:
         super().__init__(seconds)
-        self._lane, self._part, self._count, self._size = lane, part, count, size
+        self._lane, self._part, self._count, self._size, self._seconds = lane, part, count, size, seconds
         self._ack: Ack | None = None
         self._error: BaseException | None = None
         self._is_done = False
@@ -73,7 +73,7 @@ class AppendVisit(Visit[Ack]):
             lane = self._lane()
             if lane.is_full:
                 raise NotThisWay
-            lane.put(self._part, self._count, self._size, Deadline(self.seconds), self)
+            lane.put(self._part, self._count, self._size, Deadline(self._seconds), self)
         except (CutwaterError, NotThisWay) as error:
             self.set_exception(error)
 
@@ -102,9 +102,9 @@ class AppendVisit(Visit[Ack]):
             raise ClientClosed("this client was closed meanwhile")
         return self._ack
 
-    def stuck(self) -> CutwaterError:
+    def stuck(self, seconds: float) -> CutwaterError:
         return AppendUnknown(
-            f"no answer came within {self.seconds:g} s, as a disk of this log does not answer, so whether the append "
+            f"no answer came within {self._seconds:g} s, as a disk of this log does not answer, so whether the append "
             "is in the log is not known: see to the disk, and read the log, or use a producer, which finds out"
         )
 

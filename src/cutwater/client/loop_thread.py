@@ -28,7 +28,9 @@ R = TypeVar("R")
 LOOK_SECONDS = 5.0
 """How often a waiting thread looks whether anyone is left who could answer it."""
 STUCK_SECONDS = 1.0
-"""A loop that does not even do what is nothing for so long is stuck."""
+"""Whoever waits longer than it wanted to leaves a loop that does nothing for so long."""
+STUCK_SECONDS_MAX = 30.0
+"""Whoever did not say how long it wants to wait leaves it after this."""
 EXECUTOR_THREADS_MAX = 8
 CLOSING_TURNS = 5
 END_SECONDS = 5.0
@@ -80,14 +82,16 @@ class LoopThread:
             if not self._is_woken:
                 self._is_woken = True
                 self._call_soon(self._let_in)
-            left = visit.seconds
+            left, patience = LOOK_SECONDS, STUCK_SECONDS_MAX
+            if visit.seconds is not None:
+                left, patience = visit.seconds, STUCK_SECONDS
             while not visit.over.acquire(timeout=max(min(left, LOOK_SECONDS), 0.0)):
                 if not self._thread.is_alive():
                     raise ClientClosed("this client was closed meanwhile")
                 left -= LOOK_SECONDS
                 if left <= 0:
-                    if self._is_stuck():
-                        raise visit.stuck()
+                    if not self._turns(patience):
+                        raise visit.stuck(patience)
                     # It will end this as soon as it is time.
                     left = LOOK_SECONDS
         except BaseException:
@@ -95,11 +99,11 @@ class LoopThread:
             raise
         return visit.result()
 
-    def _is_stuck(self) -> bool:
-        """Whether the loop gets nothing done."""
+    def _turns(self, seconds: float) -> bool:
+        """Whether the loop gets anything done within this time."""
         turned = threading.Event()
         self._call_soon(turned.set)
-        return not turned.wait(STUCK_SECONDS)
+        return turned.wait(seconds)
 
     def _leave(self, visit: Visit[Any]) -> None:
         """An interrupt may have come anywhere: before the loop was woken, for others too who rely on that, or after it

@@ -17,9 +17,6 @@ from cutwater.errors import CutwaterError, DeadlineExceeded
 
 R = TypeVar("R")
 
-PATIENCE_SECONDS = 30.0
-"""For whoever did not say how long it waits."""
-
 
 class NotThisWay(Exception):
     """Nothing was done: the call has to be made as a coroutine, which can do more."""
@@ -27,12 +24,12 @@ class NotThisWay(Exception):
 
 class Visit(ABC, Generic[R]):
     """Begun on the loop, waited for by the thread that made it, ended once. The loop ends it in time, unless it is
-    stuck; so after ``seconds`` the thread looks whether it is."""
+    stuck; so after ``seconds``, if there is a time, the thread looks whether it is."""
 
     __slots__ = ("is_given_up", "over", "seconds")
 
     def __init__(self, seconds: float | None = None) -> None:
-        self.seconds = PATIENCE_SECONDS if seconds is None else seconds
+        self.seconds = seconds
         self.is_given_up = False
         """Whoever made it does not wait any more."""
         self.over = threading.Lock()
@@ -54,11 +51,10 @@ class Visit(ABC, Generic[R]):
     def result(self) -> R:
         """In the thread that made it, once it is over: what came of it."""
 
-    def stuck(self) -> CutwaterError:
-        """In the same thread, if the loop does nothing any more: what is known of it."""
+    def stuck(self, seconds: float) -> CutwaterError:
+        """In the same thread, if the loop has done nothing for so long: what is known of it."""
         return DeadlineExceeded(
-            f"nothing was done within {self.seconds:g} s, as a disk of this log does not answer: see to the disk, and "
-            "try again"
+            f"nothing was done for {seconds:g} s, as a disk of this log does not answer: see to the disk, and try again"
         )
 
 
