@@ -147,7 +147,7 @@ class _Program:
             wait=False,
             **self._beginning(spark),
         )
-        self._supervisor.tell(Running(jvm.pid, until))
+        self._supervisor.tell(Running(jvm.pid, parallelism, until))
         last = self._until_over(run, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
@@ -211,8 +211,8 @@ class _Program:
         try:
             run.savepoint(target)
         except CutwaterError as error:
-            return Taken(error=Told.of(error))
-        return Taken(savepoint=target)
+            return Taken(target, Told.of(error))
+        return Taken(target)
 
     def _watch_jvm(self, jvm: Any) -> None:
         """Calls into a dead JVM fail in many ways, or hang; this is the one that says what happened."""
