@@ -51,8 +51,8 @@ def start(asked: Asked, seconds: float) -> Job:
     process.returncode = 0
     if told is None:
         raise DeadlineExceeded(
-            f"the pipeline does not run after {seconds:g} s, and was stopped: `cutwater pipeline describe` shows its last "
-            "error; allow for more with --timeout"
+            f"the pipeline does not run after {seconds:g} s, and was stopped: `cutwater pipeline describe` shows its "
+            "last error; allow for more with --timeout"
         )
     if not told:
         raise Unavailable(f"the supervisor, process {process.pid}, ended without a word: try without --detach")

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
-from cutwater.jobs.child import session_members
+from cutwater.jobs.child import how_it_ended, session_members
 from cutwater.jobs.messages import (
     Ended,
     Failed,
@@ -170,7 +170,8 @@ class _Program:
 
         pipeline = self._pipeline
         if pipeline.log and "://" not in pipeline.log:
-            pipeline.log = servers_of(pipeline.log, os.getpid(), OPEN_SECONDS)
+            # It stays open as long as the supervisor lives, so a restart finds it open.
+            pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
         return Where(servers=pipeline.log, token=os.environ.pop(TOKEN, ""))
 
     def _until(self, where: Any) -> int | None:
@@ -219,9 +220,7 @@ class _Program:
         while jvm.poll() is None:
             time.sleep(JVM_LOOK_SECONDS)
         if not self._is_ending:
-            self._supervisor.fail(
-                Unavailable(f"the JVM of Spark, process {jvm.pid}, died (exit code {jvm.returncode})")
-            )
+            self._supervisor.fail(Unavailable(f"the JVM of Spark, process {jvm.pid}, {how_it_ended(jvm.returncode)}"))
             os._exit(1)
 
     _is_ending = False
