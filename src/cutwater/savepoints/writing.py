@@ -128,7 +128,7 @@ def _described(pipeline: Pipeline, schemas: Mapping[str, pa.Schema]) -> ProgramI
 def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
     if operator.layout != KEYED:
         raise InvalidArgument(
-            f"the state of {operator.uid!r}, a {operator.kind}, cannot be made from a table: that of keyed functions can"
+            f"the state of {operator.uid!r}, a {operator.kind}, cannot be made from a table: only keyed functions' can"
         )
     keys = [field.name for field in key_fields(operator)]
     known = [*keys, *TIMERS, *(state.name for state in operator.states)]
