@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, which run in one process, one after the other, and one embedded log per module."""
+"""One Spark session for all tests here, which run in one process one after the other, and one log per module."""
 
 from __future__ import annotations
 

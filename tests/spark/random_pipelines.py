@@ -56,7 +56,9 @@ def filled(log: cutwater.Client, pipeline: Pipeline, choice: random.Random, leng
         log.append(topic, rows, stream=streams[topic][own[0].stream % len(streams[topic])], watermark=watermark)
 
 
-def expected(log: cutwater.Client, pipeline: Pipeline) -> dict[str, list[dict[str, Any]]]:
-    """What each sink's topic gets, if the input ends where the log ends now."""
-    result = pipeline.test(placed(log, pipeline))
+def expected(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -> dict[str, list[dict[str, Any]]]:
+    """What each sink's topic gets, if the input ends at a position, or where the log ends now. Time goes on by itself,
+    so whoever has timers of processing time compares with a run to the same position.
+    """
+    result = pipeline.test(placed(log, pipeline, until))
     return {topic: result[topic] for topic in {node.topic for node in pipeline.graph.of_type(SinkNode)}}

@@ -38,10 +38,11 @@ def test_a_random_pipeline_gives_what_one_thread_gives(
 ) -> None:
     pipeline, choice = random_pipeline(seed, f"spark-{seed}", log.servers)
     filled(log, pipeline, choice, 40)
-    wanted = expected(log, pipeline)
+    until = int(log.tail())
+    wanted = expected(log, pipeline, until)
     pipeline.run(
         spark=spark,
-        until="now",
+        until=until,
         drain=True,
         parallelism=(1, 2, 5)[seed % 3],
         slices=5,
@@ -74,7 +75,8 @@ def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
     name, checkpoint = f"killed-{seed}", tmp_path / "checkpoint"
     pipeline, choice = random_pipeline(seed, name, log.servers)
     filled(log, pipeline, choice, 35)
-    wanted, until = expected(log, pipeline), int(log.tail())
+    until = int(log.tail())
+    wanted = expected(log, pipeline, until)
     command = [sys.executable, "-m", "tests.spark.run_random_pipeline"]
     arguments = [str(seed), name, log.servers, str(checkpoint), str(until)]
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline.clock import LogClock
-from cutwater.pipeline.graph import SinkNode, SourceNode
+from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.machine import Machine
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
@@ -117,10 +118,26 @@ def run_test(pipeline: Pipeline, topics: Mapping[str, Sequence[Mapping[str, Any]
     ticks = clock.ticks()
     if drain:
         ticks.end(last)
-    machine = Machine(plan)
+    machine = Machine(plan, transform=partial(_transformed_on_spark, plan))
     written = machine.run(batch, ticks)
     watermark = MAX_TIME if drain else clock.watermark
     return TestResult(machine, plan, _by_topic(plan, written), watermark)
+
+
+def on_spark(module: str, pipeline: str) -> Any:
+    """A module of ``cutwater.spark``. This package never imports it: it is looked up when someone cannot do without."""
+    try:
+        return __import__(f"cutwater.spark.{module}", fromlist=[module])
+    except ImportError as error:
+        raise Refused(
+            f"pipeline {pipeline!r} runs on Spark, which is not there ({error}): install cutwater[spark], which also "
+            "brings Java; p.test({topic: rows}) needs neither, unless there is a transform without arrow="
+        ) from error
+
+
+def _transformed_on_spark(plan: Plan, node: TransformNode, records: Records) -> Records:
+    made: Records = on_spark("pipeline_transform", plan.name).transformed_locally(plan, node, records)
+    return made
 
 
 def _by_topic(plan: Plan, written: Mapping[str, Records]) -> dict[str, list[dict[str, Any]]]:

@@ -13,13 +13,14 @@ from typing import Any, Literal
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import structs
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
+from cutwater.jobs.holding import Hold
 from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
@@ -39,8 +40,9 @@ from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
-from cutwater.spark.pipeline_source import PipelineSource, RunOptions
+from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
+from cutwater.spark.pipeline_transform import Transforms, check_transforms
 from cutwater.spark.restoring import Beginning, beginning, initial_state, wish_of
 from cutwater.spark.savepoints import absolute, settings, take_savepoint
 from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
@@ -62,6 +64,7 @@ class Query:
 
     spark: SparkSession
     program: Program
+    transforms: Transforms
     where: Where
     options: RunOptions
     sink: str
@@ -76,11 +79,12 @@ class Query:
         spark.dataSource.register(PipelineSink)
         # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
         reader = spark.readStream.format(SOURCE_FORMAT).options(**self.where.options())
-        rows: DataFrame = reader.option("given", pickled(program, self.options)).load()
+        rows = self.transforms.after(reader.option("given", pickled(program, self.options)).load(), 0)
         for level in range(len(program.plan.levels)):
             processor, state = LevelProcessor(program, level), initial_state(spark, self.begin, program, level)
             grouped = None if state is None else state.groupBy("slice")
             rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None", grouped)
+            rows = self.transforms.after(rows, level + 1)
         writer = (
             rows.writeStream.format(SINK_FORMAT)
             .queryName(program.name)
@@ -103,9 +107,10 @@ class Query:
 class PipelineRun:
     """A pipeline that runs, or has run."""
 
-    def __init__(self, query: Query) -> None:
+    def __init__(self, query: Query, hold: Hold | None = None) -> None:
+        """``hold`` is let go of when it is known that the query has ended."""
         self.name, self.checkpoint = query.program.name, query.checkpoint
-        self._plan = query
+        self._plan, self._hold = query, hold
         self._query = query.start()
         self._id, self._starts = str(self._query.id), 1
 
@@ -126,6 +131,20 @@ class PipelineRun:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
+        try:
+            is_over = self._wait(timeout)
+        except CutwaterError as error:
+            self._let_go(error)
+            raise
+        if is_over:
+            self._let_go()
+        return is_over
+
+    def _let_go(self, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
+        if self._hold is not None:
+            self._hold.let_go(error, is_stopped=is_stopped)
+
+    def _wait(self, timeout: float | None) -> bool:
         with translated(self.name):
             deadline = None if timeout is None else time.monotonic() + timeout
             try:
@@ -161,13 +180,16 @@ class PipelineRun:
         """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output. With
         ``savepoint``, a new directory, everything that is in the output is in the savepoint too.
         """
-        with translated(self.name):
-            self._query.stop()
-            forget(self._id)
-        if savepoint is None:
-            return None
-        self._finish_decided()
-        return self.savepoint(savepoint)
+        try:
+            with translated(self.name):
+                self._query.stop()
+                forget(self._id)
+            if savepoint is None:
+                return None
+            self._finish_decided()
+            return self.savepoint(savepoint)
+        finally:
+            self._let_go(is_stopped=True)
 
     def _finish_decided(self) -> None:
         """If rows of a micro-batch are published that Spark has not committed, do it again: the rows stay as they are,
@@ -187,7 +209,7 @@ class PipelineRun:
                 last.stop()
                 raise DeadlineExceeded(
                     f"pipeline {self.name!r} is stopped, but its last micro-batch was not finished in "
-                    f"{FINISH_SECONDS:g} seconds, so there is no savepoint: run it again, and stop it when there is less to do"
+                    f"{FINISH_SECONDS:g} seconds, so there is no savepoint: run it again, then stop it anew"
                 )
 
 
@@ -228,6 +250,9 @@ def run_pipeline(
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
     if not any(pipeline.graph.of_type(SinkNode)):
         raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
+    if rows_max < 1:
+        raise InvalidArgument(f"max_records_per_trigger is {rows_max}: it must be at least 1")
     until = "now" if available_now else until
     parallelism = parallelism or min(os.cpu_count() or 1, slices)
     if not 1 <= parallelism <= slices:
@@ -236,14 +261,24 @@ def run_pipeline(
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
     where = _where(pipeline, token)
-    place = _checkpoint(pipeline, checkpoint)
-    with connected(where) as client:
-        program = program_of(pipeline, client, parallelism, slices)
-        spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-        begin = beginning(spark, client, program, place, wish)
-        options = RunOptions(str(start), max_records_per_trigger, _position(client, until), drain, begin.offset)
-        sink = pickled(program, plain_topics(program, client))
-    run = PipelineRun(Query(spark, program, where, options, sink, place, trigger, retain, begin))
+    began_with = None if wish.savepoint is None else absolute(wish.savepoint)
+    hold = Hold(pipeline.name, None if checkpoint is None else absolute(checkpoint), began_with)
+    try:
+        if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
+            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+        with connected(where) as client:
+            program = program_of(pipeline, client, parallelism, slices, spark)
+            spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+            begin = beginning(spark, client, program, hold.place, wish)
+            end = until_position(client, until)
+            options = RunOptions(str(start), rows_max, end, drain, begin.offset)
+            sink = pickled(program, plain_topics(program, client))
+        transforms = Transforms(pipeline.graph, program)
+        query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
+        run = PipelineRun(query, hold)
+    except BaseException as error:
+        hold.let_go(error)
+        raise
     if wait:
         run.wait()
     return run
@@ -266,17 +301,15 @@ def connected(where: Where) -> Client:
     return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
 
 
-def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str:
-    if given is not None:
-        return absolute(given)
-    return absolute(os.path.join("checkpoints", pipeline.name))
-
-
 # ------------------------------------------------------------------------------------------------------------- binding
 
 
-def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
-    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created."""
+def program_of(
+    pipeline: Pipeline, client: Client, parallelism: int, slices: int, spark: SparkSession | None = None
+) -> Program:
+    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created. ``spark`` analyses
+    code on data frames.
+    """
     topics = {topic.name: topic for topic in client.topics()}
     rows: dict[str, RowType] = {}
     event_times: dict[str, str] = {}
@@ -294,7 +327,7 @@ def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int
     )
     plan = program.plan
     plan.require_schemas()
-    _check_transforms(plan)
+    check_transforms(pipeline.graph, plan, spark)
     _provide_sinks(plan, client, topics)
     return program
 
@@ -344,15 +377,6 @@ def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
     return bool(pa.types.is_floating(own) and pa.types.is_floating(declared) and declared.bit_width >= own.bit_width)
 
 
-def _check_transforms(plan: Plan) -> None:
-    for node in plan.graph.of_type(TransformNode):
-        if node.arrow is None:
-            raise Refused(
-                f"pipeline {plan.name!r}, {node.label}: a transform of data frames inside a pipeline is not supported "
-                "yet: give arrow=, the same as a function of a pyarrow.Table, which runs in the workers"
-            )
-
-
 def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> None:
     made: dict[str, Topic] = dict(topics)
     for node in plan.graph.of_type(SinkNode):
@@ -369,7 +393,8 @@ def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> N
             raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
 
 
-def _position(client: Client, until: Until | None) -> int | None:
+def until_position(client: Client, until: Until | None) -> int | None:
+    """Where a run ends, if it does."""
     if until is None:
         return None
     if until == "now":

@@ -288,18 +288,21 @@ def test_user_code_runs_once_per_record_whoever_reads_its_output() -> None:
     ]  # fmt: skip
 
 
-def test_transform_is_for_spark_unless_it_comes_as_arrow() -> None:
+def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     p, stream = source()
     stream.transform(lambda df: df).sink("out", uid="out")
-    with pytest.raises(Refused, match="transform-1 of pipeline 'test' is PySpark code, which runs on Spark only"):
+    monkeypatch.setitem(sys.modules, "cutwater.spark.pipeline_transform", None)
+    with pytest.raises(Refused, match=r"pipeline 'test' runs on Spark, which is not there .*transform without arrow="):
         run(p, "a1")
     p, stream = source()
+    with pytest.raises(InvalidArgument, match="transform takes a function, not None"):
+        stream.transform(schema=KT)
 
     def doubled(table: pa.Table) -> pa.Table:
         both = pa.concat_tables([table, table])
         return both.set_column(1, "t", pc.multiply(both["t"], 10)).filter(pc.not_equal(both["k"], "b"))
 
-    stream.transform(lambda df: df, schema=KT, arrow=doubled).sink("out", uid="out")
+    stream.transform(schema=KT, arrow=doubled).sink("out", uid="out")
     assert [(row["k"], row["t"]) for row in run(p, "a1 b2 c3")["out"]] == [("a", 10), ("a", 10), ("c", 30), ("c", 30)]
     p, stream = source()
     stream.transform(lambda df: df, schema=KT, arrow=lambda table: table.select(["k", "t"])).sink("out", uid="out")
