@@ -42,7 +42,8 @@ def paid(log: cutwater.Client, choice: random.Random, first: int, count: int) ->
     for i in range(first, first + count, 20):
         rows = []
         for k in range(i, i + 20):
-            at = 1_000 * k + choice.randint(0, 4_000)
+            # Some come too late for their windows.
+            at = 1_000 * k + choice.randint(0, 4_000) - choice.choice([0] * 20 + [50_000])
             rows.append({"user": f"u{choice.randint(0, 12)}", "amount": choice.randint(1, 99), "at": at})
         log.append("payments", rows, stream=choice.choice(log.topic("payments").streams))
 
@@ -70,6 +71,8 @@ def same_state(savepoint: Savepoint, oracle: Any) -> None:
         key: sorted((span[0], *values) for span, values in own["windows"].items())
         for key, own in oracle.state("windows").items()
     }
+    dropped = oracle.dropped_late("windows")
+    assert savepoint.operator("windows").dropped_late == dropped > 0
     limits = [row["state_limit"] for row in savepoint.table("limits").to_pylist()]
     assert list(map(dict, limits)) == [oracle.broadcast_state("limits")["limit"]]
 

@@ -71,7 +71,7 @@ class Job(Struct):
     arguments: dict[str, Any] = field(default_factory=dict)
     """What was asked for, but for secrets."""
     parallelism: int | None = None
-    """That of the present checkpoint, if one was asked for."""
+    """That of the present checkpoint, as far as it is known."""
     from_savepoint: str | None = None
     """What the present checkpoint began with."""
     savepoint: str | None = None

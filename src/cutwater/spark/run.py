@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.jobs.holding import Hold
 from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
@@ -50,6 +50,8 @@ from cutwater.spark.session import start as start_query
 
 OPEN_SECONDS = 60.0
 RETAIN_MIN = 2
+FINISH_SECONDS = 600.0
+"""What a micro-batch may take that has to be done again before a savepoint."""
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
@@ -202,7 +204,13 @@ class PipelineRun:
         is_published = run is not None and run.key == kept.key and run.last_batch >= planned[-1]
         if is_published or not done:
             options = structs.replace(self._plan.options, until=kept.offset(planned[-1]).glsn)
-            PipelineRun(replace(self._plan, options=options)).wait()
+            last = PipelineRun(replace(self._plan, options=options))
+            if not last.wait(FINISH_SECONDS):
+                last.stop()
+                raise DeadlineExceeded(
+                    f"pipeline {self.name!r} is stopped, but its last micro-batch was not finished in "
+                    f"{FINISH_SECONDS:g} seconds, so there is no savepoint: run it again, then stop it anew"
+                )
 
 
 def run_pipeline(

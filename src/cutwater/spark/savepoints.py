@@ -47,6 +47,7 @@ from cutwater.spark.session import session
 from cutwater.types import MILLISECOND
 
 ROWS_PER_FILE: Final = 500_000
+ROWS_PER_BATCH: Final = 20_000
 PIECES_PER_BATCH: Final = 8
 TRIES: Final = 3
 """How often a newer micro-batch is taken because the pipeline ran on and removed the one that was being read."""
@@ -208,7 +209,9 @@ def _compacted(
             pieces = waiting.setdefault(key, {})
             pieces[name, piece] = data
             if len(pieces) == sum(chunk.pieces for chunk in chunks[key]):
-                yield to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
+                rows = to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
+                for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+                    yield rows.slice(start, ROWS_PER_BATCH)
     if waiting:
         raise Refused(
             f"the state store lacks pieces of {operator.uid!r} in {len(waiting)} slices: the micro-batch was removed "
