@@ -27,6 +27,7 @@
      ├─ NotYetCommitted              not_yet_committed      the position is above the committed end        (retriable)
      ├─ NoRecordHere                 no_record_here         the position is a tick or a fence, not a record
      ├─ Damaged                      damaged                the stored bytes fail their checksum           (retriable)
+     │   └─ SavepointDamaged         savepoint_damaged      a file of a savepoint is not what was written
      ├─ Unavailable                  unavailable            cannot be served now                           (retriable)
      │   ├─ NotLeader                not_leader             ask the leader                                 (retriable)
      │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
@@ -205,6 +206,11 @@ class NoRecordHere(CutwaterError):
 class Damaged(CutwaterError):
     code = "damaged"
     retriable = True
+
+
+class SavepointDamaged(Damaged):
+    code = "savepoint_damaged"
+    retriable = False
 
 
 class Unavailable(CutwaterError):

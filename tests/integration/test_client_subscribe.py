@@ -73,6 +73,8 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
         for wrong in (0, -1, "middle", 1.5, None, True):
             with pytest.raises(InvalidArgument):
                 log.subscribe("t", start=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
+            await whole(log, start=datetime(2026, 1, 1))
         for names in ([], [1], ""):
             with pytest.raises((InvalidArgument, NotFound)):
                 await whole(log, names)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from pipeline_oracle import DumbOperator, DumbState, Oracle, Place
 from pipeline_programs import SCHEMA, log_of, program
 
 from cutwater.pipeline import BatchFunction, MapState, ProcessFunction, ValueState
+from cutwater.pipeline.chunks import chunk_schema
 from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.graph import OperatorNode, SourceNode, WindowNode
 from cutwater.pipeline.machine import Machine
@@ -29,6 +30,9 @@ from cutwater.pipeline.position import RECORD, glsn_of, moment
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.stream import Pipeline
+from cutwater.savepoints.evolution import evolved
+from cutwater.savepoints.program import described
+from cutwater.savepoints.tables import to_chunk, to_table
 
 SEED_NAME = "CUTWATER_PIPELINE_SEED"
 Written = dict[str, list[tuple[int, int, dict[str, Any]]]]
@@ -85,9 +89,22 @@ def real(
             before = machine.snapshot()
             machine.run(batch, ticks)
             machine = Machine(replay.plan, choice.randint(1, 8), packed=choice.random() < 0.7)
-            machine.restore(before)
+            machine.restore(by_savepoint(replay.plan, before) if choice.random() < 0.5 else before)
         replay.keep(machine.run(batch, ticks))
     return machine, replay.written
+
+
+def by_savepoint(plan: Plan, state: dict[str, pa.Table]) -> dict[str, pa.Table]:
+    """State on its way through a savepoint, as far as columns go."""
+    found = {}
+    specs = {spec.uid: spec for spec in plan.specs.values()}
+    for operator in described(plan).operators:
+        chunk, spec = state[operator.uid].combine_chunks().to_batches(), specs[operator.uid]
+        if chunk:
+            rows = evolved(to_table(chunk[0], operator), operator, operator)
+            made = to_chunk(rows, chunk_schema(spec.states), spec.hashed_groups)
+            found[operator.uid] = pa.Table.from_batches([made])
+    return found
 
 
 def dumb_state(operator: DumbOperator) -> dict[Any, dict[str, Any]]:

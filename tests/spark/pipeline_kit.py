@@ -19,11 +19,11 @@ from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_sink import PipelineWriter
-from cutwater.spark.pipeline_source import PipelineReader, RunOptions, envelope_batch
+from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
 from cutwater.spark.pipeline_state import NO_QUERY, forget
 from cutwater.spark.run import connected, plain_topics, program_of
 from cutwater.spark.sink import Staged, stage_unless_decided
-from cutwater.types import GLSN, MILLISECOND
+from cutwater.types import MILLISECOND
 from cutwater.wire.scan_api import NOTHING
 
 
@@ -65,15 +65,15 @@ class InOneProcess:
         slices: int = 16,
         drain: bool = True,
         follow: bool = False,
+        start: str = "earliest",
         until: int | None = None,
     ) -> None:
         """``follow``: it has no end, and ``step`` takes one micro-batch."""
         self._where = Where(servers=servers)
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
-        if not follow and until is None:
-            until = int(client.tail())
-        self._options = RunOptions(rows_max=rows_max, until=until, drain=drain and not follow)
+        end = None if follow else until or int(client.tail())
+        self._options = RunOptions(start=start, rows_max=rows_max or RECORDS_MAX, until=end, drain=drain and not follow)
         self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}
@@ -166,11 +166,10 @@ def _json(offset: dict[str, Any]) -> dict[str, Any]:
 
 
 def placed(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -> dict[str, list[dict[str, Any]]]:
-    """The topics of a pipeline as ``test`` takes them: records, fences and marks of the log's clock at their places.
-    ``until`` is where the run ends that it is compared with: the log goes on, with ticks, also when nobody appends."""
+    """The topics of a pipeline as ``test`` takes them: records, fences and marks of the log's clock at their places."""
     link = link_to(Where(servers=log.servers))
     view = link.loop.run(link.ranges.view(10))
-    end = view.catalog.high_watermark if until is None else GLSN(until)
+    end = until or view.catalog.high_watermark
     found: dict[str, list[dict[str, Any]]] = {}
     taken: set[int] = set()
     for node in pipeline.graph.of_type(SourceNode):
@@ -184,6 +183,8 @@ def placed(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -
                 elif watermark != NOTHING:
                     declared[first + count - 1] = watermark // MILLISECOND
         for record in log.subscribe(node.topic, follow=False):
+            if record.glsn > end:
+                break
             place = {"_stream": int(record.stream), "_glsn": int(record.glsn), "_time": record.ingested_us // 1000}
             if record.glsn in declared:
                 place["_watermark"] = declared[record.glsn]

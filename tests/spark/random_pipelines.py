@@ -57,6 +57,8 @@ def filled(log: cutwater.Client, pipeline: Pipeline, choice: random.Random, leng
 
 
 def expected(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -> dict[str, list[dict[str, Any]]]:
-    """What each sink's topic gets, if the input ends at ``until`` or where the log ends now, with its last record."""
+    """What each sink's topic gets, if the input ends at a position, or where the log ends now. Time goes on by itself,
+    so whoever has timers of processing time compares with a run to the same position.
+    """
     result = pipeline.test(placed(log, pipeline, until))
     return {topic: result[topic] for topic in {node.topic for node in pipeline.graph.of_type(SinkNode)}}

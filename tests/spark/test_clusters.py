@@ -22,6 +22,9 @@ import cutwater
 from cutwater.admin import local_cluster, processes
 from cutwater.errors import AlreadyExists
 from cutwater.spark import java
+from tests.spark import programs
+from tests.spark.pipeline_kit import written
+from tests.spark.random_pipelines import expected
 
 PROGRAM = Path(__file__).with_name("programs.py")
 ROWS, SIZE = 2_000, 500
@@ -41,9 +44,9 @@ def check_copies(log: cutwater.Client, topic: str) -> None:
     assert copies[ROWS:] == rows
 
 
-def run(master: str, where: str, topic: str, directory: Path, *slow: Path, **environment: str) -> dict[str, Any]:
+def run(master: str, where: str, topic: str, directory: Path, *more: Path | str, **environment: str) -> dict[str, Any]:
     """What the program has printed. It ends before the test does, and so do its JVMs; executors use ``directory``."""
-    command = [sys.executable, str(PROGRAM), master, where, topic, *map(str, slow)]
+    command = [sys.executable, str(PROGRAM), master, where, topic, *map(str, more)]
     process = subprocess.Popen(
         command,
         env={**os.environ, "SPARK_WORKER_DIR": str(directory), **environment},
@@ -59,6 +62,17 @@ def run(master: str, where: str, topic: str, directory: Path, *slow: Path, **env
             process.wait()
     assert process.returncode == 0
     return dict(json.loads(output.splitlines()[-1]))
+
+
+def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
+    """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread."""
+    fill(log, "local-cluster")
+    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path, "", "counting")
+    assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
+    check_copies(log, "local-cluster")
+    wanted = expected(log, programs.pipeline("counting", log.servers, "local-cluster"))
+    assert len(wanted["counting-counts"]) > ROWS
+    assert {topic: written(log, topic) for topic in wanted} == wanted
 
 
 @contextmanager

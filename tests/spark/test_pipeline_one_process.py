@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clock import LogClock
 from cutwater.spark.options import Where
+from cutwater.spark.pipeline_envelope import in_pieces, unpacked
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
 from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
@@ -162,9 +164,6 @@ def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwat
     refused(lambda p: p.source("given", schema="who string").sink("x", uid="x"), InvalidArgument, "the column 'who'")
     refused(lambda p: p.source("given").map(lambda r: r).sink("x", uid="x"), InvalidArgument, "has no schema")
     refused(lambda p: p.source("given").map(dict, "b bigint").sink("given", uid="x"), InvalidArgument, "no column 'b'")
-    refused(
-        lambda p: p.source("given").transform(lambda df: df, schema=ROWS).sink("x", uid="x"), Refused, "give arrow="
-    )
     for options, match in (
         ({"drain": True}, "say which, with until"),
         ({"available_now": True, "until": 3}, "one or the other"),
@@ -236,6 +235,93 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
         assert [part.found.first for part in parts] == [wanted]
     first.stop()
     again.stop()
+
+
+class Seen(ProcessFunction):
+    """Tells what each record saw."""
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        return {"place": ctx.glsn, "seen": ctx.watermark}
+
+
+@pytest.mark.parametrize("kind", ["topic", "column", "function", "declared"])
+def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
+    log: cutwater.Client, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Between batches and inside them; the clock is that of a run from the beginning, whatever it has looked at."""
+    topic = f"begins-{kind}"
+    schema = pa.schema({"user": pa.string(), "at": pa.timestamp("us", "UTC"), "other": pa.int64()})
+    log.create_topic(topic, streams=3, schema=schema, event_time="at")
+    choice = random.Random(kind)
+    for i in range(40):
+        times = [T0 + timedelta(seconds=i * 3 - choice.randint(0, 20)) for _ in range(choice.randint(1, 5))]
+        rows = [{"user": "a", "at": time, "other": int(time.timestamp() * 1_000) + 7} for time in times]
+        log.append(topic, rows, stream=log.topic(topic).streams[choice.choice([0, 0, 1, 1, 2])], watermark=min(times))
+    forever = Watermark.bounded("2s").idle_after(None)
+    p = Pipeline(topic)
+    source = {
+        "topic": {"event_time": "at", "watermark": forever},
+        "column": {"event_time": "other", "watermark": forever},
+        "function": {"event_time": lambda row: row.at, "watermark": forever},
+        "declared": {"event_time": "at", "watermark": Watermark.punctuated().idle_after(None)},
+    }[kind]
+    p.source(topic, schema="user string, at timestamp, other bigint", **source).process(  # type: ignore[arg-type]
+        key="user", function=Seen(), uid="seen", schema="place bigint, seen bigint"
+    ).sink(f"{topic}-out", uid="out")
+    wanted = expected(log, p)[f"{topic}-out"]
+    assert len({row["seen"] for row in wanted}) > 5
+    found_before = 0
+    for back in (1, 10, 4_096):
+        monkeypatch.setattr("cutwater.spark.pipeline_planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.pipeline_planning.WALK_POSITIONS", 3 * back)
+        start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
+        run_here(log, p, start=str(start), until=until, drain=False, rows_max=choice.choice([None, 3]))
+        found = written(log, f"{topic}-out")[found_before:]
+        found_before += len(found)
+        assert found == [row for row in wanted if start <= row["place"] <= until], (back, start, until)
+
+
+@pytest.mark.parametrize("how", ["column", "function"])
+def test_a_time_that_is_too_large_names_its_record(log: cutwater.Client, how: str) -> None:
+    topic = f"far-{how}"
+    log.create_topic(topic, schema=pa.schema({"at": pa.int64()}))
+    acks = [log.append(topic, [{"at": time}]) for time in (5, 2**60, 7)]
+    p = Pipeline(topic)
+    times: Any = "at" if how == "column" else lambda row: row.at
+    p.source(topic, schema="at bigint", event_time=times).sink(f"{topic}-out", uid="out")
+    with pytest.raises(WorkerFailed, match="the event time 1152921504606846976 is too far off") as caught:
+        run_here(log, p)
+    error = heard(str(caught.value), topic)
+    assert isinstance(error, PipelineFailed)
+    assert error.glsn == acks[1].glsn
+    with pytest.raises(InvalidArgument, match=r"topic 'far-.*', row 1: the event time 1152921504606846976 is too far"):
+        p.test({topic: [{"at": 2**60}]})
+
+
+def test_another_watermark_needs_another_checkpoint(log: cutwater.Client) -> None:
+    payments(log, "rewatermarked", [1.0, 2.0])
+
+    def pipeline(bound: str) -> Pipeline:
+        p = Pipeline("rewatermarked")
+        source = p.source("rewatermarked", schema=ROWS, event_time="at", watermark=Watermark.bounded(bound))
+        source.sink("rewatermarked-out", uid="out")
+        return p
+
+    query = InOneProcess(pipeline("5s"), log.servers, drain=False)
+    query.run()
+    query.go_on(drain=False)
+    query._pipeline = pipeline("7s")
+    with pytest.raises(WorkerFailed, match=r"was bounded 5s, idle after 30s when .* is bounded 7s.* a new checkpoint"):
+        query.go_on(drain=True, slices=16)
+    query.close()
+
+
+def test_large_parts_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutwater.spark.pipeline_envelope.BLOB_BYTES_MAX", 1_000)
+    batch = pa.RecordBatch.from_pydict({"n": list(range(1_000))})
+    pieces = list(in_pieces(batch))
+    assert len(pieces) == 8
+    assert pa.concat_tables([unpacked(piece) for piece in pieces])["n"].to_pylist() == list(range(1_000))
 
 
 def test_an_old_copy_of_a_checkpoint_is_refused(log: cutwater.Client) -> None:

@@ -73,12 +73,33 @@ RULES: Mapping[str, Rule] = {
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
     "pipeline": Rule(VOCABULARY | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
-    # The source reads ranges through the client, and opens an embedded log where nobody else has.
-    "spark": Rule(VOCABULARY | {"core", "storage.projection", "wire", "client", "embedded", "pipeline"}),
+    # A format for what pipelines keep, on files. It can be read where there is no Spark, and no cluster.
+    "savepoints": Rule(VOCABULARY | {"core.watermark", "pipeline"}),
+    # Jobs are processes that are looked after; what they run is a pipeline, and errors travel as they do on the wire.
+    "jobs": Rule(VOCABULARY | {"pipeline", "admin.processes", "wire.errors"}),
+    # The source reads ranges through the client, and opens an embedded log where nobody else has. A savepoint names the
+    # version that made it.
+    "spark": Rule(
+        VOCABULARY
+        | {PACKAGE, "core", "storage.projection", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
+    ),
     # The command line also starts the servers, the dashboard and the jobs.
     "cli": Rule(
         VOCABULARY
-        | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "spark", "wire.tls"}
+        | {
+            PACKAGE,
+            "embedded",
+            "client",
+            "admin",
+            "storagenode",
+            "metadata",
+            "web",
+            "pipeline",
+            "jobs",
+            "savepoints",
+            "spark",
+            "wire.tls",
+        }
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
     PACKAGE: Rule(VOCABULARY | {"client", "embedded"}),
@@ -281,7 +302,7 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, embedded, errors, pipeline, spark, storage.projection, types, wire",
+        "client, core, cutwater, embedded, errors, jobs, pipeline, savepoints, spark, storage.projection, types, wire",
     ]
 
 

@@ -175,7 +175,7 @@ def test_a_report_of_another_epoch_does_not_count(leader: Leader) -> None:
 def test_a_replica_that_is_sealing_gets_its_stream_sealed(leader: Leader) -> None:
     """'A replica that says SEALING while its stream is open gets the stream sealed.' The others go on."""
     effects = leader.run(leader.report(N2, ur(LS1, committed=4, end=6, hwm=10, state=SEALING), ls2(0)))
-    why = "the replica on storage node 2 was restarted, or a write failed there"
+    why = "the replica on storage node 2 stopped: it was restarted, or a write or a link failed there"
     assert plain(effects) == [
         Store(LEADER, LAST, (d.Seal(LS1, E1, LLSN(4), (N1, N2, N3), why, at=CutTime(START.wall)),)),
         *[Send(node, SealReplica(LS1, LEADER, E1, LLSN(4))) for node in NODES],

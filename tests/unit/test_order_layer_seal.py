@@ -129,7 +129,7 @@ def test_a_seal_that_a_replica_asks_for_has_its_last_cut_too() -> None:
     leader.run(leader.report(N3, at(7)))
     effects = leader.run(leader.report(N2, at(6, SEALING)))
     context = CommitContext(E1, LLSN(5), GLSN(5), 2, GLSN(6), GLSN(4), CutTime(START.wall))
-    why = "the replica on storage node 2 was restarted, or a write failed there"
+    why = "the replica on storage node 2 stopped: it was restarted, or a write or a link failed there"
     assert stores(effects) == [
         d.Cut(GLSN(6), GLSN(4), CutTime(START.wall), REVISION, (StreamCommit(LS1, context),)),
         d.Seal(LS1, E1, LLSN(6), NODES, why, at=CutTime(START.wall)),

@@ -106,7 +106,8 @@ def _fields(bundle: type[Bundle]) -> Iterator[tuple[str, Any, Any]]:
     hints = get_type_hints(bundle, include_extras=True)
     for field in dataclasses.fields(bundle):
         if field.name not in bundle.left_out:
-            yield field.name, hints[field.name], field.default
+            is_required = field.default is dataclasses.MISSING
+            yield field.name, hints[field.name], inspect.Parameter.empty if is_required else field.default
 
 
 def _is_bundle(annotation: Any) -> bool:

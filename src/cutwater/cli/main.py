@@ -21,7 +21,7 @@ from cutwater.errors import CutwaterError
 
 VARIABLES = "CUTWATER"
 """How environment variables begin; one that is not named with its option is called after command and option."""
-_RECORDS, _CLUSTER, _MACHINE = "Records", "Cluster", "This machine"
+_RECORDS, _PIPELINES, _CLUSTER, _MACHINE = "Records", "Pipelines", "Cluster", "This machine"
 
 
 class Entry(NamedTuple):
@@ -42,6 +42,8 @@ ENTRIES: dict[str, Entry] = {
     "find": Entry("positions", "The first GLSN that was committed at or after a time.", _RECORDS),
     "cursor": Entry("cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True),
     "topic": Entry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
+    "pipeline": Entry("pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True),
+    "savepoint": Entry("savepoint", "Savepoints: the state of pipelines in files.", _PIPELINES, is_noun=True),
     "cluster": Entry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
     "stream": Entry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
     "run": Entry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),

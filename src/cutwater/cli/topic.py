@@ -6,9 +6,12 @@ from typing import Annotated
 
 import typer
 
+from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table, text
+from cutwater.client.schemas import decode_schema
+from cutwater.pipeline.ddl import parse_schema, shown
 from cutwater.types import GLSN, SECOND, Retention
 
 app = noun("Topics: names for sets of log streams.")
@@ -33,6 +36,10 @@ def create(
     replication: Annotated[
         int | None, typer.Option(help="Copies of every record; three, or as many as there are nodes, if not said.")
     ] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Typed records, such as 'user string, at timestamp'.")
+    ] = None,
+    event_time: Annotated[str, typer.Option(metavar="COLUMN", help="The column that is the event time.")] = "",
     retention_hours: HoursOption = 0.0,
     retention_bytes: BytesOption = 0,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Be content with one of this name that exists.")] = False,
@@ -40,17 +47,20 @@ def create(
     log: Log,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
-    created = log.administer(
-        lambda admin: admin.create_topic(
+    with open_client(log, may_create=True) as client:
+        created = client.create_topic(
             name,
             streams=streams,
             replication=replication,
+            schema=None if schema is None else parse_schema(schema),
+            event_time=event_time,
             retention=_retention(retention_hours, retention_bytes),
             exist_ok=exist_ok,
-        ),
-        may_create=True,
+        )
+    show(
+        {"topic": name, "streams": created.streams},
+        f"topic {name!r} takes appends in log streams {text(created.streams)}",
     )
-    show(created, f"topic {name!r} takes appends in log streams {text(created.streams)}")
 
 
 @command(app, "list", timeout=10.0)
@@ -78,6 +88,10 @@ def describe(name: NameArgument, log: Log) -> None:
         f"topic {topic.name!r}: {topic.streams} log streams, replication {topic.replication}, trimmed before GLSN "
         f"{topic.trimmed_before}, retention {_words(topic.retention)}"
     )
+    if topic.schemas:
+        newest = decode_schema(topic.schemas[-1])
+        title += f"\nrecords are: {', '.join(f'{field.name} {shown(field.type)}' for field in newest)}"
+        title += f"; event time is {topic.event_time}" if topic.event_time else ""
     show({"topic": topic, "streams": streams}, table(columns, rows, title))
 
 

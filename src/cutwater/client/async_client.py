@@ -535,6 +535,23 @@ class AsyncClient:
         """
         return await self._runs.open(name, key, once, self._deadline(timeout))
 
+    async def find_run(self, name: str, *, timeout: float | None = None) -> Run | None:
+        """The run that publishes under a name, or would; None if there never was one. Nothing is opened or changed.
+
+        >>> _ = log.open_run("found", "key of the found one")
+        >>> log.find_run("found").key, log.find_run("never opened")
+        ('key of the found one', None)
+        """
+        return await self._runs.find(name, self._deadline(timeout))
+
+    async def cluster_key(self, *, timeout: float | None = None) -> str:
+        """The random text by which this log is told from all others, whatever their numbers and addresses.
+
+        >>> log.cluster_key() == log.cluster_key() != ""
+        True
+        """
+        return (await self._catalogs.description(self._deadline(timeout))).cluster_key
+
     async def stage(
         self,
         run: Run,

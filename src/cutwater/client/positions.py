@@ -37,7 +37,9 @@ class Positions:
 
     async def find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
         """The first position of these topics, or of any, that was committed at or after the time."""
-        cut_time = CutTime(time_us(time, "time"))
+        if time.tzinfo is None:
+            raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")
+        cut_time = CutTime(time_us(time))
         if selection is None:
             return await self._reading.find(cut_time, view.catalog.streams, view, deadline)
         streams = [stream for topic in selection.topics(view) for stream in view.streams_of(topic.topic)]

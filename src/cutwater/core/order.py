@@ -247,7 +247,10 @@ class OrderLayer:
     def _examine_member(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> None:
         if ur.state is ReplicaState.SEALING:
             # It restarted, or something failed there.
-            self._want_seal(stream, f"the replica on storage node {node} was restarted, or a write failed there")
+            self._want_seal(
+                stream,
+                f"the replica on storage node {node} stopped: it was restarted, or a write or a link failed there",
+            )
         elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
         if ur.epoch == stream.epoch:

@@ -216,7 +216,10 @@ class Publisher:
     # For operators.
 
     def describe(self) -> tuple[RunDescription, ...]:
-        runs = list(self._state.runs)[-DESCRIBED_RUNS_MAX:]
+        known = list(self._state.runs)
+        # Those that hold a name are always told: whoever starts a query asks for the run that publishes under its name.
+        runs = [run for run in known[:-DESCRIBED_RUNS_MAX] if run.name and not run.once and not run.fenced_by]
+        runs += known[-DESCRIBED_RUNS_MAX:]
         return tuple(
             RunDescription(
                 run.run,

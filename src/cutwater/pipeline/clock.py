@@ -7,13 +7,21 @@ milliseconds, rounded down, so a watermark never promises more than the log does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, Punctuated, WatermarkClock, WatermarkSnapshot
+from cutwater.core.watermark import (
+    MAX_WATERMARK,
+    NO_WATERMARK,
+    Punctuated,
+    StreamSnapshot,
+    WatermarkClock,
+    WatermarkSnapshot,
+    own_watermark,
+)
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
 from cutwater.pipeline.watermarks import Watermark
@@ -32,6 +40,16 @@ class ClockSnapshot(Struct, frozen=True):
     streams: tuple[tuple[str, int], ...]
     clocks: tuple[tuple[tuple[str, ...], WatermarkSnapshot], ...]
     ended: tuple[int, ...] = ()
+
+
+class KnownStream(Struct, frozen=True):
+    """A stream as the log remembers it: the largest event time and the largest declaration that it has had."""
+
+    topic: str
+    stream: int
+    last_commit_ms: int
+    most_ms: int | None
+    declared_ms: int | None
 
 
 _LONG_AGO: Final = CutTime(-(2**63))
@@ -59,6 +77,37 @@ class LogClock:
         clock._streams = {place: LogStreamId(number) for number, place in enumerate(snapshot.streams)}
         clock._ended = {LogStreamId(number) for number in snapshot.ended}
         clock._time = snapshot.time_ms
+        clock._ticks = clock._fresh()
+        return clock
+
+    @classmethod
+    def resumed(
+        cls,
+        sources: Mapping[str, Watermark],
+        sets: Iterable[frozenset[str]],
+        glsn: int,
+        streams: Sequence[KnownStream],
+    ) -> LogClock:
+        """Clocks after a position to which nobody has walked. Of the watermarks nothing is known, but that none is
+        above the highest of its streams: what they owe to streams that were idle, the log does not remember.
+        """
+        clock = cls(sources, sets)
+        clock._streams = {(known.topic, known.stream): LogStreamId(i) for i, known in enumerate(streams)}
+        for topics in clock._clocks:
+            own = tuple(
+                StreamSnapshot(
+                    LogStreamId(i),
+                    sources[known.topic].strategy,
+                    CutTime(known.last_commit_ms * MILLISECOND),
+                    own_watermark(
+                        sources[known.topic].strategy, _event_time(known.most_ms), _event_time(known.declared_ms)
+                    ),
+                )
+                for i, known in enumerate(streams)
+                if known.topic in topics
+            )
+            begun = WatermarkSnapshot(GLSN(glsn), CutTime(0), NO_WATERMARK, False, own)
+            clock._clocks[topics] = WatermarkClock.restore(begun)
         clock._ticks = clock._fresh()
         return clock
 
@@ -194,6 +243,20 @@ class LogClock:
     def _fresh(self) -> Ticks:
         watermarks = {topics: Steps(_milliseconds(clock.watermark)) for topics, clock in self._clocks.items()}
         return Ticks(watermarks, Steps(self._time))
+
+
+def is_settled(begun: ClockSnapshot, now: ClockSnapshot) -> bool:
+    """Whether clocks that were ``resumed`` show the true watermarks by now: a watermark is never above the highest of
+    its streams, so one that has come there owes nothing to what was before.
+    """
+    ceilings = {
+        topics: max((known.watermark for known in own.streams), default=NO_WATERMARK) for topics, own in begun.clocks
+    }
+    return all(own.watermark >= ceilings[topics] for topics, own in now.clocks)
+
+
+def _event_time(time_ms: int | None) -> EventTime | None:
+    return None if time_ms is None else EventTime(time_ms * MILLISECOND)
 
 
 def _milliseconds(watermark_us: int) -> int:

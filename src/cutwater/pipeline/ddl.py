@@ -58,8 +58,13 @@ def shown(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"array<{shown(kind.value_type)}>"
     if pa.types.is_struct(kind):
-        return f"struct<{','.join(f'{field.name}:{shown(field.type)}' for field in kind)}>"
+        return f"struct<{','.join(f'{quoted(field.name)}:{shown(field.type)}' for field in kind)}>"
     return next((name for name, simple in _SIMPLE.items() if simple == kind), str(kind))
+
+
+def quoted(name: str) -> str:
+    """The name of a column as this module reads it, whatever is in it."""
+    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
 
 
 class _Parser:

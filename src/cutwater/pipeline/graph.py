@@ -69,11 +69,16 @@ class RowNode(Node):
 
 @dataclass(slots=True)
 class TransformNode(Node):
-    """Stateless code on whole tables: ``function`` on Spark's data frames, ``arrow`` on Arrow tables."""
+    """Stateless code on whole tables: ``arrow`` on Arrow tables, or else ``function`` on Spark's data frames."""
 
-    function: Callable[[Any], Any]
+    function: Callable[[Any], Any] | None
     arrow: Callable[[Any], Any] | None
     rows: RowType | None
+
+    @property
+    def is_on_spark(self) -> bool:
+        """Whether records leave the workers' Python for it."""
+        return self.arrow is None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ the same within one process, in one thread, for tests and for ``Pipeline.test``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,7 +16,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.pipeline.batches import BatchOperator
 from cutwater.pipeline.chunks import BROADCAST_GROUP, Chunk
 from cutwater.pipeline.functions import BatchFunction
-from cutwater.pipeline.graph import Port, SinkNode, SourceNode
+from cutwater.pipeline.graph import Port, SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
 from cutwater.pipeline.keys import key_bytes, key_group, slice_of
 from cutwater.pipeline.partitions import PartitionOperator, partition_of
@@ -103,8 +103,17 @@ class Machine:
     starts from chunks, and records go from level to level as Arrow.
     """
 
-    def __init__(self, plan: Plan, slices: int = 1, *, packed: bool = False) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        slices: int = 1,
+        *,
+        packed: bool = False,
+        transform: Callable[[TransformNode, Records], Records] | None = None,
+    ) -> None:
+        """``transform``: what runs code on Spark's data frames."""
         self._plan = plan
+        self._transform = transform
         self._slices = slices
         self._packed = packed
         self._dropped: dict[str, int] = {}
@@ -116,6 +125,7 @@ class Machine:
         arrived: dict[Destination, list[Records]] = {}
         for topic, records in batch.items():
             self._plan.push(self._source_ports[topic], records, arrived)
+        self._apply_transforms(arrived)
         for level, tasks in enumerate(self._tasks):
             inputs: list[dict[Destination, Records]] = [{} for _ in tasks]
             for spec in self._plan.levels[level]:
@@ -126,10 +136,19 @@ class Machine:
                         own[spec.order, index] = _shipped(part, rows) if self._packed and rows else part
             for task, own in zip(tasks, inputs, strict=True):
                 task.run(own, ticks, arrived)
+            self._apply_transforms(arrived)
         self._checkpoint()
         return {
             sink.uid: Records.merged(arrived.get((sink.order, 0), [])) for sink in self._plan.graph.of_type(SinkNode)
         }
+
+    def _apply_transforms(self, arrived: dict[Destination, list[Records]]) -> None:
+        """Code on Spark takes what waits for it; in the order of the program, because one may feed another."""
+        for node in self._plan.graph.of_type(TransformNode):
+            records = Records.merged(arrived.pop((node.order, 0), []))
+            if len(records):
+                assert self._transform is not None, "who runs a plan with code on Spark can run that"
+                self._plan.push(Port(node.order), self._transform(node, records), arrived)
 
     def operators(self, uid: str) -> list[KeyedOperator]:
         """The operator with a uid, in each slice."""

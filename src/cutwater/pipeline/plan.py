@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.errors import InvalidArgument, PipelineFailed, Refused
+from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
 from cutwater.pipeline.graph import (
@@ -30,7 +30,12 @@ from cutwater.pipeline.values import from_milliseconds
 from cutwater.pipeline.window_function import WindowFunction, WindowState
 
 Destination: TypeAlias = tuple[int, int]
-"""Where records wait for the next level: an operator or sink, by its order, and the number of the input."""
+"""Where records wait for the next level: an operator, a sink or code on Spark, by its order, and which input."""
+
+
+def waits_at(node: Node) -> bool:
+    """Whether records wait for whoever runs the plan, who knows what comes of them there."""
+    return isinstance(node, OperatorNode | SinkNode) or (isinstance(node, TransformNode) and node.is_on_spark)
 
 
 class Plan:
@@ -162,7 +167,7 @@ class Plan:
         self, node: Node, number_of_input: int, records: Records, arrived: dict[Destination, list[Records]]
     ) -> None:
         """Send records to one of the readers of an output."""
-        if isinstance(node, OperatorNode | SinkNode):
+        if waits_at(node):
             arrived.setdefault((node.order, number_of_input), []).append(records)
         elif isinstance(node, RowNode):
             self._apply(node, records, arrived)
@@ -215,11 +220,12 @@ class Plan:
 
     def _transformed(self, node: TransformNode, records: Records) -> Records:
         rows = self._rows[node.inputs[0]]
-        if node.arrow is None or node.rows is None or rows is None:
-            raise Refused(
-                f"{node.label} of pipeline {self.name!r} is PySpark code, which runs on Spark only: to test it "
-                "without, give transform(…, arrow=function of a pyarrow.Table, schema=…), on a stream with a schema"
+        if node.rows is None or rows is None:
+            raise InvalidArgument(
+                f"pipeline {self.name!r}, {node.label}: a transform is one from columns to columns: declare its "
+                "schema='…', and that of the stream that it gets"
             )
+        assert node.arrow is not None, "what runs on Spark waits for it"
         table = node.arrow(pa.Table.from_batches([records.to_arrow(rows)]))
         missing = {*node.rows.names, "_cw"} - set(table.column_names)
         if missing:

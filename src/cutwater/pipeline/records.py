@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from math import isnan
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -76,6 +77,11 @@ class Records:
         places = list(zip(self.moments, self.paths, strict=True))
         return self.pick(sorted(range(len(places)), key=places.__getitem__))
 
+    def by_content(self) -> Records:
+        """Records of which several have one position, in an order that follows from their rows alone."""
+        places = list(zip(self.moments, self.paths, map(_content, self.rows), strict=True))
+        return self.pick(sorted(range(len(places)), key=places.__getitem__))
+
     def numbered(self) -> Records:
         """Records of which several may have one position, told apart by a number, in the order that they have here."""
         counts: dict[tuple[int, bytes], int] = {}
@@ -102,6 +108,17 @@ class Records:
         moments, paths, times = (column.to_pylist() for column in position.flatten())
         payload = [batch.column(name) for name in rows.names]
         return cls(moments, paths, times, rows.from_columns(payload))
+
+
+def _content(row: Row) -> tuple[Any, ...]:
+    """What rows of one type are compared by: nulls first, then numbers that are none; what has parts, as a text."""
+    return tuple(_comparable(value) for value in row)
+
+
+def _comparable(value: Any) -> tuple[Any, ...]:
+    if value is None or (isinstance(value, float) and isnan(value)):
+        return (0,) if value is None else (1,)
+    return 2, repr(value) if isinstance(value, dict | list | tuple) else value
 
 
 def arrivals(inputs: Sequence[Records]) -> Iterable[Arrival]:

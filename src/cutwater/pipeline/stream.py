@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.errors import AlreadyExists, InvalidArgument, Refused
+from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.aggregates import Aggregator
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
@@ -38,7 +38,7 @@ from cutwater.pipeline.partitions import OperatorListState, UnionListState
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import Row, RowType
 from cutwater.pipeline.state import BroadcastState, declared_states
-from cutwater.pipeline.test_run import TestResult, run_test
+from cutwater.pipeline.test_run import TestResult, on_spark, run_test
 from cutwater.pipeline.watermarks import Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
 
@@ -83,15 +83,7 @@ class Pipeline:
 
     def run(self, **options: Any) -> Any:
         """Run on Spark."""
-        try:
-            # Spark is never imported by this package: the name is looked up only when someone wants to run.
-            module = __import__("cutwater.spark.run", fromlist=["run_pipeline"])
-        except ImportError as error:
-            raise Refused(
-                f"pipeline {self.name!r} runs on Spark, which is not there ({error}): install cutwater[spark], which "
-                "also brings Java; p.test({topic: rows}) needs neither"
-            ) from error
-        return module.run_pipeline(self, **options)
+        return on_spark("run", self.name).run_pipeline(self, **options)
 
     def explain(self) -> str:
         """The graph as text: operators by level, chains, state, keys and watermarks."""
@@ -143,10 +135,16 @@ class Stream:
         return Stream(self._pipeline, self._port, chained=False)
 
     def transform(
-        self, function: Callable[[Any], Any], *, schema: Schema | None = None, arrow: Callable[[Any], Any] | None = None
+        self,
+        function: Callable[[Any], Any] | None = None,
+        *,
+        schema: Schema | None = None,
+        arrow: Callable[[Any], Any] | None = None,
     ) -> Stream:
-        """Stateless PySpark code on a data frame. ``arrow`` does the same on a ``pyarrow.Table``, for tests."""
-        _require_callable("transform", function)
+        """Stateless PySpark code on a data frame; or ``arrow``, a function of a ``pyarrow.Table``, which runs in the
+        place of the other one and needs no Spark.
+        """
+        _require_callable("transform", function if arrow is None else arrow)
         rows = None if schema is None else RowType.of(schema)
         return self._add(TransformNode(self._order, (self._port,), function, arrow, rows))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline.clock import LogClock
-from cutwater.pipeline.graph import SinkNode, SourceNode
+from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.machine import Machine
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
@@ -110,17 +111,33 @@ def run_test(pipeline: Pipeline, topics: Mapping[str, Sequence[Mapping[str, Any]
         raise InvalidArgument(
             f"pipeline {pipeline.name!r} has no source {unknown[0]!r}: its sources are {', '.join(sources) or 'none'}"
         )
-    positions = _positions(topics)
+    positions = _positions(topics, sources)
     rows = {topic: _row_type(node, positions) for topic, node in sources.items()}
     plan = Plan(pipeline.name, pipeline.graph, rows)
     clock, batch, last = _replayed(sources, rows, positions, plan)
     ticks = clock.ticks()
     if drain:
         ticks.end(last)
-    machine = Machine(plan)
+    machine = Machine(plan, transform=partial(_transformed_on_spark, plan))
     written = machine.run(batch, ticks)
     watermark = MAX_TIME if drain else clock.watermark
     return TestResult(machine, plan, _by_topic(plan, written), watermark)
+
+
+def on_spark(module: str, pipeline: str) -> Any:
+    """A module of ``cutwater.spark``. This package never imports it: it is looked up when someone cannot do without."""
+    try:
+        return __import__(f"cutwater.spark.{module}", fromlist=[module])
+    except ImportError as error:
+        raise Refused(
+            f"pipeline {pipeline!r} runs on Spark, which is not there ({error}): install cutwater[spark], which also "
+            "brings Java; p.test({topic: rows}) needs neither, unless there is a transform without arrow="
+        ) from error
+
+
+def _transformed_on_spark(plan: Plan, node: TransformNode, records: Records) -> Records:
+    made: Records = on_spark("pipeline_transform", plan.name).transformed_locally(plan, node, records)
+    return made
 
 
 def _by_topic(plan: Plan, written: Mapping[str, Records]) -> dict[str, list[dict[str, Any]]]:
@@ -131,12 +148,13 @@ def _by_topic(plan: Plan, written: Mapping[str, Records]) -> dict[str, list[dict
     return {topic: [row._asdict() for row in Records.merged(own).rows] for topic, own in parts.items()}
 
 
-def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[_Position]:
+def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mapping[str, SourceNode]) -> list[_Position]:
     """All rows in the order of the log. A time that is left out is the one before."""
     found = []
     for topic, rows in topics.items():
         cut_ms = 0
         for row in rows:
+            _require_known(row, sources[topic])
             cut_ms = _integer(row, "_time", cut_ms) or 0
             payload = {name: value for name, value in row.items() if name not in RESERVED}
             found.append(
@@ -154,6 +172,17 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[_Posit
     if any(position.glsn is not None for position in found):
         found = _by_glsn(found)
     return _with_rising_times(found)
+
+
+def _require_known(row: Mapping[str, Any], source: SourceNode) -> None:
+    """A key that is meant to be a reserved one, and is not, would be a column that nobody misses."""
+    declared = () if source.rows is None else source.rows.names
+    for name in row:
+        if name.startswith("_") and name not in RESERVED and name not in declared:
+            raise InvalidArgument(
+                f"{name!r} in the row {dict(row)!r} is no reserved key: those are {', '.join(RESERVED)}. If it is a "
+                f"column, declare it with schema= at {source.label}"
+            )
 
 
 def _by_glsn(positions: list[_Position]) -> list[_Position]:

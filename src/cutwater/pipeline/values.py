@@ -28,13 +28,29 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _FLOAT32: Final = struct.Struct("<f")
 
 
+TIME_MS_MAX: Final = 4 * 10**15
+"""Event times lie within so many milliseconds, some 126,000 years, of 1970: with room to add and to subtract, they are
+64-bit integers in microseconds.
+"""
+
+
 def to_milliseconds(value: Any) -> int:
     """An event time as integer milliseconds, rounded down; integers are milliseconds already."""
     if type(value) is int:
+        if not -TIME_MS_MAX <= value <= TIME_MS_MAX:
+            raise InvalidArgument(far_off(value))
         return value
     if isinstance(value, datetime):
         return (value - (EPOCH if value.tzinfo else _LOCAL_EPOCH)) // _MILLISECOND
     raise InvalidArgument(f"an event time is an integer in milliseconds or a datetime, not {value!r}")
+
+
+def far_off(time_ms: int) -> str:
+    """What is wrong with an event time that is too large."""
+    return (
+        f"the event time {time_ms} is too far off: an integer is milliseconds since 1970, from {-TIME_MS_MAX} to "
+        f"{TIME_MS_MAX}; are these microseconds or nanoseconds?"
+    )
 
 
 def from_milliseconds(kind: pa.DataType | None) -> Converter:

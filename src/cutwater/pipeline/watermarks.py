@@ -10,6 +10,7 @@ from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.durations import Duration, milliseconds, shown
 from cutwater.pipeline.rows import Row
+from cutwater.pipeline.values import to_milliseconds
 from cutwater.types import MILLISECOND
 
 WatermarkFunction: TypeAlias = Callable[[Row], int | None]
@@ -76,6 +77,7 @@ class Watermark:
             return None
         if type(given) is not int:
             raise InvalidArgument(f"a watermark function gave {given!r}: give milliseconds as an integer, or None")
+        to_milliseconds(given)
         return (given + 1) * MILLISECOND
 
     def __str__(self) -> str:

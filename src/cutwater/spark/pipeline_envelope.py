@@ -7,7 +7,7 @@ or a sink, by its order in the program. ``data`` is an Arrow stream with the pay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -30,6 +30,18 @@ SCHEMA: Final = pa.schema(
         pa.field("data", pa.binary()),
     ]
 )
+
+
+BLOB_BYTES_MAX: Final = 16 << 20
+"""Of records in one row of Spark's, which copies whole rows; a single record may be larger."""
+
+
+def in_pieces(batch: pa.RecordBatch) -> Iterator[bytes]:
+    """A batch as one Arrow stream, or several if it is large. Whoever gets them puts the records in order anyway."""
+    pieces = max(1, -(-batch.nbytes // BLOB_BYTES_MAX))
+    rows = max(1, -(-batch.num_rows // pieces))
+    for first in range(0, batch.num_rows, rows):
+        yield packed(batch.slice(first, rows))
 
 
 def packed(batch: pa.RecordBatch) -> bytes:

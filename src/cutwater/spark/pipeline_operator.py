@@ -32,6 +32,12 @@ class LevelProcessor(StatefulProcessor):
         self._manifest = handle.getValueState("manifest", "chunks binary")
         self._pieces = handle.getMapState("pieces", "name string, piece int", "data binary")
 
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: N802, N803
+        """State from a savepoint, in the first micro-batch, before its records."""
+        data = initialState.data
+        with told():
+            self._state().add(initialState.uid, None if data is None else bytes(data), initialState.dropped_late)
+
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803
         plan = self._program.plan
         own = {spec.order for spec in plan.levels[self._level]}
@@ -61,9 +67,7 @@ class LevelProcessor(StatefulProcessor):
     def _run(
         self, plan: Plan, index: int, waiting: dict[Destination, list[bytes]], ticks: Iterable[bytes]
     ) -> dict[Destination, list[Records]]:
-        context = TaskContext.get()
-        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
-        state = SliceState(self._manifest, self._pieces, ChunkFiles(query or NO_QUERY))
+        state = self._state()
         uids = [spec.uid for spec in plan.levels[self._level]]
         task = SliceTask(plan, self._level, index, state.chunks(plan.name, uids))
         inputs = {}
@@ -76,6 +80,12 @@ class LevelProcessor(StatefulProcessor):
         late = {operator.spec.uid: operator.dropped_late for operator in task.operators if operator.dropped_late}
         state.write(task.checkpoint(), late)
         return arrived
+
+    def _state(self) -> SliceState:
+        """What the slice that Spark is at has kept."""
+        context = TaskContext.get()
+        query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+        return SliceState(self._manifest, self._pieces, ChunkFiles(query or NO_QUERY))
 
     def close(self) -> None:
         pass

@@ -6,7 +6,8 @@ their positions. Where the watermark rises *inside* a batch is left to the tasks
 batch they get the three numbers that it takes (``Seen``). Only where a function of the user says what a record means
 for event time does the planner read the records themselves.
 
-A range never ends inside a batch, so a micro-batch may have a few records more or less than its limit.
+A range ends inside a batch only where the run shall end there, so a micro-batch may have a few records more or less
+than its limit.
 """
 
 from __future__ import annotations
@@ -24,22 +25,29 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cutwater.client.catalogs import View
 from cutwater.client.ranges import Heads
 from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.core.watermark import Punctuated, Strategy
 from cutwater.errors import InvalidArgument, Refused, Trimmed
-from cutwater.pipeline.clock import ClockSnapshot, LogClock
+from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock, is_settled
+from cutwater.pipeline.durations import shown
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.steps import Ticks
+from cutwater.spark.event_time import FIRST_GLSN
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_records import SourceRows, run_function
-from cutwater.spark.planning import MARKS_SECONDS, Planner
+from cutwater.spark.planning import LOOK_BACK, LOOK_BACK_FACTOR, MARKS_SECONDS, Planner
 from cutwater.spark.tasks import Part, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
 from cutwater.wire.scan_api import NOTHING
 
 PART_RECORDS_MIN = 5_000
 """A task reads at least so many, unless there are fewer."""
+BYTES_MAX = 256 << 20
+"""A micro-batch has at most so many bytes of the log, or one batch: all of it is in memory, in several forms."""
+WALK_POSITIONS = 200_000
+"""How much is walked at a time where clocks come to the beginning of a run."""
 
 
 class Range(Struct, frozen=True):
@@ -107,18 +115,23 @@ class _Batch(Struct):
 class PipelinePlanner:
     """Plans micro-batches. It lives in the planner's process as long as the query."""
 
-    def __init__(self, where: Where, program: Program, start: str, rows_max: int | None) -> None:
+    def __init__(self, where: Where, program: Program, start: str, rows_max: int) -> None:
         self._where, self._program = where, program
         self._link = link_to(where)
         self._sources = {node.topic: node for node in program.plan.graph.of_type(SourceNode)}
         self._rows = {topic: SourceRows(program, topic) for topic in self._sources}
-        options = {"servers": where.servers, "subscribe": ",".join(self._sources), "startingOffsets": start}
-        if rows_max is not None:
-            options["maxOffsetsPerTrigger"] = str(rows_max)
+        options = {
+            "servers": where.servers,
+            "subscribe": ",".join(self._sources),
+            "startingOffsets": start,
+            "maxOffsetsPerTrigger": str(rows_max),
+            "maxBytesPerTrigger": str(BYTES_MAX),
+        }
         made = msgspec.structs.replace(read_options(options, streaming=True), where=where)
         self._planner = Planner(made, self._link.ranges, StructType([StructField("glsn", LongType())]))
         self._walked: Walk | None = None
         self._looked_at = 0.0
+        self._has_same_clocks = False
 
     def close(self) -> None:
         self._link.loop.run(self._planner.close())
@@ -126,7 +139,50 @@ class PipelinePlanner:
     # ------------------------------------------------------------------------------------------------------ offsets
 
     def first(self) -> Offset:
-        return Offset(self._link.loop.run(self._planner.start()), self._program.slices, is_new=True)
+        glsn = self._link.loop.run(self._planner.start())
+        return Offset(glsn, self._program.slices, self.clock_at(glsn), is_new=True)
+
+    def clock_at(self, glsn: int) -> ClockSnapshot | None:
+        """The clocks after a position, as if they had come all the way from the beginning of the log.
+
+        Storage nodes know how far event time had come in each log stream at any position, so a walk begins a little
+        before this one, and further back as long as the watermarks still owe something to what came before. Where event
+        time is not the topic's own, they do not know, and all records that are left are looked at.
+        """
+        view = self._view()
+        floor = min((view.topics[name].trimmed_before for name in self._sources), default=GLSN(1)) - 1
+        if glsn <= 0:
+            return None
+        back = LOOK_BACK if all(map(self._is_known_to_the_log, self._sources)) else glsn
+        while True:
+            begin, begun = self._clock_before(max(floor, glsn - back, 0), view)
+            clock = begun
+            for end in (*range(begin + WALK_POSITIONS, glsn, WALK_POSITIONS), glsn):
+                clock = self._walk(Offset(begin, self._program.slices, clock, is_new=True), GLSN(end), GLSN(end)).clock
+                begin = end
+            if glsn - back <= floor or is_settled(begun, clock):
+                return clock
+            back *= LOOK_BACK_FACTOR
+
+    def _is_known_to_the_log(self, topic: str) -> bool:
+        return not self._rows[topic].event_times.is_column and not _has_function(self._sources[topic])
+
+    def _clock_before(self, begin: int, view: View) -> tuple[int, ClockSnapshot]:
+        """A place near ``begin``, not inside a batch, and how far each log stream has come there, trimmed or not."""
+        known = []
+        for topic, info in self._streams(view):
+            if begin > 0 and info.created_at <= begin and self._is_known_to_the_log(topic.name):
+                first = max(GLSN(begin + 1), topic.trimmed_before)
+                heads = self._link.loop.run(self._link.ranges.heads(info, first, first, self._where.timeout))
+                firsts = heads.columns[FIRST_GLSN]
+                if firsts and topic.trimmed_before < firsts[0] <= begin:
+                    return self._clock_before(firsts[0] - 1, view)
+                before = heads.before
+                spoke = info.created_time if before.committed is None else before.committed
+                most, declared = _milliseconds(before.time_max), _milliseconds(before.declared)
+                known.append(KnownStream(topic.name, int(info.stream), spoke // MILLISECOND, most, declared))
+        watermarks = {topic: node.watermark for topic, node in self._sources.items()}
+        return begin, LogClock.resumed(watermarks, self._program.plan.source_sets, begin, known).snapshot()
 
     def newest(self) -> GLSN:
         """The end of the log as of now."""
@@ -139,6 +195,8 @@ class PipelinePlanner:
                 f"pipeline {self._program.name!r}: state in this checkpoint is cut into {start.slices} slices, not "
                 f"{self._program.slices}: run it with slices={start.slices}, or with a new checkpoint"
             )
+        if start.clock is not None and not start.is_new:
+            self._require_same_clocks(start.clock)
         if start.ended:
             return start
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
@@ -151,8 +209,32 @@ class PipelinePlanner:
         if end == start.glsn:
             ended = self._is_end(start.glsn, through, drain)
             return Offset(start.glsn, start.slices, start.clock, ended=True, since=since) if ended else start
-        self._walked = walk = self._walk(start, GLSN(end))
+        self._walked = walk = self._walk(start, GLSN(end), through)
         return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain), since=since)
+
+    def _require_same_clocks(self, clock: ClockSnapshot) -> None:
+        """State in a checkpoint has come about under its watermarks; under others it would be neither one thing nor the
+        other.
+        """
+        if self._has_same_clocks:
+            return
+        name = self._program.name
+        way_out = "run the program as it was, or with a new checkpoint, or start from a savepoint"
+        for topics, own in clock.clocks:
+            for known in own.streams:
+                topic = clock.streams[known.log_stream_id][0]
+                now = self._sources[topic].watermark.strategy if topic in self._sources else None
+                if now != known.strategy:
+                    raise Refused(
+                        f"pipeline {name!r}: the watermark of the source {topic!r} was {_shown(known.strategy)} when "
+                        f"this checkpoint was made, and is {_shown(now)} now: {way_out}"
+                    )
+            if frozenset(topics) not in {*self._program.plan.source_sets, frozenset(self._sources)}:
+                raise Refused(
+                    f"pipeline {name!r}: no operator is fed from exactly {', '.join(topics)} any more, as one was when "
+                    f"this checkpoint was made: {way_out}"
+                )
+        self._has_same_clocks = True
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
         return drain and through is not None and glsn >= through
@@ -192,22 +274,18 @@ class PipelinePlanner:
 
     def walk(self, start: Offset, end: Offset) -> Walk:
         """The range between two offsets; walked already, unless this is a restart."""
-        if start.is_new and end.since is not None:
+        if start.is_new and end.since is not None and end.since != start.glsn:
             # Spark asks anew where the first micro-batch begins, and the log may have grown since.
-            start = msgspec.structs.replace(start, glsn=end.since)
+            start = msgspec.structs.replace(start, glsn=end.since, clock=self.clock_at(end.since))
         walked = self._walked
         if walked is None or (walked.start, walked.end) != (start.glsn, end.glsn):
-            walked = self._walk(start, GLSN(end.glsn))
-            if walked.end != end.glsn:
-                raise InvalidArgument(
-                    f"the range from GLSN {start.glsn} to {end.glsn} of the checkpoint is not one of whole batches: "
-                    "does this checkpoint belong to another log?"
-                )
+            walked = self._walk(start, GLSN(end.glsn), GLSN(end.glsn))
         return walked
 
-    def _walk(self, start: Offset, end: GLSN) -> Walk:
+    def _walk(self, start: Offset, end: GLSN, through: GLSN | None) -> Walk:
+        """About to ``end``, which becomes the end of a batch; but exactly to ``through`` if that is there."""
         plan, view = self._program.plan, self._view()
-        batches, end = self._batches(start, end, view)
+        batches, end = self._batches(start, end, through, view)
         marks = self._link.loop.run(self._link.ranges.marks(GLSN(start.glsn), end, self._where.timeout))
         clock = _clock(plan, self._sources, start.clock)
         told = {topic for topic, node in self._sources.items() if _has_function(node)}
@@ -244,8 +322,8 @@ class PipelinePlanner:
         ranges = [_range(place, own) for place, whole in seen.items() for own in self._divided(whole)]
         return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges)
 
-    def _batches(self, start: Offset, end: GLSN, view: View) -> tuple[list[_Batch], GLSN]:
-        """All batches of a range in order, and its end, moved to the nearest end of a batch."""
+    def _batches(self, start: Offset, end: GLSN, through: GLSN | None, view: View) -> tuple[list[_Batch], GLSN]:
+        """All batches of a range in order, and its end, which is that of a batch unless it is ``through``."""
         found: list[_Batch] = []
         for topic, info in self._streams(view):
             first = GLSN(start.glsn + 1)
@@ -260,15 +338,24 @@ class PipelinePlanner:
         found.sort(key=lambda batch: batch.first)
         if found and found[-1].last > end:
             straddling = found[-1]
-            if straddling.first - 1 > start.glsn:
+            if end != through and straddling.first - 1 > start.glsn:
                 found.pop()
                 end = GLSN(straddling.first - 1)
-            else:
+            elif through is None or straddling.last <= through:
                 end = GLSN(straddling.last)
+            else:
+                end = through
+                self._cut_off(straddling, through)
         for name, rows in self._rows.items():
             if rows.event_times.is_column:
                 self._read_most(name, [batch for batch in found if batch.topic.name == name])
         return found, end
+
+    def _cut_off(self, batch: _Batch, last: GLSN) -> None:
+        """A batch as if it ended at a position; what it declares takes effect at its end, which comes later."""
+        batch.count, batch.declared_ms = last + 1 - batch.first, None
+        if not _has_function(self._sources[batch.topic.name]):
+            self._read_most(batch.topic.name, [batch])
 
     def _require_nothing_lost(self, topic: TopicInfo, info: StreamInfo, first: GLSN) -> None:
         """A topic was trimmed above what the pipeline wants next. That matters only if there were records."""
@@ -335,6 +422,17 @@ def _clock(plan: Plan, sources: Mapping[str, SourceNode], snapshot: ClockSnapsho
     if snapshot is None:
         return LogClock(watermarks, plan.source_sets)
     return LogClock.restore(watermarks, plan.source_sets, snapshot)
+
+
+def _shown(strategy: Strategy | None) -> str:
+    if strategy is None:
+        return "not read"
+    kind = "punctuated" if isinstance(strategy, Punctuated) else f"bounded {shown(strategy.bound_us // MILLISECOND)}"
+    return f"{kind}, idle after {shown(strategy.idle_after_us // MILLISECOND)}"
+
+
+def _milliseconds(time_us: int | None) -> int | None:
+    return None if time_us is None else time_us // MILLISECOND
 
 
 def _has_function(node: SourceNode) -> bool:

@@ -8,6 +8,8 @@ import sysconfig
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
@@ -15,7 +17,7 @@ from typing import Any, Final
 from pyspark import cloudpickle
 
 from cutwater.pipeline.aggregates import Aggregator
-from cutwater.pipeline.graph import Graph, SourceNode
+from cutwater.pipeline.graph import Graph, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
@@ -52,6 +54,7 @@ class Program:
         """What Spark groups each slice by."""
         self._schemas = {topic: own and own.schema for topic, own in rows.items()}
         self._event_times = dict(event_times or {})
+        graph = _for_workers(graph)
         with pickled_by_value(graph):
             self._graph = _dumps(graph)
         self._key = (name, self._graph, _dumps((self._schemas, self._event_times)))
@@ -79,6 +82,13 @@ class Program:
 
     def slice_of_key(self, key: int) -> int:
         return self.keys.index(key)
+
+
+def _for_workers(graph: Graph) -> Graph:
+    """Without code on data frames, which stays on the driver, with the session that it may hold."""
+    made = copy(graph)
+    made.nodes = [replace(node, function=None) if isinstance(node, TransformNode) else node for node in graph.nodes]
+    return made
 
 
 @contextmanager

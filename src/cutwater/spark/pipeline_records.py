@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.schemas import TIMESTAMP
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import ascending
-from cutwater.errors import CutwaterError, InvalidArgument, PipelineFailed
+from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.values import to_milliseconds
+from cutwater.pipeline.values import TIME_MS_MAX, far_off, to_milliseconds
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.tasks import Part, Scan
@@ -70,14 +70,20 @@ class EventTimes:
             glsn = glsns.to_pylist()[column.is_null().to_pylist().index(True)]
             raise self._failed(glsn, f"the column {self.column!r}, which is event time, is null")
         if pa.types.is_timestamp(column.type):
-            times: NDArray[np.int64] = column.cast(TIMESTAMP, safe=False).view(pa.int64()).to_numpy()
-            return times // MILLISECOND
+            return self._near(column.cast(TIMESTAMP, safe=False).view(pa.int64()).to_numpy() // MILLISECOND, glsns)
         if pa.types.is_integer(column.type):
-            return np.asarray(column.cast(pa.int64()).to_numpy())
+            return self._near(column.cast(pa.int64()).to_numpy(), glsns)
         raise InvalidArgument(
             f"pipeline {self._pipeline!r}: the column {self.column!r} of {self._node.label} is event time, but its "
             f"type is {column.type}: it must be a timestamp, or an integer in milliseconds"
         )
+
+    def _near(self, times: NDArray[np.int64], glsns: pa.Array) -> NDArray[np.int64]:
+        """These times, if none is so large that sums with it would be wrong."""
+        if len(times) and not -TIME_MS_MAX <= times.min() <= times.max() <= TIME_MS_MAX:
+            at = int(np.flatnonzero((times < -TIME_MS_MAX) | (times > TIME_MS_MAX))[0])
+            raise self._failed(glsns[at].as_py(), far_off(int(times[at])))
+        return times
 
     def _called(self, glsn: int, row: Row) -> int:
         function = self._node.event_time
@@ -97,7 +103,7 @@ def run_function(pipeline: str, node: SourceNode, glsn: int, row: Row, call: Cal
     """Call a user's function of event time or watermark, and say on which record it failed."""
     try:
         return call()
-    except CutwaterError:
+    except PipelineFailed:
         raise
     except Exception as error:
         raise PipelineFailed(

@@ -11,7 +11,6 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.keyed import OperatorSpec
 from cutwater.pipeline.keys import key_bytes
 from cutwater.pipeline.machine import routed
@@ -19,7 +18,7 @@ from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import POSITION, Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
-from cutwater.spark.pipeline_envelope import packed
+from cutwater.spark.pipeline_envelope import in_pieces
 from cutwater.spark.pipeline_program import Program
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ _BYTES = crc32(b"\x04")
 def envelopes(
     program: Program, arrived: Mapping[Destination, list[Records]], index: int
 ) -> Iterator[tuple[int, int, int, bytes]]:
-    """Records that wait for later levels, by slice; those for sinks stay in the slice where they are."""
+    """Records that wait for later levels, by slice; those for sinks and code on Spark stay where they are."""
     plan = program.plan
     for destination, parts in arrived.items():
         records = Records.merged(parts)
@@ -41,12 +40,13 @@ def envelopes(
         node, number_of_input = destination
         rows = plan.rows_for(destination)
         assert rows is not None, "a run has schemas everywhere"
-        if isinstance(plan.graph.nodes[node], SinkNode):
-            yield program.keys[index], node, number_of_input, packed(records.to_arrow(rows))
+        if node not in plan.specs:
+            for data in in_pieces(records.to_arrow(rows)):
+                yield program.keys[index], node, number_of_input, data
             continue
         for target, part in enumerate(routed(plan.specs[node], number_of_input, records, program.slices)):
-            if len(part):
-                yield program.keys[target], node, number_of_input, packed(part.to_arrow(rows))
+            for data in in_pieces(part.to_arrow(rows)) if len(part) else ():
+                yield program.keys[target], node, number_of_input, data
 
 
 def positions(glsns: NDArray[np.int64], times_ms: NDArray[np.int64], path: bytes = b"") -> pa.StructArray:

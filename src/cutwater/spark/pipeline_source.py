@@ -19,13 +19,13 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness
-from cutwater.pipeline.graph import OperatorNode, Port, SinkNode, SourceNode
-from cutwater.pipeline.plan import Destination
+from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
+from cutwater.pipeline.plan import Destination, waits_at
 from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
 from cutwater.spark.options import Where, where_of
-from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, packed, packed_steps, packed_ticks
+from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_planning import Offset, PipelinePlanner, Range
 from cutwater.spark.pipeline_program import Program, unpickled
@@ -38,13 +38,20 @@ FORMAT = "cutwater-pipeline"
 Envelope = tuple[int, int, int, bytes]
 
 
+RECORDS_MAX = 1_000_000
+"""Of a micro-batch, by default: more is hardly faster, and workers have many of them as objects, a kilobyte each."""
+
+
 class RunOptions(Struct, frozen=True):
-    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one."""
+    """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one. ``begin``:
+    where a savepoint ends, in place of ``start``.
+    """
 
     start: str = "earliest"
-    rows_max: int | None = None
+    rows_max: int = RECORDS_MAX
     until: int | None = None
     drain: bool = False
+    begin: Offset | None = None
 
 
 class TickPart(InputPartition):
@@ -93,12 +100,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks more than once, and the run has one beginning."""
         with told():
             if self._first is None:
-                self._first = self._planning().first()
+                self._first = self._options.begin or self._planning().first()
             return self._first.plain()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        rows_max = self._options.rows_max
-        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+        return ReadMaxRows(self._options.rows_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with told():
@@ -195,15 +201,17 @@ class SourceTask:
         if isinstance(node, OperatorNode):
             key = self._plan.specs[node.order].keys[number_of_input]
             return key is None or key_columns(self._plan.specs[node.order], number_of_input) is not None
-        return isinstance(node, SinkNode)
+        return waits_at(node)
 
     def _direct(self, node: Any, number_of_input: int, batch: pa.RecordBatch) -> Iterator[Envelope]:
         keys = self._program.keys
-        if isinstance(node, SinkNode):
-            yield keys[self._home], node.order, number_of_input, packed(batch)
+        if node.order not in self._plan.specs:
+            for data in in_pieces(batch):
+                yield keys[self._home], node.order, number_of_input, data
             return
         for index, own in by_slice(batch, self._plan.specs[node.order], number_of_input, self._program.slices):
-            yield keys[index], node.order, number_of_input, packed(own)
+            for data in in_pieces(own):
+                yield keys[index], node.order, number_of_input, data
 
 
 class _StepsInside:

@@ -48,16 +48,16 @@ class StoredChunk(Struct, frozen=True, array_like=True):
         return -(-self.size // PIECE_BYTES)
 
 
-class Manifest(Struct, frozen=True, array_like=True):
+class SliceManifest(Struct, frozen=True, array_like=True):
     """The chunks of each operator by uid, oldest first, and how many rows each has dropped because they were late."""
 
     chunks: dict[str, list[StoredChunk]]
     dropped_late: dict[str, int]
 
 
-EMPTY: Final = Manifest({}, {})
+EMPTY: Final = SliceManifest({}, {})
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Manifest).decode
+decode_manifest = msgspec.msgpack.Decoder(SliceManifest).decode
 
 
 class ChunkFiles:
@@ -120,7 +120,7 @@ class SliceState:
     def __init__(self, manifest: Any, pieces: Any, files: ChunkFiles) -> None:
         self._manifest_state, self._pieces, self._files = manifest, pieces, files
         stored = manifest.get()
-        self.manifest = EMPTY if stored is None else _decode(stored[0])
+        self.manifest = EMPTY if stored is None else decode_manifest(stored[0])
 
     def chunks(self, pipeline: str, uids: Collection[str]) -> dict[str, list[Chunk]]:
         """What the operators of the level have kept."""
@@ -151,7 +151,7 @@ class SliceState:
             uid: dropped_late.get(uid, 0) + self.manifest.dropped_late.get(uid, 0)
             for uid in {*dropped_late, *self.manifest.dropped_late}
         }
-        made = Manifest({uid: own for uid, own in kept.items() if own}, late)
+        made = SliceManifest({uid: own for uid, own in kept.items() if own}, late)
         if made == self.manifest:
             return
         self._manifest_state.update((_encode(made),))
@@ -162,10 +162,22 @@ class SliceState:
                     self._pieces.removeKey((old.name, i))
                 self._files.remove(old.name)
 
+    def add(self, uid: str, data: bytes | None, dropped_late: int) -> None:
+        """A chunk of an operator that comes from elsewhere, packed already, and rows that were dropped there."""
+        chunks, late = dict(self.manifest.chunks), dict(self.manifest.dropped_late)
+        if data is not None:
+            chunks[uid] = [*chunks.get(uid, ()), self._keep(data)]
+        if dropped_late:
+            late[uid] = late.get(uid, 0) + dropped_late
+        self.manifest = SliceManifest(chunks, late)
+        self._manifest_state.update((_encode(self.manifest),))
+
     def _stored(self, chunk: Chunk) -> StoredChunk:
         if isinstance(chunk.stored_as, StoredChunk):
             return chunk.stored_as
-        data = packed(chunk.batch)
+        return self._keep(packed(chunk.batch))
+
+    def _keep(self, data: bytes) -> StoredChunk:
         stored = StoredChunk(uuid4().hex, len(data))
         for i in range(stored.pieces):
             self._pieces.updateValue((stored.name, i), (data[i * PIECE_BYTES : (i + 1) * PIECE_BYTES],))

@@ -261,8 +261,9 @@ class Planner:
             end = await self._row_limit(start, end, streams, rows_max)
         if bytes_max is not None:
             fits = await self._search(start, end, streams, lambda _, size: size <= bytes_max)
-            # At least one record, or the query would stand still.
-            end = max(fits, await self._row_limit(start, end, streams, 1))
+            if fits < end:
+                # At least one record, or the query would stand still.
+                end = max(fits, await self._row_limit(start, end, streams, 1))
         return end
 
     async def _row_limit(self, start: GLSN, end: GLSN, streams: Sequence[StreamInfo], rows_max: int) -> GLSN:

@@ -6,26 +6,31 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import structs
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
+from cutwater.jobs.holding import Hold
 from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 from cutwater.pipeline.stream import Pipeline
+from cutwater.savepoints.evolution import Restoration
+from cutwater.savepoints.savepoint import Path, Savepoint
+from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.files import files_at
 from cutwater.spark.holder import servers_of
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import COLUMNS
@@ -35,23 +40,78 @@ from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
-from cutwater.spark.pipeline_source import PipelineSource, RunOptions
+from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
+from cutwater.spark.pipeline_transform import Transforms, check_transforms
+from cutwater.spark.restoring import Beginning, beginning, initial_state, wish_of
+from cutwater.spark.savepoints import absolute, settings, take_savepoint
 from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
 from cutwater.spark.session import start as start_query
 
 OPEN_SECONDS = 60.0
+RETAIN_MIN = 2
+FINISH_SECONDS = 600.0
+"""What a micro-batch may take that has to be done again before a savepoint."""
 _PARTITIONS = "spark.sql.shuffle.partitions"
+_RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
 Until = Literal["now"] | int | datetime
+
+
+@dataclass(frozen=True)
+class Query:
+    """All that it takes to start the query of a pipeline, also again."""
+
+    spark: SparkSession
+    program: Program
+    transforms: Transforms
+    where: Where
+    options: RunOptions
+    sink: str
+    checkpoint: str
+    trigger: str | None
+    retain: int | None
+    begin: Beginning
+
+    def start(self) -> StreamingQuery:
+        spark, program = self.spark, self.program
+        spark.dataSource.register(PipelineSource)
+        spark.dataSource.register(PipelineSink)
+        # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
+        reader = spark.readStream.format(SOURCE_FORMAT).options(**self.where.options())
+        rows = self.transforms.after(reader.option("given", pickled(program, self.options)).load(), 0)
+        for level in range(len(program.plan.levels)):
+            processor, state = LevelProcessor(program, level), initial_state(spark, self.begin, program, level)
+            grouped = None if state is None else state.groupBy("slice")
+            rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None", grouped)
+            rows = self.transforms.after(rows, level + 1)
+        writer = (
+            rows.writeStream.format(SINK_FORMAT)
+            .queryName(program.name)
+            .options(**self.where.options())
+            .option("given", self.sink)
+            .option("checkpointLocation", self.checkpoint)
+            .outputMode("append")
+        )
+        if self.options.until is not None:
+            writer = writer.trigger(availableNow=True)
+        elif self.trigger is not None:
+            writer = writer.trigger(processingTime=self.trigger)
+        given = {_PARTITIONS: str(program.parallelism)}
+        if self.retain is not None:
+            given[_RETAINED] = str(self.retain)
+        with settings(spark, given), translated(program.name):
+            return start_query(writer)
 
 
 class PipelineRun:
     """A pipeline that runs, or has run."""
 
-    def __init__(self, name: str, start: Callable[[], StreamingQuery]) -> None:
-        self.name, self._start = name, start
-        self._query = start()
+    def __init__(self, query: Query, hold: Hold | None = None) -> None:
+        """``hold`` is let go of when it is known that the query has ended."""
+        self.name, self.checkpoint = query.program.name, query.checkpoint
+        self._plan, self._hold = query, hold
+        self._query = query.start()
         self._id, self._starts = str(self._query.id), 1
 
     @property
@@ -64,9 +124,28 @@ class PipelineRun:
         found: Mapping[str, Any] | None = self._query.lastProgress
         return found
 
+    @property
+    def restoration(self) -> Restoration | None:
+        """What became of the state of the savepoint that this was started from; None if it was not, or went on."""
+        return self._plan.begin.restoration
+
     def wait(self, timeout: float | None = None) -> bool:
         """Until it has ended; False if the time (in seconds) is up before. Raises what ended it if that is an error."""
-        with _translated(self.name):
+        try:
+            is_over = self._wait(timeout)
+        except CutwaterError as error:
+            self._let_go(error)
+            raise
+        if is_over:
+            self._let_go()
+        return is_over
+
+    def _let_go(self, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
+        if self._hold is not None:
+            self._hold.let_go(error, is_stopped=is_stopped)
+
+    def _wait(self, timeout: float | None) -> bool:
+        with translated(self.name):
             deadline = None if timeout is None else time.monotonic() + timeout
             try:
                 while not self._ended(None if deadline is None else deadline - time.monotonic()):
@@ -90,14 +169,48 @@ class PipelineRun:
             if LATE_WORKER not in str(error) or self._starts >= STARTS_MAX:
                 raise
         self._starts += 1
-        self._query = self._start()
+        self._query = self._plan.start()
         return False
 
-    def stop(self) -> None:
-        """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output."""
-        with _translated(self.name):
-            self._query.stop()
-            forget(self._id)
+    def savepoint(self, target: Path, *, batch: int | None = None) -> Savepoint:
+        """Write a savepoint of the last micro-batch that is done, or of one that is retained; the pipeline runs on."""
+        return take_savepoint(self.checkpoint, target, spark=self._plan.spark, batch=batch)
+
+    def stop(self, savepoint: Path | None = None) -> Savepoint | None:
+        """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output. With
+        ``savepoint``, a new directory, everything that is in the output is in the savepoint too.
+        """
+        try:
+            with translated(self.name):
+                self._query.stop()
+                forget(self._id)
+            if savepoint is None:
+                return None
+            self._finish_decided()
+            return self.savepoint(savepoint)
+        finally:
+            self._let_go(is_stopped=True)
+
+    def _finish_decided(self) -> None:
+        """If rows of a micro-batch are published that Spark has not committed, do it again: the rows stay as they are,
+        and its state is kept.
+        """
+        kept = Checkpoint(self.checkpoint, files_at(self._plan.spark, self.checkpoint))
+        done, planned = kept.committed(), kept.planned()
+        if not planned or done[-1:] == planned[-1:]:
+            return
+        with connected(self._plan.where) as client:
+            run = client.find_run(self.name)
+        is_published = run is not None and run.key == kept.key and run.last_batch >= planned[-1]
+        if is_published or not done:
+            options = structs.replace(self._plan.options, until=kept.offset(planned[-1]).glsn)
+            last = PipelineRun(replace(self._plan, options=options))
+            if not last.wait(FINISH_SECONDS):
+                last.stop()
+                raise DeadlineExceeded(
+                    f"pipeline {self.name!r} is stopped, but its last micro-batch was not finished in "
+                    f"{FINISH_SECONDS:g} seconds, so there is no savepoint: run it again, then stop it anew"
+                )
 
 
 def run_pipeline(
@@ -115,6 +228,10 @@ def run_pipeline(
     spark: SparkSession | None = None,
     token: str = "",
     wait: bool = True,
+    from_savepoint: Path | Savepoint | None = None,
+    replay_output: bool = False,
+    allow_non_restored_state: bool = False,
+    retain: int | None = None,
 ) -> PipelineRun:
     """Run a pipeline, and return when it ends; with ``wait=False`` at once.
 
@@ -122,6 +239,10 @@ def run_pipeline(
     that is the end of the input: the watermark becomes the maximum, and the run is finished for good. Without it, and
     with ``available_now``, which is ``until="now"``, the run pauses there and another one goes on from its checkpoint.
     ``parallelism`` is how many tasks work at once; it stays what it was when the checkpoint was made.
+
+    ``from_savepoint`` starts a new checkpoint with the state and at the position of a savepoint; if what comes after
+    that is published already, only with ``replay_output``. ``allow_non_restored_state`` leaves behind what belongs to
+    no operator of the program. ``retain`` is how many micro-batches a checkpoint keeps, to take savepoints from.
     """
     if available_now and (until is not None or drain):
         raise InvalidArgument("available_now is until='now' without drain: give one or the other")
@@ -129,18 +250,35 @@ def run_pipeline(
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
     if not any(pipeline.graph.of_type(SinkNode)):
         raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
+    if rows_max < 1:
+        raise InvalidArgument(f"max_records_per_trigger is {rows_max}: it must be at least 1")
     until = "now" if available_now else until
     parallelism = parallelism or min(os.cpu_count() or 1, slices)
     if not 1 <= parallelism <= slices:
         raise InvalidArgument(f"parallelism is {parallelism}: it must be from 1 to the number of slices, {slices}")
+    if retain is not None and retain < RETAIN_MIN:
+        raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
+    wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
     where = _where(pipeline, token)
-    with connected(where) as client:
-        program = program_of(pipeline, client, parallelism, slices)
-        options = RunOptions(str(start), max_records_per_trigger, _position(client, until), drain)
-        sink = pickled(program, plain_topics(program, client))
-    spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    place = _checkpoint(pipeline, checkpoint)
-    run = PipelineRun(pipeline.name, partial(_started, spark, program, where, options, sink, place, trigger))
+    began_with = None if wish.savepoint is None else absolute(wish.savepoint)
+    hold = Hold(pipeline.name, None if checkpoint is None else absolute(checkpoint), began_with)
+    try:
+        if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
+            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+        with connected(where) as client:
+            program = program_of(pipeline, client, parallelism, slices, spark)
+            spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+            begin = beginning(spark, client, program, hold.place, wish)
+            end = until_position(client, until)
+            options = RunOptions(str(start), rows_max, end, drain, begin.offset)
+            sink = pickled(program, plain_topics(program, client))
+        transforms = Transforms(pipeline.graph, program)
+        query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
+        run = PipelineRun(query, hold)
+    except BaseException as error:
+        hold.let_go(error)
+        raise
     if wait:
         run.wait()
     return run
@@ -163,17 +301,15 @@ def connected(where: Where) -> Client:
     return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
 
 
-def _checkpoint(pipeline: Pipeline, given: str | os.PathLike[str] | None) -> str:
-    if given is not None:
-        return os.fspath(given)
-    return str(Path("checkpoints", pipeline.name).resolve())
-
-
 # ------------------------------------------------------------------------------------------------------------- binding
 
 
-def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
-    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created."""
+def program_of(
+    pipeline: Pipeline, client: Client, parallelism: int, slices: int, spark: SparkSession | None = None
+) -> Program:
+    """The pipeline with the schemas of its topics; topics of sinks that do not exist are created. ``spark`` analyses
+    code on data frames.
+    """
     topics = {topic.name: topic for topic in client.topics()}
     rows: dict[str, RowType] = {}
     event_times: dict[str, str] = {}
@@ -191,7 +327,7 @@ def program_of(pipeline: Pipeline, client: Client, parallelism: int, slices: int
     )
     plan = program.plan
     plan.require_schemas()
-    _check_transforms(plan)
+    check_transforms(pipeline.graph, plan, spark)
     _provide_sinks(plan, client, topics)
     return program
 
@@ -241,15 +377,6 @@ def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
     return bool(pa.types.is_floating(own) and pa.types.is_floating(declared) and declared.bit_width >= own.bit_width)
 
 
-def _check_transforms(plan: Plan) -> None:
-    for node in plan.graph.of_type(TransformNode):
-        if node.arrow is None:
-            raise Refused(
-                f"pipeline {plan.name!r}, {node.label}: a transform of data frames inside a pipeline is not supported "
-                "yet: give arrow=, the same as a function of a pyarrow.Table, which runs in the workers"
-            )
-
-
 def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> None:
     made: dict[str, Topic] = dict(topics)
     for node in plan.graph.of_type(SinkNode):
@@ -266,7 +393,8 @@ def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> N
             raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
 
 
-def _position(client: Client, until: Until | None) -> int | None:
+def until_position(client: Client, until: Until | None) -> int | None:
+    """Where a run ends, if it does."""
     if until is None:
         return None
     if until == "now":
@@ -283,46 +411,7 @@ def _position(client: Client, until: Until | None) -> int | None:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
-def _started(
-    spark: SparkSession,
-    program: Program,
-    where: Where,
-    options: RunOptions,
-    sink: str,
-    checkpoint: str,
-    trigger: str | None,
-) -> StreamingQuery:
-    spark.dataSource.register(PipelineSource)
-    spark.dataSource.register(PipelineSink)
-    # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
-    reader = spark.readStream.format(SOURCE_FORMAT).options(**where.options())
-    rows: DataFrame = reader.option("given", pickled(program, options)).load()
-    for level in range(len(program.plan.levels)):
-        processor = LevelProcessor(program, level)
-        rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None")
-    writer = (
-        rows.writeStream.format(SINK_FORMAT)
-        .queryName(program.name)
-        .options(**where.options())
-        .option("given", sink)
-        .option("checkpointLocation", checkpoint)
-        .outputMode("append")
-    )
-    if options.until is not None:
-        writer = writer.trigger(availableNow=True)
-    elif trigger is not None:
-        writer = writer.trigger(processingTime=trigger)
-    # A query keeps the settings that it was started with; the session's stay as they are.
-    before = spark.conf.get(_PARTITIONS)
-    spark.conf.set(_PARTITIONS, str(program.parallelism))
-    try:
-        with _translated(program.name):
-            return start_query(writer)
-    finally:
-        spark.conf.set(_PARTITIONS, str(before))
-
-
-class _translated(contextlib.AbstractContextManager[None]):  # noqa: N801
+class translated(contextlib.AbstractContextManager[None]):  # noqa: N801
     """Spark's exceptions as ours: what went wrong, not eighty lines of two languages."""
 
     def __init__(self, pipeline: str) -> None:

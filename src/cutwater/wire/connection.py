@@ -549,9 +549,11 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(exc, SSLError):
             return Untrusted(f"TLS with {self._address} failed: {exc}")
         message = f"the connection to {self._address} was {f'lost: {exc}' if exc is not None else 'closed'}"
-        if self.state is State.GREETING and self._has_tls and self._hello is not None:
-            # With TLS 1.3 that is all one hears when a certificate is refused.
-            message += "; it may want a client certificate, or not trust the one it got"
+        if self.state is State.GREETING and self._hello is not None:
+            # With TLS 1.3 that is all one hears when a certificate is refused, or when the other side wants TLS.
+            message += "; it may want " + (
+                "a client certificate, or not trust the one it got" if self._has_tls else "TLS, which was not used"
+            )
         return ConnectionLost(message, outcome_unknown=True)
 
     def _not_open(self) -> ConnectionLost:

@@ -288,23 +288,36 @@ def test_user_code_runs_once_per_record_whoever_reads_its_output() -> None:
     ]  # fmt: skip
 
 
-def test_transform_is_for_spark_unless_it_comes_as_arrow() -> None:
+def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     p, stream = source()
     stream.transform(lambda df: df).sink("out", uid="out")
-    with pytest.raises(Refused, match="transform-1 of pipeline 'test' is PySpark code, which runs on Spark only"):
+    monkeypatch.setitem(sys.modules, "cutwater.spark.pipeline_transform", None)
+    with pytest.raises(Refused, match=r"pipeline 'test' runs on Spark, which is not there .*transform without arrow="):
         run(p, "a1")
     p, stream = source()
+    with pytest.raises(InvalidArgument, match="transform takes a function, not None"):
+        stream.transform(schema=KT)
 
     def doubled(table: pa.Table) -> pa.Table:
         both = pa.concat_tables([table, table])
         return both.set_column(1, "t", pc.multiply(both["t"], 10)).filter(pc.not_equal(both["k"], "b"))
 
-    stream.transform(lambda df: df, schema=KT, arrow=doubled).sink("out", uid="out")
+    stream.transform(schema=KT, arrow=doubled).sink("out", uid="out")
     assert [(row["k"], row["t"]) for row in run(p, "a1 b2 c3")["out"]] == [("a", 10), ("a", 10), ("c", 30), ("c", 30)]
     p, stream = source()
     stream.transform(lambda df: df, schema=KT, arrow=lambda table: table.select(["k", "t"])).sink("out", uid="out")
     with pytest.raises(InvalidArgument, match="returned a table without _cw"):
         run(p, "a1")
+
+
+def test_a_key_that_looks_reserved_is_a_column_only_if_it_is_declared() -> None:
+    p = Pipeline("test")
+    p.source("in", event_time="t").sink("out", uid="out")
+    with pytest.raises(InvalidArgument, match=r"'_steam' in the row .* no reserved key: those are _stream, _watermark"):
+        p.test({"in": [{"t": 1, "_steam": 2}]})
+    p = Pipeline("test")
+    p.source("in", event_time="t", schema="t bigint, _id bigint").sink("out", uid="out")
+    assert p.test({"in": [{"t": 1, "_id": 2}]})["out"] == [{"t": 1, "_id": 2}]
 
 
 # ------------------------------------------------------------------------------------------- batches and partitions

@@ -1,0 +1,316 @@
+"""``cutwater pipeline``: runs pipelines, looks after them, and lets them be stopped, saved and rescaled."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cutwater.cli.commands import Bundle, command, noun
+from cutwater.cli.exits import INTERRUPTED, Settings
+from cutwater.cli.pipeline_output import Display, moment, progress_line
+from cutwater.cli.security import TokenOption
+from cutwater.cli.servers import TimeoutOption
+from cutwater.cli.tables import show, table
+from cutwater.cli.times import parse_position
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
+from cutwater.jobs import detached
+from cutwater.jobs.control import ask
+from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, list_jobs
+from cutwater.jobs.messages import Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.program_file import split_name
+from cutwater.jobs.restarts import DEFAULT, parse, written
+from cutwater.jobs.supervisor import Asked, Supervisor
+
+app = noun("Pipelines: programs over the log that run on Spark.")
+
+MARGIN_SECONDS = 5.0
+"""An answer that comes at the last moment has to get here."""
+LOOK_SECONDS = 2.0
+_END, _SAVEPOINTS, _SPARK = "Where it ends", "Savepoints", "Spark"
+
+JobsOption = Annotated[
+    Path,
+    typer.Option("--jobs-dir", envvar="CUTWATER_JOBS_DIR", help="Where jobs and their checkpoints lie."),
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")]
+SavepointDirOption = Annotated[
+    str,
+    typer.Option("--savepoint-dir", envvar="CUTWATER_SAVEPOINT_DIR", help="Where the savepoint gets a directory."),
+]
+ParallelismOption = Annotated[int, typer.Option("--parallelism", min=1, help="How many tasks work at once.")]
+
+
+@dataclass(frozen=True)
+class OneJob(Bundle):
+    """Which job a command is about."""
+
+    name: NameArgument
+    jobs_dir: JobsOption = Path(ROOT)
+    timeout: TimeoutOption = 300.0
+
+    @property
+    def directory(self) -> JobDirectory:
+        return JobDirectory(self.jobs_dir, self.name)
+
+    def ask(self, request: Any) -> Any:
+        return ask(self.directory.require(), request, self.timeout + MARGIN_SECONDS)
+
+
+@dataclass(frozen=True)
+class RunOptions(Bundle):
+    """How a pipeline is run; ``cutwater.spark.run`` says more."""
+
+    parallelism: Annotated[
+        int | None, typer.Option(min=1, help="How many tasks work at once; all cores, if not said.")
+    ] = None
+    restart: Annotated[
+        str, typer.Option(metavar="STRATEGY", help="When to start it again: none, fixed:…, exponential:… or rate:….")
+    ] = written(DEFAULT)
+    log: Annotated[
+        str, typer.Option(envvar="CUTWATER_LOG", help="Which log, if not the one that FILE names: a path or servers.")
+    ] = ""
+    start: Annotated[str, typer.Option(metavar="earliest|latest|GLSN", help="Where a new checkpoint begins.")] = (
+        "earliest"
+    )
+    until: Annotated[
+        str | None, typer.Option(metavar="now|GLSN|@TIME", help="The last position.", rich_help_panel=_END)
+    ] = None
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="The same as --until now.", rich_help_panel=_END)
+    ] = False
+    drain: Annotated[
+        bool,
+        typer.Option("--drain", help="That is the end of the input: all windows close.", rich_help_panel=_END),
+    ] = False
+    from_savepoint: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Begin with this state.", rich_help_panel=_SAVEPOINTS)
+    ] = None
+    replay_output: Annotated[
+        bool,
+        typer.Option(
+            "--replay-output", help="Also if output beyond the savepoint is there.", rich_help_panel=_SAVEPOINTS
+        ),
+    ] = False
+    allow_non_restored_state: Annotated[
+        bool,
+        typer.Option(
+            "--allow-non-restored-state",
+            help="Leave out state of operators that FILE does not have.",
+            rich_help_panel=_SAVEPOINTS,
+        ),
+    ] = False
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Of Spark, if not the job's own.", rich_help_panel=_SPARK)
+    ] = None
+    retain: Annotated[
+        int | None, typer.Option(min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK)
+    ] = None
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="'5 seconds'", help="How often a micro-batch begins.", rich_help_panel=_SPARK),
+    ] = None
+    max_records_per_trigger: Annotated[
+        int | None, typer.Option(min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
+    ] = None
+    master: Annotated[
+        str, typer.Option(help="Where Spark runs; in this machine's processes, if not said.", rich_help_panel=_SPARK)
+    ] = ""
+
+    def asked(self, file: str, root: Path, token: str) -> Asked:
+        path, variable = split_name(file)
+        return Asked(
+            str(Path(path).absolute()),
+            variable,
+            self.log,
+            str(root.absolute()),
+            parse(self.restart),
+            self._start(),
+            token,
+        )
+
+    def _start(self) -> Start:
+        if self.available_now and (self.until is not None or self.drain):
+            raise InvalidArgument("--available-now is --until now without --drain: say one or the other")
+        if self.drain and self.until is None:
+            raise InvalidArgument("--drain ends the input at a position: say which, with --until, such as --until now")
+        if self.from_savepoint is None and (self.replay_output or self.allow_non_restored_state):
+            raise InvalidArgument("--replay-output and --allow-non-restored-state are about --from-savepoint: name one")
+        return Start(
+            checkpoint=_absolute(self.checkpoint) or "",
+            master=self.master,
+            parallelism=self.parallelism,
+            until=_until("now" if self.available_now else self.until),
+            drain=self.drain,
+            trigger=self.trigger,
+            start=self.start,
+            max_records_per_trigger=self.max_records_per_trigger,
+            from_savepoint=_absolute(self.from_savepoint),
+            replay_output=self.replay_output,
+            allow_non_restored_state=self.allow_non_restored_state,
+            retain=self.retain,
+        )
+
+
+def _until(text: str | None) -> int | str | None:
+    if text is None or text == "now":
+        return text
+    try:
+        found = parse_position(text, datetime.now(UTC))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; or 'now'") from None
+    return found if isinstance(found, int) else found.isoformat()
+
+
+def _absolute(path: str | None) -> str | None:
+    """Other processes have other directories. What names a file system stays as it is."""
+    return path if path is None or "://" in path else str(Path(path).absolute())
+
+
+@command(app)
+def run(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE[:NAME]", help="A Python file, and its pipeline if it has several.")
+    ],
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it runs, and leave it running.")] = False,
+    jobs_dir: JobsOption = Path(ROOT),
+    timeout: TimeoutOption = 300.0,
+    token: TokenOption = "",
+    *,
+    options: RunOptions,
+) -> None:
+    """Run a pipeline, and start it again when it fails. Goes on with the checkpoint that is there.
+
+    On a terminal a line shows how far it is; elsewhere there are lines of JSON. Ctrl-C or SIGTERM stop it.
+    """
+    asked = options.asked(file, jobs_dir, token)
+    if detach:
+        job = detached.start(asked, timeout)
+        told = f"pipeline {job.pipeline!r} is {job.state}, process {job.pid}; checkpoint {job.checkpoint}\n"
+        show(job, f"{told}stop it with: cutwater pipeline stop {job.pipeline} --jobs-dir {jobs_dir}")
+        return
+    display = Display()
+    supervisor = Supervisor(asked, display.show)
+    try:
+        supervisor.run()
+    finally:
+        display.close()
+    if supervisor.signal == signal.SIGINT:
+        raise typer.Exit(INTERRUPTED)
+
+
+@command(app, name="list")
+def list_pipelines(jobs_dir: JobsOption = Path(ROOT)) -> None:
+    """All jobs under a directory, and how they are."""
+    found = list(list_jobs(jobs_dir))
+    if Settings.is_json:
+        show([_plain(job, None) for job in found], "")
+        return
+    columns = ["pipeline", "state", "since (UTC)", "pid", "parallelism", "restarts", "checkpoint", "file"]
+    rows = []
+    for job in found:
+        pid, checkpoint = job.pid if job.is_alive else None, Path(job.checkpoint).name
+        state = (job.pipeline, job.state_now, moment(job.since), pid)
+        rows.append((*state, job.parallelism, job.restarts, checkpoint, job.file or None))
+    show(None, table(columns, rows))
+
+
+@command(app)
+def describe(job: OneJob) -> None:
+    """How a pipeline is: state, progress, checkpoint, savepoint, last error."""
+    found = job.directory.require()
+    progress = _progress(found)
+    if Settings.is_json:
+        show(_plain(found, progress), "")
+        return
+    lines = [
+        f"pipeline {found.pipeline!r}: {found.state_now} since {moment(found.since)} UTC",
+        f"  file:       {found.file or 'a program that runs by itself'}, run in {found.directory}",
+        f"  processes:  {_processes(found)}",
+        f"  restarts:   {found.restarts}, strategy {found.arguments.get('restart', 'none of ours')}",
+        f"  checkpoint: {found.checkpoint}",
+    ]
+    if found.parallelism is not None:
+        lines.append(f"  parallelism: {found.parallelism}")
+    if found.from_savepoint:
+        lines.append(f"  began with: {found.from_savepoint}")
+    if found.savepoint:
+        lines.append(f"  savepoint:  {found.savepoint}")
+    if found.last_error is not None:
+        lines.append(f"  last error: {moment(found.last_error.at)} UTC, {found.last_error.message}")
+    if progress is not None:
+        lines.append(f"  progress:   {progress_line(progress)}; GLSN {progress.glsn} of {progress.tail}")
+    show(None, "\n".join(lines))
+
+
+def _plain(job: Job, progress: Progress | None) -> dict[str, Any]:
+    hidden = {"control"}
+    told = {name: value for name, value in msgspec.to_builtins(job).items() if name not in hidden}
+    return told | {"state": job.state_now, "progress": msgspec.to_builtins(progress)}
+
+
+def _progress(job: Job) -> Progress | None:
+    try:
+        found: Progress | None = ask(job, Describe(), LOOK_SECONDS).progress
+    except CutwaterError:
+        return None
+    return found
+
+
+def _processes(job: Job) -> str:
+    if not job.is_alive:
+        return "none"
+    found = {"supervisor" if job.control else "program": job.pid, "driver": job.driver, "JVM": job.jvm}
+    return ", ".join(f"{what} {pid}" for what, pid in found.items() if pid)
+
+
+@command(app)
+def stop(
+    savepoint_dir: SavepointDirOption = "savepoints",
+    no_savepoint: Annotated[bool, typer.Option("--no-savepoint", help="Its checkpoint is enough.")] = False,
+    *,
+    job: OneJob,
+) -> None:
+    """Stop a pipeline when its state and its output agree, and take a savepoint. If that fails, it runs on."""
+    target = None if no_savepoint else _target(job.name, savepoint_dir)
+    job.ask(Stop(target, job.timeout))
+    told = f" with savepoint {target}" if target else "; `cutwater pipeline run` goes on from its checkpoint"
+    show({"pipeline": job.name, "state": State.STOPPED, "savepoint": target}, f"stopped {job.name!r}{told}")
+
+
+@command(app)
+def cancel(job: OneJob) -> None:
+    """End a pipeline now. Its checkpoint stays, and `cutwater pipeline run` goes on from there."""
+    job.ask(Cancel())
+    show({"pipeline": job.name, "state": State.CANCELLED}, f"cancelled {job.name!r}")
+
+
+@command(app)
+def savepoint(savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
+    """Take a savepoint from the last micro-batch, while the pipeline runs on."""
+    target = _target(job.name, savepoint_dir)
+    job.ask(Savepoint(target, job.timeout))
+    show({"pipeline": job.name, "savepoint": target}, f"savepoint of {job.name!r}: {target}")
+
+
+@command(app)
+def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
+    """Stop a pipeline with a savepoint, and go on from it with another number of tasks."""
+    target = _target(job.name, savepoint_dir)
+    job.ask(Rescale(parallelism, target, job.timeout))
+    told = f"{job.name!r} runs with parallelism {parallelism}, from savepoint {target}"
+    show({"pipeline": job.name, "parallelism": parallelism, "savepoint": target}, told)
+
+
+def _target(pipeline: str, directory: str) -> str:
+    """A directory of its own for each savepoint, by pipeline and time."""
+    name = f"{JobDirectory('.', pipeline).path.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+    place = f"{(_absolute(directory) or '').rstrip('/')}/{name}"
+    if "://" not in place and Path(place).exists():
+        raise AlreadyExists(f"{place} exists: try again in a second, or name another --savepoint-dir")
+    return place

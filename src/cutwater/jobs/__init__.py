@@ -1,0 +1,1 @@
+"""Jobs: pipelines as processes that are watched, started again, stopped and found. Nothing here imports Spark."""

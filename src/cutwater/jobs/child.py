@@ -1,0 +1,127 @@
+"""The program of a job as a process, with everything that it starts: the driver, its JVM, and Spark's Python workers.
+
+They are one session, so they are found also when the driver, which started them, is dead. Each end of a pipe tells the
+other of its death: the program ends when its standard input does, and the supervisor reads the end of what it says.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cutwater.jobs.messages import FromProgram, Lines, ToProgram, line, read_from_program
+
+PROGRAM = "cutwater.spark.job"
+READ_BYTES = 1 << 16
+LOOK_SECONDS = 0.02
+KILL_SECONDS = 30.0
+"""Whoever was killed may have something to write first, and a disk may be slow."""
+
+
+class Child:
+    def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+        self.events, events = os.pipe()
+        with log.open("ab") as output:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", PROGRAM, str(events), *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(events,),
+                    start_new_session=True,
+                    env=environment,
+                )
+            except BaseException:
+                os.close(self.events)
+                raise
+            finally:
+                os.close(events)
+        self._lines = Lines()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: ToProgram) -> None:
+        """If it is dead, that shows where it is heard."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line(message))
+            self._process.stdin.flush()
+
+    def read(self) -> list[FromProgram] | None:
+        """What it says, as soon as there is something; None at the end."""
+        data = os.read(self.events, READ_BYTES)
+        return [read_from_program(one) for one in self._lines.add(data)] if data else None
+
+    def end(self, seconds: float) -> int:
+        """See the whole session to its end: what does not go by itself in time is killed. Returns how the driver ended:
+        its exit code, or a signal as a negative number.
+        """
+        with suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        self._wait(seconds)
+        self.kill()
+        self._wait(KILL_SECONDS)
+        # Only now may its number, which is that of the session, be given to others.
+        code = self._process.wait()
+        os.close(self.events)
+        return code
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._left() and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
+
+    def kill(self) -> None:
+        for pid in self._left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left(self) -> list[int]:
+        """Which processes of the session live. A dead driver that nobody has waited for is none of them."""
+        found = session_members(self.pid)
+        if found is not None:
+            return found
+        is_over = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return [] if is_over else [self.pid]
+
+
+def session_members(session: int) -> list[int] | None:
+    """The living processes of a session; None where the system does not say."""
+    if not Path("/proc/self/stat").exists():
+        return None
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX" and int(fields[3]) == session:
+                    found.append(int(entry.name))
+    return found
+
+
+def how_it_ended(code: int) -> str:
+    """For people."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+    return f"was killed ({name})"
+
+
+def environment(scratch: Path, file: Path, more: dict[str, Any]) -> dict[str, str]:
+    """What the processes of a program find: room for temporary files that goes with the job, however they end, and what
+    lies next to the file.
+    """
+    made = {**os.environ, "TMPDIR": str(scratch), **more}
+    made.setdefault("SPARK_LOCAL_DIRS", str(scratch))
+    made["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(file.parent.absolute()))))
+    return made

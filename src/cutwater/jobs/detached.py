@@ -1,0 +1,114 @@
+"""A supervisor in the background: ``python -m cutwater.jobs.detached READY``, with what is asked for on standard input.
+
+It says once, on the file descriptor READY, that the pipeline runs, or why it does not; later, ``job.json`` tells.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError, DeadlineExceeded, Unavailable
+from cutwater.jobs.job_file import Job, State
+from cutwater.jobs.messages import Lines, Progress, Told, line
+from cutwater.jobs.supervisor import Asked, Supervisor
+
+READ_BYTES = 1 << 16
+PROGRAM = ("-m", "cutwater.jobs.detached")
+
+
+def start(asked: Asked, seconds: float) -> Job:
+    """Start it in a session of its own, and return when the pipeline runs or has ended already."""
+    reads, writes = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *PROGRAM, str(writes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(writes,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(writes)
+    assert process.stdin is not None
+    with process.stdin:
+        process.stdin.write(msgspec.json.encode(asked))
+    try:
+        told = _first_line(reads, time.monotonic() + seconds)
+    finally:
+        os.close(reads)
+    if told is None:
+        process.terminate()
+    # It outlives this process, which need not wait for it.
+    process.returncode = 0
+    if told is None:
+        raise DeadlineExceeded(
+            f"the pipeline does not run after {seconds:g} s, and was stopped: `cutwater pipeline describe` shows its "
+            "last error; allow for more with --timeout"
+        )
+    if not told:
+        raise Unavailable(f"the supervisor, process {process.pid}, ended without a word: try without --detach")
+    found = msgspec.json.decode(told, type=_Said)
+    if found.error is not None:
+        raise found.error.error()
+    assert found.job is not None
+    return found.job
+
+
+class _Said(Struct, frozen=True):
+    job: Job | None = None
+    error: Told | None = None
+
+
+def _first_line(fd: int, deadline: float) -> bytes | None:
+    """What is said first; nothing if it hangs up, None if it takes too long."""
+    lines = Lines()
+    while True:
+        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        data = os.read(fd, READ_BYTES)
+        if not data:
+            return b""
+        if whole := lines.add(data):
+            return whole[0]
+
+
+class _Ready:
+    def __init__(self, fd: int) -> None:
+        os.set_inheritable(fd, False)
+        self._fd = fd
+
+    def tell(self, what: _Said) -> None:
+        if self._fd >= 0:
+            with suppress(BrokenPipeError):
+                os.write(self._fd, line(what))
+            os.close(self._fd)
+            self._fd = -1
+
+    def watch(self, job: Job, progress: Progress | None) -> None:
+        # A failure that ends the job is told with its error, and one that does not may pass.
+        if job.state not in (State.STARTING, State.WAITING, State.FAILED):
+            self.tell(_Said(job=job))
+
+
+def main(fd: str) -> None:
+    ready = _Ready(int(fd))
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+    try:
+        Supervisor(asked, ready.watch).run()
+    except CutwaterError as error:
+        ready.tell(_Said(error=Told.of(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

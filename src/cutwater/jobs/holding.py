@@ -1,0 +1,45 @@
+"""A checkpoint in the hands of this process: nobody else may go on with it meanwhile."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from cutwater.errors import CutwaterError, Refused
+from cutwater.jobs.job_file import ROOT, JobDirectory, State, Trouble
+from cutwater.jobs.locks import lock_checkpoint
+
+
+class Hold:
+    """Held until ``let_go``. Without a checkpoint that is named, it is that of the job of this pipeline under
+    ``./checkpoints``, and ``job.json`` there tells of this process.
+    """
+
+    def __init__(self, pipeline: str, checkpoint: str | os.PathLike[str] | None, from_savepoint: str | None) -> None:
+        self._directory, self._job = JobDirectory(ROOT, pipeline), None
+        if checkpoint is None:
+            other = self._directory.load()
+            if other is not None and other.is_alive and other.pid != os.getpid():
+                raise Refused(
+                    f"pipeline {pipeline!r} is run by process {other.pid}, as {self._directory.path} says: stop that "
+                    "one first, or run with a checkpoint of its own"
+                )
+            self._job = self._directory.of_program(from_savepoint)
+        self.place = os.fspath(checkpoint) if checkpoint is not None else self._job.checkpoint  # type: ignore[union-attr]
+        self._lock = lock_checkpoint(self.place)
+        if self._job is not None:
+            self._directory.change(self._job, State.RUNNING)
+
+    def let_go(self, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
+        """The query has ended. Whatever comes after the first call changes nothing."""
+        if self._lock is not None:
+            self._lock.release()
+        if self._job is None:
+            return
+        job, self._job = self._job, None
+        if error is not None:
+            code = error.code if isinstance(error, CutwaterError) else type(error).__name__
+            job.last_error = Trouble(code, str(error), time.time())
+        self._directory.change(
+            job, State.FAILED if error is not None else State.STOPPED if is_stopped else State.FINISHED
+        )

@@ -1,0 +1,201 @@
+"""The directory of a job: what is known of it while it runs and afterwards, and where its checkpoints are.
+
+::
+
+    checkpoints/              wherever the pipeline is run; --dir says otherwise
+      fraud/                  the job, by the name of its pipeline
+        job.json              what ``Job`` says; replaced as a whole
+        job.lock              held by the process that looks after the job
+        job.log               what the program and Spark print
+        run-1/  run-2/ …      a checkpoint of Spark's for each start from a savepoint
+
+A plain start, in whatever way, goes on with the newest checkpoint; a start from a savepoint makes another one. So a
+program that ran by itself (``python fraud.py``) can go on under ``cutwater pipeline run``, and the other way round.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from cutwater.admin import processes
+from cutwater.errors import InvalidArgument, NotFound
+
+ROOT = "checkpoints"
+JOB_FILE = "job.json"
+LOCK_FILE = "job.lock"
+LOG_FILE = "job.log"
+_RUN = "run-"
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting to restart"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    FINISHED = "finished"
+    FAILED = "failed"
+    LOST = "lost"
+    """Its process is gone and had no time to say how it ended. Never stored."""
+
+
+OVER = frozenset({State.STOPPED, State.CANCELLED, State.FINISHED, State.FAILED})
+
+
+class Trouble(Struct, frozen=True):
+    """An error that ended a program, and when, in seconds since 1970."""
+
+    code: str
+    message: str
+    at: float = 0.0
+
+
+class Job(Struct):
+    """What ``job.json`` says."""
+
+    pipeline: str
+    checkpoint: str
+    state: State = State.STARTING
+    file: str = ""
+    directory: str = ""
+    """Where it was started: paths in the program are relative to this."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """What was asked for, but for secrets."""
+    parallelism: int | None = None
+    """That of the present checkpoint, as far as it is known."""
+    from_savepoint: str | None = None
+    """What the present checkpoint began with."""
+    savepoint: str | None = None
+    """The last one that was taken of it."""
+    pid: int = 0
+    started: int = 0
+    """When the process was started, as in ``processes.started_at``: pids are used again."""
+    driver: int = 0
+    jvm: int = 0
+    control: str = ""
+    """The socket on which the process can be asked to do something; none if it is a program that runs by itself."""
+    restarts: int = 0
+    last_error: Trouble | None = None
+    since: float = 0.0
+    """When the state changed, in seconds since 1970."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process has it in hand."""
+        return (
+            self.state not in OVER
+            and self.started in (0, processes.started_at(self.pid))
+            and processes.is_running(self.pid)
+        )
+
+    @property
+    def state_now(self) -> State:
+        return self.state if self.state in OVER or self.is_alive else State.LOST
+
+
+class JobDirectory:
+    """Where everything of one job lies."""
+
+    def __init__(self, root: str | os.PathLike[str], pipeline: str) -> None:
+        self.root, self.pipeline = Path(root).absolute(), pipeline
+        self.path = self.root / _file_name(pipeline)
+
+    def load(self) -> Job | None:
+        return _load(self.path / JOB_FILE)
+
+    def require(self) -> Job:
+        job = self.load()
+        if job is None:
+            there = ", ".join(job.pipeline for job in list_jobs(self.root)) or "none"
+            raise NotFound(
+                f"no job is called {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another"
+            )
+        return job
+
+    def save(self, job: Job) -> None:
+        """As a whole or not at all, also if the machine fails in between."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        temporary = self.path / f"{JOB_FILE}.new"
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.path / JOB_FILE)
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def change(self, job: Job, state: State) -> None:
+        job.state, job.since = state, time.time()
+        self.save(job)
+
+    def current(self) -> str | None:
+        """The checkpoint that a plain start goes on with."""
+        job = self.load()
+        if job is not None:
+            return job.checkpoint
+        # Before there were jobs, the checkpoint was this directory itself.
+        return str(self.path) if (self.path / "offsets").is_dir() else None
+
+    def next_checkpoint(self) -> str:
+        """A new one."""
+        taken = [path.name.removeprefix(_RUN) for path in self.path.glob(f"{_RUN}*")]
+        job = self.load()
+        if job is not None:
+            # It may have been named already without having been begun.
+            taken.append(Path(job.checkpoint).name.removeprefix(_RUN))
+        number = 1 + max((int(name) for name in taken if name.isdecimal()), default=0)
+        return str(self.path / f"{_RUN}{number}")
+
+    def of_program(self, from_savepoint: str | None) -> Job:
+        """The job of a program that runs by itself, in this process. It goes on with the newest checkpoint, unless that
+        one began with another savepoint than the program names: whoever starts it again starts the same program.
+        """
+        job = self.load()
+        current = self.current()
+        is_other = from_savepoint is not None and (job is None or job.from_savepoint != from_savepoint)
+        checkpoint = self.next_checkpoint() if current is None or is_other else current
+        began_with = from_savepoint if is_other or job is None else job.from_savepoint
+        return Job(self.pipeline, checkpoint, from_savepoint=began_with, **here())
+
+
+def here() -> dict[str, Any]:
+    """Which process this is, as ``Job`` tells it."""
+    return {"pid": os.getpid(), "started": processes.started_at(os.getpid()), "directory": str(Path.cwd())}
+
+
+def list_jobs(root: str | os.PathLike[str]) -> Iterator[Job]:
+    """All jobs under a directory, by name."""
+    for path in sorted(Path(root).glob(f"*/{JOB_FILE}")):
+        job = _load(path)
+        if job is not None:
+            yield job
+
+
+def _load(path: Path) -> Job | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Job)
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, OSError) as error:
+        raise InvalidArgument(
+            f"{path} is not the description of a job: {error}; put back the right one, or move it away and name the "
+            "checkpoint to go on with by --checkpoint"
+        ) from error
+
+
+def _file_name(pipeline: str) -> str:
+    """Names of pipelines may be any text, but a name of a directory may not."""
+    made = pipeline.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return f"%2E{made[1:]}" if made.startswith(".") else made

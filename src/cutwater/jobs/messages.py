@@ -1,0 +1,176 @@
+"""What the supervisor of a job and its program tell each other, and what others ask the supervisor: lines of JSON."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+from cutwater.errors import CutwaterError
+from cutwater.wire.errors import WireError, from_wire
+
+LINE_BYTES_MAX = 1 << 20
+
+
+class Progress(Struct, frozen=True, omit_defaults=True):
+    """How far a pipeline has come. Times are seconds since 1970, durations seconds."""
+
+    batch: int
+    glsn: int
+    tail: int
+    records_per_second: float
+    lag_records: int | None
+    """Records of its topics that it has not read; None if that is not known, because what is counted was trimmed."""
+    lag_seconds: float
+    """So old is the oldest of them at most."""
+    watermark_ms: int | None
+    state_rows: int
+    state_bytes: int
+    checkpoint_at: float
+    """When the last micro-batch was committed."""
+
+
+class Told(Struct, frozen=True):
+    """An error on its way between processes."""
+
+    code: str
+    message: str
+    retriable: bool = False
+    is_hopeless: bool = False
+
+    @classmethod
+    def of(cls, error: CutwaterError, *, is_hopeless: bool = False) -> Told:
+        notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+        return cls(error.code, error.message + notes, error.retriable, is_hopeless)
+
+    def error(self) -> CutwaterError:
+        return from_wire(WireError(self.code, self.message, self.retriable, Raw(b"")))
+
+
+# ---------------------------------------------------------------------------------------------- to the program
+
+
+class Start(Struct, frozen=True, tag=True, omit_defaults=True):
+    """How to run it; the names are those of ``run_pipeline``. ``until`` may be a position, "now", or a time as text."""
+
+    checkpoint: str
+    output: str = ""
+    """The file for what it prints from now on."""
+    master: str = ""
+    parallelism: int | None = None
+    until: int | str | None = None
+    drain: bool = False
+    trigger: str | None = None
+    start: str = "earliest"
+    max_records_per_trigger: int | None = None
+    from_savepoint: str | None = None
+    replay_output: bool = False
+    allow_non_restored_state: bool = False
+    retain: int | None = None
+
+
+class Savepoint(Struct, frozen=True, tag=True):
+    """To the program, and to the supervisor: take one, and run on. ``seconds``: what that may take."""
+
+    target: str
+    seconds: float
+
+
+class Stop(Struct, frozen=True, tag=True):
+    """To the program, and to the supervisor. ``savepoint``: take one at the end. Out of time, it runs on."""
+
+    savepoint: str | None
+    seconds: float
+
+
+ToProgram: TypeAlias = Start | Savepoint | Stop
+
+# -------------------------------------------------------------------------------------------- from the program
+
+
+class Loaded(Struct, frozen=True, tag=True):
+    pipeline: str
+
+
+class Running(Struct, frozen=True, tag=True):
+    """``until``: where it will end, as a position, so that a restart ends there, too."""
+
+    jvm: int
+    parallelism: int
+    until: int | None = None
+
+
+class Moved(Struct, frozen=True, tag=True):
+    progress: Progress
+
+
+class Taken(Struct, frozen=True, tag=True):
+    """The savepoint that was asked for is there; or why it is not."""
+
+    target: str
+    error: Told | None = None
+
+
+class Ended(Struct, frozen=True, tag=True):
+    """``is_finished``: it came to its end by itself, and was not stopped."""
+
+    is_finished: bool
+    savepoint: str | None = None
+
+
+class Failed(Struct, frozen=True, tag=True):
+    error: Told
+
+
+FromProgram: TypeAlias = Loaded | Running | Moved | Taken | Ended | Failed
+
+# ---------------------------------------------------------------------------------------------- to the supervisor
+
+
+class Describe(Struct, frozen=True, tag=True):
+    pass
+
+
+class Cancel(Struct, frozen=True, tag=True):
+    pass
+
+
+class Rescale(Struct, frozen=True, tag=True):
+    """Stop with a savepoint, and go on from it with so many tasks."""
+
+    parallelism: int
+    savepoint: str
+    seconds: float
+
+
+Request: TypeAlias = Describe | Savepoint | Stop | Cancel | Rescale
+
+
+class Answer(Struct, frozen=True, omit_defaults=True):
+    savepoint: str | None = None
+    progress: Progress | None = None
+    error: Told | None = None
+
+
+def line(message: Any) -> bytes:
+    return msgspec.json.encode(message) + b"\n"
+
+
+read_to_program = msgspec.json.Decoder(ToProgram).decode
+read_from_program = msgspec.json.Decoder(FromProgram).decode
+read_request = msgspec.json.Decoder(Request).decode
+read_answer = msgspec.json.Decoder(Answer).decode
+
+
+class Lines:
+    """Cuts what comes into lines."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def add(self, data: bytes) -> list[bytes]:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LINE_BYTES_MAX:
+            raise ValueError(f"a line of more than {LINE_BYTES_MAX} bytes")
+        return whole

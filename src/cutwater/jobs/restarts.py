@@ -1,0 +1,176 @@
+"""Restart strategies: whether a job that failed is started again, and after how long.
+
+A strategy is a value, and ``parse`` reads it from what a user writes. ``Restarts`` is the machine that follows one: a
+failure at a time goes in, how long to wait comes out, or None to give up. Time and chance are arguments.
+
+==========================================================  ===========================================================
+``none``                                                    the first failure ends the job
+``fixed:delay=5s,attempts=3``                               so many restarts in all, each after the same time
+``exponential:initial=1s,max=60s,multiplier=2,…``           the wait grows; after ``reset`` without a failure it begins
+                                                            anew; ``jitter=0.1`` makes it up to a tenth more or less
+``rate:failures=3,per=5m,delay=5s``                         a failure that follows so many others within ``per`` ends
+                                                            the job
+==========================================================  ===========================================================
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.errors import (
+    AlreadyExists,
+    CutwaterError,
+    Fenced,
+    InvalidArgument,
+    NotFound,
+    Refused,
+    SavepointDamaged,
+    StagedExpired,
+    Trimmed,
+)
+from cutwater.pipeline.durations import milliseconds, shown
+
+
+class NoRestart(Struct, frozen=True, tag_field="strategy", tag="none"):
+    pass
+
+
+class FixedDelay(Struct, frozen=True, tag_field="strategy", tag="fixed"):
+    delay_ms: int = 5_000
+    attempts: int = 3
+
+
+class ExponentialDelay(Struct, frozen=True, tag_field="strategy", tag="exponential"):
+    initial_ms: int = 1_000
+    max_ms: int = 60_000
+    multiplier: float = 2.0
+    jitter: float = 0.1
+    reset_ms: int = 600_000
+
+
+class FailureRate(Struct, frozen=True, tag_field="strategy", tag="rate"):
+    failures: int = 3
+    per_ms: int = 300_000
+    delay_ms: int = 5_000
+
+
+Strategy: TypeAlias = NoRestart | FixedDelay | ExponentialDelay | FailureRate
+DEFAULT: Final = ExponentialDelay()
+
+_KINDS: Final[dict[str, type[Strategy]]] = {
+    "none": NoRestart,
+    "fixed": FixedDelay,
+    "exponential": ExponentialDelay,
+    "rate": FailureRate,
+}
+_LEAST: Final = {"attempts": 1, "failures": 1, "multiplier": 1.0, "jitter": 0.0}
+_MOST: Final = {"jitter": 0.5}
+_DURATION: Final = "_ms"
+
+
+def parse(text: str) -> Strategy:
+    """A strategy as users write it. What is left out has its default."""
+    name, _, rest = text.strip().partition(":")
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise InvalidArgument(f"{text!r} is no restart strategy: write {', '.join(map(written, _defaults()))}")
+    fields = {field.name.removesuffix(_DURATION): field for field in msgspec.structs.fields(kind)}
+    values: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        given, _, value = part.strip().partition("=")
+        field = fields.get(given)
+        if field is None:
+            raise InvalidArgument(
+                f"{text!r}: the strategy {name!r} has no {given!r}; it has {', '.join(fields) or 'nothing to set'}, as "
+                f"in {written(kind())}"
+            )
+        if field.name in values:
+            raise InvalidArgument(f"{text!r} says {given!r} twice")
+        values[field.name] = _value(text, given, field.type, value, is_duration=field.name.endswith(_DURATION))
+    strategy = kind(**values)
+    if isinstance(strategy, ExponentialDelay) and strategy.initial_ms > strategy.max_ms:
+        raise InvalidArgument(f"{text!r}: the first delay is longer than the longest: let initial be at most max")
+    return strategy
+
+
+def _value(text: str, name: str, kind: Any, value: str, *, is_duration: bool) -> int | float:
+    if is_duration:
+        return milliseconds(value.strip(), f"{name} in {text!r}")
+    least, most = _LEAST[name], _MOST.get(name)
+    try:
+        number: int | float = int(value) if kind is int else float(value)
+    except ValueError:
+        number = float("nan")
+    if not (number >= least and (most is None or number <= most)):
+        wanted = f"a {'whole number' if kind is int else 'number'} from {least}{f' to {most}' if most else ' on'}"
+        raise InvalidArgument(f"{text!r}: {name} is {value!r}, and must be {wanted}")
+    return number
+
+
+def _defaults() -> list[Strategy]:
+    return [kind() for kind in _KINDS.values()]
+
+
+def written(strategy: Strategy) -> str:
+    """As ``parse`` reads it."""
+    name = next(name for name, kind in _KINDS.items() if isinstance(strategy, kind))
+    parts = [
+        f"{field.removesuffix(_DURATION)}={shown(value) if field.endswith(_DURATION) else f'{value:g}'}"
+        for field, value in msgspec.structs.asdict(strategy).items()
+    ]
+    return f"{name}:{','.join(parts)}" if parts else name
+
+
+class Restarts:
+    """Follows a strategy through the life of a job. Times are milliseconds of any clock that does not go back."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self.count = 0
+        """How many restarts there were."""
+        self._delay_ms = 0.0
+        self._restarted_at = 0
+        self._failures: deque[int] = deque()
+
+    def failed(self, now_ms: int, chance: float) -> int | None:
+        """How long to wait before the next start; None if there is none. ``chance`` is a number from -1 to 1."""
+        wait = self._wait(now_ms, chance)
+        if wait is not None:
+            self.count += 1
+            self._restarted_at = now_ms + wait
+        return wait
+
+    def _wait(self, now_ms: int, chance: float) -> int | None:
+        match self.strategy:
+            case FixedDelay(delay_ms, attempts):
+                return delay_ms if self.count < attempts else None
+            case FailureRate(failures, per_ms, delay_ms):
+                while self._failures and self._failures[0] <= now_ms - per_ms:
+                    self._failures.popleft()
+                if len(self._failures) >= failures:
+                    return None
+                self._failures.append(now_ms)
+                return delay_ms
+            case ExponentialDelay() as strategy:
+                is_anew = self.count == 0 or now_ms - self._restarted_at >= strategy.reset_ms
+                grown = strategy.initial_ms if is_anew else self._delay_ms * strategy.multiplier
+                self._delay_ms = min(grown, strategy.max_ms)
+                return round(self._delay_ms * (1 + strategy.jitter * chance))
+        return None
+
+
+_HOPELESS: Final = (InvalidArgument, NotFound, AlreadyExists, Refused, Fenced, Trimmed, SavepointDamaged)
+_CURABLE: Final = (StagedExpired,)
+
+
+def is_hopeless(error: BaseException) -> bool:
+    """Whether the same program with the same arguments would only fail again: what is wrong is what was asked for, or
+    someone else has taken over. Everything that is not known to be so is worth another start.
+    """
+    if isinstance(error, CutwaterError):
+        return isinstance(error, _HOPELESS) and not error.retriable and not isinstance(error, _CURABLE)
+    return isinstance(error, ImportError | SyntaxError)

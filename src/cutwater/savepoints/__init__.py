@@ -1,0 +1,34 @@
+"""Savepoints: the state of a pipeline at a position of the log, in files that stay readable. Nothing here needs Spark.
+
+A savepoint is a directory: ``manifest.json``, which says what it is and has the checksum of every file, and the state
+of each operator as Parquet. ``cutwater.spark.savepoints`` takes them from pipelines, ``run(from_savepoint=…)`` starts
+pipelines from them.
+"""
+
+from cutwater.savepoints.diffs import Difference, diff
+from cutwater.savepoints.files import Files, LocalFiles
+from cutwater.savepoints.manifest import FileInfo, Manifest, OperatorState, RunPoint
+from cutwater.savepoints.program import OperatorInfo, SourceInfo, StateInfo
+from cutwater.savepoints.savepoint import Savepoint, delete_savepoint, list_savepoints, open_savepoint
+from cutwater.savepoints.writing import edited_savepoint, new_savepoint, write_savepoint
+
+__all__ = [
+    "Difference",
+    "FileInfo",
+    "Files",
+    "LocalFiles",
+    "Manifest",
+    "OperatorInfo",
+    "OperatorState",
+    "RunPoint",
+    "Savepoint",
+    "SourceInfo",
+    "StateInfo",
+    "delete_savepoint",
+    "diff",
+    "edited_savepoint",
+    "list_savepoints",
+    "new_savepoint",
+    "open_savepoint",
+    "write_savepoint",
+]

@@ -1,0 +1,166 @@
+"""A savepoint that is there: what it says of itself, whether it is intact, and its state as tables."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from hashlib import sha256
+from io import BytesIO
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from msgspec import json
+
+from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused
+from cutwater.pipeline.keys import key_bytes
+from cutwater.savepoints.files import Files, LocalFiles, is_local, local
+from cutwater.savepoints.manifest import NAME, STATE, UNFINISHED, FileInfo, Manifest, OperatorState, damaged, decoded
+from cutwater.savepoints.tables import as_type, table_schema
+
+Path = str | os.PathLike[str]
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9-]+")
+
+
+class Savepoint:
+    """One savepoint. It never changes, so what is read of it once stays true."""
+
+    def __init__(self, path: str, manifest: Manifest, files: Files) -> None:
+        self.path, self.manifest, self._files = path, manifest, files
+
+    def verify(self) -> None:
+        """Read every file and hold it against the manifest; raises ``SavepointDamaged`` with the first that differs."""
+        found = self._files.look(f"{self.path}/{file.path}" for file in self.manifest.files)
+        for file in self.manifest.files:
+            path = f"{self.path}/{file.path}"
+            seen = found.get(path)
+            if seen is None:
+                raise damaged(path, "it is missing")
+            if seen.bytes != file.bytes:
+                raise damaged(path, f"it has {seen.bytes} bytes instead of {file.bytes}")
+            if seen.sha256 != file.sha256 or seen.rows != file.rows:
+                raise damaged(path, "its checksum is not the one in the manifest")
+
+    def table(self, uid: str, key: Any = None) -> pa.Table:
+        """What an operator has kept, one row per key; with ``key`` (a tuple for several columns), that row only.
+
+        Each file is held against its checksum as it is read.
+        """
+        state = self.operator(uid)
+        schema = table_schema(state.operator)
+        parts = [self._read(file, schema) for file in state.files if file.rows]
+        table = pa.concat_tables(parts) if parts else schema.empty_table()
+        if key is not None:
+            table = table.filter(pc.equal(table["key_bytes"], pa.scalar(key_bytes(key), pa.binary())))
+        return table
+
+    def operator(self, uid: str) -> OperatorState:
+        found = self.manifest.by_uid.get(uid)
+        if found is None:
+            known = ", ".join(self.manifest.by_uid) or "none"
+            raise NotFound(f"the savepoint {self.path} has no operator {uid!r}: it has {known}")
+        return found
+
+    def _read(self, file: FileInfo, schema: pa.Schema) -> pa.Table:
+        path = f"{self.path}/{file.path}"
+        try:
+            data = self._files.read(path)
+        except FileNotFoundError:
+            raise damaged(path, "it is missing") from None
+        if sha256(data).hexdigest() != file.sha256:
+            raise damaged(path, "its checksum is not the one in the manifest")
+        table = pq.ParquetFile(BytesIO(data)).read()
+        return pa.Table.from_arrays([as_type(table[field.name], field.type) for field in schema], schema=schema)
+
+    def __repr__(self) -> str:
+        made = self.manifest
+        return f"Savepoint({self.path!r}: pipeline {made.pipeline!r} at GLSN {made.glsn}, {made.created})"
+
+
+def open_savepoint(path: Path, *, files: Files | None = None) -> Savepoint:
+    """A savepoint as its manifest describes it; the state is read only when it is asked for."""
+    place, files = place_of(path, files)
+    try:
+        data = files.read(f"{place}/{NAME}")
+    except (FileNotFoundError, NotADirectoryError):
+        if files.exists(f"{place}/{UNFINISHED}"):
+            raise Refused(
+                f"{place} is a half-written savepoint: whoever took it did not finish, or is not done yet. Take "
+                "another one; `cutwater savepoint delete` removes this one"
+            ) from None
+        raise NotFound(
+            f"{place} is no savepoint: it has no {NAME}. Name the directory of one savepoint, not the one above it"
+        ) from None
+    return Savepoint(place, decoded(data, place), files)
+
+
+def list_savepoints(directory: Path, *, files: Files | None = None) -> dict[str, Savepoint | str]:
+    """The savepoints in a directory by name, oldest first; of those that are not whole, why in words."""
+    place, files = place_of(directory, files)
+    found: dict[str, Savepoint | str] = {}
+    for name in files.list(place):
+        path = f"{place}/{name}"
+        if files.exists(f"{path}/{NAME}") or files.exists(f"{path}/{UNFINISHED}"):
+            try:
+                found[name] = open_savepoint(path, files=files)
+            except (InvalidArgument, NotFound, Refused) as error:
+                found[name] = error.message
+    return dict(sorted(found.items(), key=_age))
+
+
+def delete_savepoint(path: Path, *, files: Files | None = None) -> None:
+    """Remove a savepoint, whole, damaged or half-written, and nothing else: other directories are refused."""
+    place, files = place_of(path, files)
+    has_manifest, is_half = files.exists(f"{place}/{NAME}"), files.exists(f"{place}/{UNFINISHED}")
+    if not has_manifest and not is_half:
+        raise NotFound(f"{place} is no savepoint, so it is not deleted: it has neither {NAME} nor {UNFINISHED}")
+    strange = set(files.list(place)) - {NAME, UNFINISHED, STATE, f".{NAME}.unfinished", f".{UNFINISHED}.unfinished"}
+    if strange:
+        raise Refused(
+            f"{place} also has {', '.join(sorted(strange))}, which no savepoint has: move that elsewhere, then delete"
+        )
+    # Without its manifest it is no savepoint any more, however far this gets.
+    if has_manifest and not is_half:
+        files.write(f"{place}/{UNFINISHED}", b"{}\n")
+    for name in (NAME, STATE):
+        files.delete(f"{place}/{name}")
+    files.delete(place)
+
+
+def begin(place: str, files: Files, what: Mapping[str, Any]) -> None:
+    """Claim a directory for a savepoint that is about to be written."""
+    if files.exists(f"{place}/{NAME}"):
+        raise AlreadyExists(f"{place} is a savepoint already, and savepoints never change: choose another directory")
+    if files.list(place):
+        raise AlreadyExists(
+            f"{place} is not empty: choose another directory; a half-written savepoint is removed by `cutwater "
+            "savepoint delete`"
+        )
+    files.write(f"{place}/{UNFINISHED}", json.encode(what) + b"\n")
+
+
+def directory_of(uid: str) -> str:
+    """Where the state of an operator lies in a savepoint: its uid, if that is safe as a name, or like it."""
+    if _PLAIN.fullmatch(uid) and len(uid) <= 100:
+        return f"{STATE}/{uid}"
+    plain = re.sub(r"[^A-Za-z0-9-]+", "-", uid)[:80]
+    return f"{STATE}/{plain}-{sha256(uid.encode()).hexdigest()[:8]}"
+
+
+def place_of(path: Path, files: Files | None) -> tuple[str, Files]:
+    text = os.fspath(path).rstrip("/") or "/"
+    if files is None:
+        if not is_local(text):
+            raise InvalidArgument(
+                f"{text} is not on this machine: it is read through Spark, by cutwater.spark.savepoints.open_savepoint"
+            )
+        return os.path.abspath(local(text)), LocalFiles()
+    return (os.path.abspath(local(text)) if isinstance(files, LocalFiles) else text), files
+
+
+def _age(item: tuple[str, Savepoint | str]) -> tuple[str, str]:
+    name, found = item
+    return (found.manifest.created if isinstance(found, Savepoint) else "", name)

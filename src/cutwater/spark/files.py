@@ -1,0 +1,100 @@
+"""Files on any file system that Hadoop knows, through the JVM of a Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from cutwater.savepoints.files import Files, LocalFiles, Seen, is_local, rows_of
+
+
+def files_at(spark: SparkSession, path: str) -> Files:
+    """Those of this machine for a path on it; otherwise Hadoop's."""
+    return LocalFiles() if is_local(path) else HadoopFiles(spark)
+
+
+class HadoopFiles:
+    """Small files are read and written here; large ones by tasks of Spark."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        context: Any = spark.sparkContext
+        self._jvm, self._conf = context._jvm, context._jsc.hadoopConfiguration()
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        place = self._jvm.org.apache.hadoop.fs.Path(path)
+        return place.getFileSystem(self._conf), place
+
+    def list(self, path: str) -> list[str]:
+        system, place = self._at(path)
+        if not system.exists(place) or not system.getFileStatus(place).isDirectory():
+            return []
+        return sorted(status.getPath().getName() for status in system.listStatus(place))
+
+    def exists(self, path: str) -> bool:
+        system, place = self._at(path)
+        return bool(system.exists(place))
+
+    def read(self, path: str) -> bytes:
+        system, place = self._at(path)
+        if not system.exists(place):
+            raise FileNotFoundError(path)
+        stream = system.open(place)
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def write(self, path: str, data: bytes) -> None:
+        system, place = self._at(path)
+        unfinished = self._jvm.org.apache.hadoop.fs.Path(place.getParent(), f".{place.getName()}.unfinished")
+        stream = system.create(unfinished, True)
+        try:
+            stream.write(bytearray(data))
+            stream.hsync()
+        finally:
+            stream.close()
+        if system.exists(place):
+            system.delete(place, False)
+        if not system.rename(unfinished, place):
+            raise OSError(f"{path} could not be put into its place: the file system refused to rename {unfinished}")
+
+    def delete(self, path: str) -> None:
+        system, place = self._at(path)
+        system.delete(place, True)
+
+    def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+        """What a file system of Hadoop's has closed is as durable as it makes things."""
+        return self.look(paths)
+
+    def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+        wanted = {self._name(path): path for path in paths if self.exists(path)}
+        if not wanted:
+            return {}
+        rows = self._spark.read.format("binaryFile").load(list(wanted)).select("path", "content")
+        found = rows.mapInArrow(_looked, "path string, bytes bigint, sha256 string, rows bigint").collect()
+        return {wanted[self._name(row[0])]: Seen(row[1], row[2], row[3]) for row in found}
+
+    def _name(self, path: str) -> str:
+        """A path as the file system itself writes it."""
+        system, place = self._at(path)
+        return str(system.makeQualified(place).toString())
+
+
+def _looked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        paths = batch.column("path").to_pylist()
+        contents = batch.column("content").to_pylist()
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(paths, pa.string()),
+                pa.array([len(data) for data in contents], pa.int64()),
+                pa.array([sha256(data).hexdigest() for data in contents], pa.string()),
+                pa.array([rows_of(bytes(data)) for data in contents], pa.int64()),
+            ],
+            names=["path", "bytes", "sha256", "rows"],
+        )

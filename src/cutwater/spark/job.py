@@ -1,0 +1,238 @@
+"""The program of a job: ``python -m cutwater.spark.job EVENTS FILE VARIABLE LOG``, started by its supervisor.
+
+It loads the file, says what its pipeline is called, and waits to be told how to run it. Commands come on standard
+input, and what it has to say goes to the file descriptor EVENTS. Standard input ends with the supervisor, and then this
+process ends, too, with all that it has started. When the JVM dies, this process says so and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, NoReturn
+
+from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.jobs.child import how_it_ended, session_members
+from cutwater.jobs.messages import (
+    Ended,
+    Failed,
+    FromProgram,
+    Lines,
+    Loaded,
+    Moved,
+    Running,
+    Savepoint,
+    Start,
+    Stop,
+    Taken,
+    Told,
+    ToProgram,
+    line,
+    read_to_program,
+)
+from cutwater.jobs.program_file import load_pipeline
+from cutwater.jobs.restarts import is_hopeless
+from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.stream import Pipeline
+
+TOKEN = "CUTWATER_TOKEN"
+OPEN_SECONDS = 60.0
+WAIT_SECONDS = 1.0
+"""How often it looks for commands, and tells how far it is."""
+JVM_LOOK_SECONDS = 0.1
+JVM_END_SECONDS = 8.0
+COMMANDS_MAX = 16
+READ_BYTES = 1 << 16
+
+
+class Supervisor:
+    """The one who started this process, as seen from here."""
+
+    def __init__(self, events: int) -> None:
+        os.set_inheritable(events, False)
+        self._events, self._lock = events, threading.Lock()
+        self.commands: queue.Queue[ToProgram] = queue.Queue(COMMANDS_MAX)
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+
+    def tell(self, message: FromProgram) -> None:
+        with self._lock, suppress(BrokenPipeError):
+            os.write(self._events, line(message))
+
+    def fail(self, error: BaseException) -> None:
+        if not isinstance(error, CutwaterError):
+            error = CutwaterError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+        self.tell(Failed(Told.of(error, is_hopeless=is_hopeless(error))))
+
+    def _listen(self) -> None:
+        lines = Lines()
+        # Past Python's own buffer, whose lock a thread that waits for ever would hold when the interpreter ends.
+        while data := os.read(sys.stdin.fileno(), READ_BYTES):
+            for one in lines.add(data):
+                self.commands.put(read_to_program(one))
+        end_all()
+
+
+def end_all() -> NoReturn:
+    """Nobody looks after this program any more: it ends, with its JVM and the workers of that."""
+    for pid in session_members(os.getsid(0)) or []:
+        if pid != os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    os._exit(1)
+
+
+def main(events: str, file: str, variable: str, log: str) -> None:
+    supervisor = Supervisor(int(events))
+    try:
+        pipeline = load_pipeline(file, variable)
+        if log:
+            pipeline.log = log
+        supervisor.tell(Loaded(pipeline.name))
+        start = supervisor.commands.get()
+        assert isinstance(start, Start), "the first command is how to start"
+        _print_to(start.output)
+        _Program(supervisor, pipeline, start).run()
+    except Exception as error:
+        supervisor.fail(error)
+        if not isinstance(error, CutwaterError):
+            raise
+        sys.exit(1)
+
+
+def _print_to(path: str) -> None:
+    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+
+
+class _Program:
+    def __init__(self, supervisor: Supervisor, pipeline: Pipeline, start: Start) -> None:
+        self._supervisor, self._pipeline, self._start = supervisor, pipeline, start
+
+    def run(self) -> None:
+        # Spark is loaded when it is known that there is something to run.
+        from cutwater.spark.job_progress import Watcher  # noqa: PLC0415
+        from cutwater.spark.run import run_pipeline  # noqa: PLC0415
+        from cutwater.spark.session import session  # noqa: PLC0415
+
+        start, pipeline = self._start, self._pipeline
+        where = self._where()
+        until = self._until(where)
+        slices = max(SLICES_DEFAULT, start.parallelism or 1)
+        parallelism = start.parallelism or min(os.cpu_count() or 1, slices)
+        spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{parallelism}]")
+        gateway: Any = spark.sparkContext._gateway
+        jvm = gateway.proc
+        threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
+        run = run_pipeline(
+            pipeline,
+            until=until,
+            drain=start.drain,
+            parallelism=parallelism,
+            slices=slices,
+            checkpoint=start.checkpoint,
+            trigger=start.trigger,
+            start=start.start,
+            max_records_per_trigger=start.max_records_per_trigger,
+            spark=spark,
+            token=where.token,
+            retain=start.retain,
+            wait=False,
+            **self._beginning(spark),
+        )
+        self._supervisor.tell(Running(jvm.pid, parallelism, until))
+        last = self._until_over(run, Watcher(pipeline, where))
+        self._end_jvm(spark, jvm)
+        self._supervisor.tell(last)
+
+    def _beginning(self, spark: Any) -> dict[str, Any]:
+        """A checkpoint that has begun holds what it began with, also when the savepoint is deleted."""
+        from cutwater.spark.checkpoints import Checkpoint  # noqa: PLC0415
+        from cutwater.spark.files import files_at  # noqa: PLC0415
+
+        start = self._start
+        place = start.checkpoint
+        if start.from_savepoint is None or Checkpoint(place, files_at(spark, place)).committed():
+            return {}
+        names = ("from_savepoint", "replay_output", "allow_non_restored_state")
+        return {name: getattr(start, name) for name in names}
+
+    def _where(self) -> Any:
+        from cutwater.spark.holder import servers_of  # noqa: PLC0415
+        from cutwater.spark.options import Where  # noqa: PLC0415
+
+        pipeline = self._pipeline
+        if pipeline.log and "://" not in pipeline.log:
+            # It stays open as long as the supervisor lives, so a restart finds it open.
+            pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
+        return Where(servers=pipeline.log, token=os.environ.pop(TOKEN, ""))
+
+    def _until(self, where: Any) -> int | None:
+        """As a position, which a restart is given again: "now" is when the job was started, not its last life."""
+        from cutwater.spark.run import connected, until_position  # noqa: PLC0415
+
+        given = self._start.until
+        if given is None or isinstance(given, int):
+            return given
+        if not where.servers:
+            raise InvalidArgument(
+                f"pipeline {self._pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
+            )
+        with connected(where) as client:
+            return until_position(client, "now" if given == "now" else datetime.fromisoformat(given))
+
+    def _until_over(self, run: Any, watcher: Any) -> FromProgram:
+        while not run.wait(WAIT_SECONDS):
+            with suppress(queue.Empty):
+                match self._supervisor.commands.get_nowait():
+                    case Stop(savepoint):
+                        return self._stop(run, savepoint)
+                    case Savepoint(target):
+                        self._supervisor.tell(self._savepoint(run, target))
+            progress = watcher.look(run.progress)
+            if progress is not None:
+                self._supervisor.tell(Moved(progress))
+        return Ended(is_finished=True)
+
+    def _stop(self, run: Any, savepoint: str | None) -> FromProgram:
+        if savepoint is None:
+            run.stop()
+            return Ended(is_finished=False)
+        run.stop(savepoint=savepoint)
+        return Ended(is_finished=False, savepoint=savepoint)
+
+    def _savepoint(self, run: Any, target: str) -> Taken:
+        try:
+            run.savepoint(target)
+        except CutwaterError as error:
+            return Taken(target, Told.of(error))
+        return Taken(target)
+
+    def _watch_jvm(self, jvm: Any) -> None:
+        """Calls into a dead JVM fail in many ways, or hang; this is the one that says what happened."""
+        while jvm.poll() is None:
+            time.sleep(JVM_LOOK_SECONDS)
+        if not self._is_ending:
+            self._supervisor.fail(Unavailable(f"the JVM of Spark, process {jvm.pid}, {how_it_ended(jvm.returncode)}"))
+            os._exit(1)
+
+    _is_ending = False
+
+    def _end_jvm(self, spark: Any, jvm: Any) -> None:
+        """Wait for it: it removes its files when it ends by itself."""
+        self._is_ending = True
+        with suppress(Exception):
+            spark.stop()
+            jvm.stdin.close()
+            jvm.wait(JVM_END_SECONDS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,103 @@
+"""How far a pipeline has come, from what Spark tells of its last micro-batch and from the end of the log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from cutwater.client.catalogs import View
+from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK
+from cutwater.errors import CutwaterError
+from cutwater.jobs.messages import Progress
+from cutwater.pipeline.graph import SourceNode
+from cutwater.pipeline.stream import Pipeline
+from cutwater.spark.links import link_to
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_planning import Offset
+from cutwater.types import GLSN, MILLISECOND
+from cutwater.wire.scan_api import UNKNOWN
+
+RATE_SECONDS = 10.0
+"""The rate is that of the last so many seconds."""
+LOOK_SECONDS_MAX = 5.0
+
+
+class Watcher:
+    def __init__(self, pipeline: Pipeline, where: Where) -> None:
+        self._topics = [node.topic for node in pipeline.graph.of_type(SourceNode)]
+        self._link = link_to(where)
+        self._counted: list[tuple[float, int]] = []
+        """Moments, and how many records were read at each, the oldest first."""
+
+    def look(self, told: Mapping[str, Any] | None) -> Progress | None:
+        """``told`` is Spark's. None if nothing is known yet; the log may be silent for a while, too."""
+        offset = _offset(told)
+        if told is None or offset is None:
+            return None
+        try:
+            view = self._link.loop.run(self._link.ranges.view(LOOK_SECONDS_MAX))
+            read, lag = self._counts(view, GLSN(offset.glsn))
+        except CutwaterError:
+            return None
+        now = time.time()
+        clock_ms = offset.clock.time_ms if offset.clock is not None else 0
+        states = told.get("stateOperators") or []
+        return Progress(
+            batch=int(told["batchId"]),
+            glsn=offset.glsn,
+            tail=int(view.catalog.high_watermark),
+            records_per_second=self._rate(now, read),
+            lag_records=lag,
+            lag_seconds=max(0.0, now - clock_ms / 1_000) if lag else 0.0,
+            watermark_ms=_watermark(offset),
+            state_rows=sum(int(state["numRowsTotal"]) for state in states),
+            state_bytes=sum(int(state["memoryUsedBytes"]) for state in states),
+            checkpoint_at=_committed_at(told),
+        )
+
+    def _counts(self, view: View, glsn: GLSN) -> tuple[int, int | None]:
+        """How many records of the topics lie up to a position, and how many beyond."""
+        read, lag, is_known = 0, 0, True
+        for topic in self._topics:
+            for info in view.streams_of(view.topics[topic].topic):
+                end, done = int(info.committed_end), int(info.committed_end)
+                if info.created_at >= glsn:
+                    done = 0
+                elif info.last_glsn > glsn:
+                    answer = self._link.loop.run(self._link.ranges.measure(info, [glsn], LOOK_SECONDS_MAX))
+                    is_known = is_known and answer.llsns[0] != UNKNOWN
+                    done = max(0, int(answer.llsns[0]))
+                read, lag = read + done, lag + end - done
+        return read, lag if is_known else None
+
+    def _rate(self, now: float, read: int) -> float:
+        self._counted.append((now, read))
+        while len(self._counted) > 2 and self._counted[1][0] <= now - RATE_SECONDS:
+            self._counted.pop(0)
+        since, before = self._counted[0]
+        return max(0.0, (read - before) / (now - since)) if now > since else 0.0
+
+
+def _offset(told: Mapping[str, Any] | None) -> Offset | None:
+    sources = told.get("sources") if told else None
+    end = sources[0].get("endOffset") if sources else None
+    if end is None:
+        return None
+    return Offset.of(msgspec.json.decode(end) if isinstance(end, str) else end)
+
+
+def _watermark(offset: Offset) -> int | None:
+    """The least of the pipeline's clocks: so far has all of it come."""
+    if offset.clock is None:
+        return None
+    least = min((own.watermark for _, own in offset.clock.clocks), default=NO_WATERMARK)
+    return None if least in (NO_WATERMARK, MAX_WATERMARK) else least // MILLISECOND
+
+
+def _committed_at(told: Mapping[str, Any]) -> float:
+    began = datetime.fromisoformat(told["timestamp"]).timestamp()
+    return began + int(told.get("batchDuration") or 0) / 1_000

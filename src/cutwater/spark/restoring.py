@@ -1,0 +1,261 @@
+"""Where a pipeline begins: at the start it is told, where its checkpoint stands, or at a savepoint.
+
+A savepoint starts a *new* query. Its state comes to the first micro-batch as Spark's initial state: tasks read the
+Parquet files, bring the rows into the form that the program has now, and send each slice its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+from pyspark.sql import DataFrame, SparkSession
+
+from cutwater.client.client import Client
+from cutwater.errors import AlreadyExists, InvalidArgument, Refused
+from cutwater.pipeline.chunks import BROADCAST_GROUP, SORTED, chunk_schema
+from cutwater.pipeline.graph import SourceNode
+from cutwater.pipeline.keyed import OperatorSpec
+from cutwater.savepoints.clocks import migrated
+from cutwater.savepoints.evolution import Restoration, evolved, restoration
+from cutwater.savepoints.manifest import Manifest
+from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, described
+from cutwater.savepoints.savepoint import Path, Savepoint
+from cutwater.savepoints.tables import as_type, to_chunk
+from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin, require_same_program
+from cutwater.spark.files import files_at
+from cutwater.spark.pipeline_envelope import packed
+from cutwater.spark.pipeline_planning import Offset
+from cutwater.spark.pipeline_program import Program
+from cutwater.spark.savepoints import absolute, frame, open_savepoint, versions
+
+INITIAL_COLUMNS: Final = "slice int, uid string, dropped_late bigint, data binary"
+INITIAL_SCHEMA: Final = pa.schema(
+    [
+        pa.field("slice", pa.int32()),
+        pa.field("uid", pa.string()),
+        pa.field("dropped_late", pa.int64()),
+        pa.field("data", pa.binary()),
+    ]
+)
+LOADED_BYTES: Final = 64 << 20
+"""About how much of an operator's state a task has in its hands while it cuts it into slices."""
+
+
+class Wish(Struct, frozen=True):
+    """What whoever starts a pipeline says about a savepoint."""
+
+    savepoint: str | None = None
+    replay_output: bool = False
+    allow_non_restored_state: bool = False
+
+
+class Beginning(Struct, frozen=True):
+    """``offset``: where the first micro-batch begins, if a savepoint says so. ``savepoint``: whose state the first
+    micro-batch gets; None once that is done. ``restoration``: what became of that state.
+    """
+
+    offset: Offset | None = None
+    savepoint: Savepoint | None = None
+    restoration: Restoration | None = None
+
+
+def beginning(spark: SparkSession, client: Client, program: Program, place: str, wish: Wish) -> Beginning:
+    """Look at the checkpoint, and note there what begins now, if it is new."""
+    checkpoint, info = Checkpoint(place, files_at(spark, place)), described(program.plan)
+    note = checkpoint.note()
+    savepoint = None if wish.savepoint is None else open_savepoint(spark, absolute(wish.savepoint))
+    if savepoint is not None:
+        _require_new(checkpoint, note, savepoint)
+    if note is None:
+        origin = None if savepoint is None else _origin(client, program, info, savepoint, wish)
+        note = Note(
+            FORMAT, 1, program.name, program.slices, program.parallelism, client.cluster_key(), info, versions(), origin
+        )
+        checkpoint.write(note)
+    else:
+        require_same_program(place, note.program, info)
+    if note.origin is None:
+        return Beginning()
+    offset = Offset(note.origin.glsn, note.slices, note.origin.clock)
+    if checkpoint.committed():
+        return Beginning(offset)
+    savepoint = savepoint or open_savepoint(spark, note.origin.savepoint)
+    if savepoint.manifest.id != note.origin.id:
+        raise Refused(
+            f"the checkpoint {place} was started from the savepoint {note.origin.id}, but {savepoint.path} is another "
+            "one now: start with a new checkpoint"
+        )
+    savepoint.verify()
+    if not (note.origin.may_replay or wish.replay_output):
+        # Between the first attempt and this one others may have gone on, from the checkpoint of before, say.
+        _require_no_output_beyond(client, program.name, savepoint, checkpoint.key)
+    return Beginning(offset, savepoint, _fitted(savepoint, info, wish))
+
+
+def _fitted(savepoint: Savepoint, info: ProgramInfo, wish: Wish) -> Restoration:
+    # What is noted was allowed when it was noted.
+    allowed = wish.allow_non_restored_state or wish.savepoint is None
+    return restoration(savepoint.manifest, info, allow_non_restored_state=allowed)
+
+
+def _require_new(checkpoint: Checkpoint, note: Note | None, savepoint: Savepoint) -> None:
+    if note is None and checkpoint.key is None and not checkpoint.planned():
+        return
+    if note is not None and note.origin is not None and note.origin.id == savepoint.manifest.id:
+        return
+    raise AlreadyExists(
+        f"the checkpoint {checkpoint.path} already belongs to a pipeline that was not started from {savepoint.path}: a "
+        "savepoint starts a new query, so name a new directory with checkpoint=; or leave from_savepoint out, to go on "
+        "from the checkpoint"
+    )
+
+
+def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Savepoint, wish: Wish) -> Origin:
+    """Check everything that can be wrong with starting here, before anything is written."""
+    made = savepoint.manifest
+    if made.ended:
+        raise Refused(
+            f"{savepoint.path} was taken after the input of {made.pipeline!r} had ended: every timer has fired, and "
+            "nothing can come after that. Start from an earlier savepoint, or without one"
+        )
+    savepoint.verify()
+    _require_log(client, savepoint)
+    _fitted(savepoint, info, wish)
+    if not wish.replay_output:
+        _require_no_output_beyond(client, program.name, savepoint, None)
+    watermarks = {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
+    before = tuple(state.operator for state in made.operators)
+    clock = migrated(made.clock, watermarks, info.operators, before)
+    return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output)
+
+
+def _require_log(client: Client, savepoint: Savepoint) -> None:
+    made = savepoint.manifest
+    key, tail = client.cluster_key(), int(client.tail())
+    if made.log and key != made.log:
+        raise Refused(
+            f"the positions in {savepoint.path} are those of another log: it was taken on the cluster {made.log}, and "
+            f"this one is {key}. Run it on that cluster, or on a copy of its data"
+        )
+    if made.glsn > tail:
+        raise Refused(
+            f"{savepoint.path} is at GLSN {made.glsn}, and the log ends at {tail}: this is an older copy of the log"
+        )
+
+
+def _require_no_output_beyond(client: Client, name: str, savepoint: Savepoint, own: str | None) -> None:
+    """Who published under the name last must not have come further than the savepoint; ``own`` is who asks."""
+    run, point = client.find_run(name), savepoint.manifest.run
+    if run is None or run.last_batch < 0 or run.key == own:
+        return
+    if run.key == point.key and run.last_batch <= point.batch:
+        return
+    raise Refused(
+        f"the output of {name!r} is past {savepoint.path}: "
+        + (
+            f"its micro-batch {run.last_batch} is published, and the savepoint is after micro-batch {point.batch}"
+            if run.key == point.key
+            else "another run than the savepoint's has published under this name"
+        )
+        + ". What came after it would be in the output topics twice. Start under another name, from a newer savepoint, "
+        "or say that this is wanted: replay_output=True (--replay-output)"
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- initial state
+
+
+def initial_state(spark: SparkSession, begin: Beginning, program: Program, level: int) -> DataFrame | None:
+    """The state of a level as its slices get it in the first micro-batch; None if there is none."""
+    if begin.savepoint is None or begin.restoration is None:
+        return None
+    manifest, specs = begin.savepoint.manifest, program.plan.levels[level]
+    before = {operator.uid: operator for operator in begin.restoration.operators}
+    parts = [
+        _rows(spark, begin.savepoint, program, spec, before[spec.uid])
+        for spec in specs
+        if spec.uid in before and manifest.by_uid[spec.uid].rows
+    ]
+    late = _late(manifest, specs, program)
+    if late:
+        parts.append(spark.createDataFrame(late, INITIAL_COLUMNS))
+    if not parts:
+        return None
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.unionAll(part)
+    return whole
+
+
+def _late(manifest: Manifest, specs: Sequence[OperatorSpec], program: Program) -> list[Any]:
+    counts = {spec.uid: manifest.by_uid[spec.uid].dropped_late for spec in specs if spec.uid in manifest.by_uid}
+    return [(program.keys[0], uid, count, None) for uid, count in counts.items() if count]
+
+
+def _rows(
+    spark: SparkSession, savepoint: Savepoint, program: Program, spec: OperatorSpec, before: OperatorInfo
+) -> DataFrame:
+    rows = frame(spark, savepoint.path, spec.uid)
+    if before.layout == PARTITIONS:
+        # To be divided anew, it has to be seen whole.
+        rows = rows.coalesce(1)
+    return rows.mapInArrow(partial(_cut, program, spec.order, before), INITIAL_COLUMNS)
+
+
+def _cut(
+    program: Program, order: int, before: OperatorInfo, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """In a task: rows of a savepoint as chunks of slices."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= LOADED_BYTES and before.layout != PARTITIONS:
+            yield _chunks(program, order, before, held)
+            held, size = [], 0
+    if held:
+        yield _chunks(program, order, before, held)
+
+
+def _chunks(program: Program, order: int, before: OperatorInfo, held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    spec = program.plan.specs[order]
+    schema = chunk_schema(spec.states)
+    after = described(program.plan).by_uid[spec.uid]
+    whole = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
+    table = evolved(whole, before, after)
+    exact = [
+        as_type(column, schema.field(name).type) if name in schema.names and name.startswith("state_") else column
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    ]
+    chunk = to_chunk(pa.RecordBatch.from_arrays(exact, names=table.schema.names), schema, spec.hashed_groups)
+    groups = chunk.column("key_group").to_numpy()
+    hashes = chunk.column("key_hash").to_numpy()
+    slices = groups.astype(np.int64) * program.slices // spec.groups
+    found: list[tuple[int, bytes]] = []
+    for number in range(program.slices):
+        own = np.flatnonzero((slices == number) | (groups == BROADCAST_GROUP))
+        if len(own):
+            chosen = own[np.argsort(hashes[own], kind="stable")]
+            found.append((program.keys[number], packed(chunk.take(pa.array(chosen)).replace_schema_metadata(SORTED))))
+    keys, data = zip(*found, strict=True) if found else ((), ())
+    columns = [
+        pa.array(keys, pa.int32()),
+        pa.array([spec.uid] * len(keys), pa.string()),
+        pa.array([0] * len(keys), pa.int64()),
+        pa.array(data, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=INITIAL_SCHEMA)
+
+
+def wish_of(savepoint: Path | Savepoint | None, replay_output: bool, allow_non_restored_state: bool) -> Wish:
+    if savepoint is None and (replay_output or allow_non_restored_state):
+        raise InvalidArgument("replay_output and allow_non_restored_state are about a savepoint: give from_savepoint=…")
+    path = savepoint.path if isinstance(savepoint, Savepoint) else savepoint
+    return Wish(None if path is None else os.fspath(path), replay_output, allow_non_restored_state)

@@ -1,0 +1,78 @@
+"""A program of a job that runs no pipeline: it does what its file says, so that supervisors can be tried without Spark.
+
+The file is a list of JSON, one element for each life: "run", "kill" (after it ran), "fail", "hopeless", "finish",
+"unstoppable" (a stop with savepoint fails). As the real one, it starts a process of its own, and ends with its input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from cutwater.errors import InvalidArgument, Unavailable
+from cutwater.jobs.child import session_members
+from cutwater.jobs.messages import (
+    Ended,
+    Failed,
+    FromProgram,
+    Loaded,
+    Moved,
+    Progress,
+    Running,
+    Savepoint,
+    Stop,
+    Taken,
+    Told,
+    line,
+    read_to_program,
+)
+
+PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0)
+
+
+def main(events: str, file: str, variable: str, log: str) -> None:
+    def tell(message: FromProgram) -> None:
+        os.write(int(events), line(message))
+
+    script = json.loads(Path(file).read_text())
+    lives = Path(file).with_suffix(".lives")
+    past = lives.read_text().splitlines() if lives.exists() else []
+    life = script[min(len(past), len(script) - 1)]
+    # In the place of the JVM, and it does not go by itself.
+    jvm = subprocess.Popen(["sleep", "1000"])
+    tell(Loaded(variable or Path(file).stem))
+    start = read_to_program(sys.stdin.buffer.readline())
+    with lives.open("a") as out:
+        out.write(json.dumps({"life": life, "checkpoint": start.checkpoint, "parallelism": start.parallelism}) + "\n")  # type: ignore[union-attr]
+    if life in ("fail", "hopeless"):
+        error = Unavailable("no luck") if life == "fail" else InvalidArgument("no sense")
+        tell(Failed(Told.of(error, is_hopeless=life == "hopeless")))
+        sys.exit(1)
+    tell(Running(jvm.pid, start.parallelism or 2, 20))  # type: ignore[union-attr]
+    tell(Moved(PROGRESS))
+    if life == "finish":
+        tell(Ended(is_finished=True))
+        return
+    if life == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for one in sys.stdin.buffer:
+        match read_to_program(one):
+            case Savepoint(target):
+                tell(Taken(target))
+            case Stop(savepoint) if savepoint is not None and life == "unstoppable":
+                tell(Failed(Told.of(InvalidArgument(f"{savepoint} cannot be written"), is_hopeless=True)))
+                sys.exit(1)
+            case Stop(savepoint):
+                tell(Ended(is_finished=False, savepoint=savepoint))
+                return
+    # The supervisor is gone.
+    for pid in sorted(session_members(os.getsid(0)) or [], key=lambda pid: pid == os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,311 @@
+"""Supervisors of jobs, as real processes, with a program that runs no Spark: what they do when it dies, or is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cutwater.admin import processes
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.jobs import detached
+from cutwater.jobs.child import session_members
+from cutwater.jobs.control import ask
+from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.restarts import NoRestart
+from cutwater.jobs.supervisor import Asked
+from tests.integration.job_double import PROGRESS
+
+ROOT = Path(__file__).resolve().parents[2]
+CLI = "from cutwater.cli.main import main; main()"
+DOUBLE = """
+import sys
+from cutwater.jobs import child, detached, supervisor
+child.PROGRAM = "tests.integration.job_double"
+# What it starts never goes by itself.
+supervisor.END_SECONDS = 0.2
+"""
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Kit:
+    """A directory with programs and jobs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # A socket has a short name.
+        self.scratch = Path(tempfile.mkdtemp(prefix="jobs-"))
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(
+        self, *lives: str, name: str = "p", options: tuple[str, ...] = ("--restart", "none")
+    ) -> subprocess.Popen[str]:
+        file = self.path / f"{name}.json"
+        if lives:
+            file.write_text(json.dumps(lives))
+        arguments = ["pipeline", "run", str(file), "--jobs-dir", str(self.path / "jobs"), *options]
+        process = subprocess.Popen(
+            [sys.executable, "-c", DOUBLE + CLI, *arguments],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+                "TMPDIR": str(self.scratch),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def directory(self, name: str = "p") -> JobDirectory:
+        return JobDirectory(self.path / "jobs", name)
+
+    def job(self, name: str = "p") -> Job:
+        return self.directory(name).require()
+
+    def lives(self, name: str = "p") -> list[dict[str, Any]]:
+        found = self.path / f"{name}.lives"
+        return [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
+
+    def until_running(self, lives: int = 1) -> Job:
+        def is_running() -> bool:
+            job = self.directory().load()
+            return job is not None and job.state is State.RUNNING and len(self.lives()) == lives
+
+        until(is_running)
+        return self.job()
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[Kit]:
+    made = Kit(tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+        process.communicate()
+    shutil.rmtree(made.scratch, ignore_errors=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]], str]:
+    out, errors = process.communicate(timeout=60)
+    return process.returncode, [json.loads(line) for line in out.splitlines()], errors
+
+
+def test_a_program_that_dies_is_started_again_as_often_as_the_strategy_says(kit: Kit) -> None:
+    process = kit.run("kill", "fail", "kill", options=("--restart", "fixed:delay=10ms,attempts=2"))
+    code, told, errors = ended(process)
+    assert (code, [life["life"] for life in kit.lives()]) == (34, ["kill", "fail", "kill"])
+    assert "was killed (SIGKILL); what it printed is in" in errors
+    states = [one["state"] for one in told if "state" in one]
+    life = ["starting", "running", "waiting to restart"]
+    assert states == [*life, "starting", "waiting to restart", "starting", "running", "failed"]
+    job = kit.job()
+    assert (job.state_now, job.restarts, job.driver, job.jvm) == (State.FAILED, 2, 0, 0)
+    # All lives have the same checkpoint, and nothing of them is left.
+    assert {life["checkpoint"] for life in kit.lives()} == {str(kit.path / "jobs" / "p" / "run-1")}
+    assert not list(kit.scratch.glob("cutwater-job-*"))
+    assert not [pid for one in told if one.get("jvm") for pid in [one["jvm"]] if processes.is_running(pid)]
+
+
+def test_what_would_only_fail_again_is_not_started_again(kit: Kit) -> None:
+    code, _, errors = ended(kit.run("hopeless", options=("--restart", "fixed:delay=0s,attempts=9")))
+    assert (code, len(kit.lives())) == (2, 1)
+    assert "error: no sense\n  code invalid_argument, exit code 2" in errors
+    last_error = kit.job().last_error
+    assert last_error is not None
+    assert (last_error.code, last_error.message) == ("invalid_argument", "no sense")
+
+
+def test_a_pipeline_that_comes_to_its_end_is_finished_and_the_next_run_goes_on_with_its_checkpoint(kit: Kit) -> None:
+    code, told, _ = ended(kit.run("finish", options=("--parallelism", "2")))
+    assert (code, kit.job().state_now) == (0, State.FINISHED)
+    assert [one["progress"]["glsn"] for one in told if "progress" in one] == [PROGRESS.glsn]
+    assert ended(kit.run())[0] == 0
+    assert {(life["checkpoint"], life["parallelism"]) for life in kit.lives()} == {
+        (str(kit.path / "jobs" / "p" / "run-1"), 2)
+    }
+    code, _, errors = ended(kit.run(options=("--parallelism", "3")))
+    assert code == 32
+    assert "was made with parallelism 2, not 3" in errors
+    assert ended(kit.run(options=("--from-savepoint", "/s")))[0] == 0
+    assert kit.lives()[-1]["checkpoint"].endswith("run-2")
+    assert kit.job().from_savepoint == "/s"
+    # The program found out how many tasks there are, and that stays.
+    assert (kit.lives()[-1]["parallelism"], kit.job().parallelism) == (None, 2)
+
+
+def test_stop_savepoint_and_rescale(kit: Kit) -> None:
+    process = kit.run("run")
+    job = kit.until_running()
+    until(lambda: ask(job, Describe(), 30).progress == PROGRESS)
+    assert ask(job, Savepoint("/s/1", 30), 30).savepoint == "/s/1"
+    assert kit.job().savepoint == "/s/1"
+    assert ask(job, Rescale(5, "/s/2", 30), 30).savepoint == "/s/2"
+    job = kit.job()
+    assert (job.parallelism, job.from_savepoint, job.state) == (5, "/s/2", State.RUNNING)
+    assert [Path(life["checkpoint"]).name for life in kit.lives()] == ["run-1", "run-2"]
+    assert kit.lives()[-1]["parallelism"] == 5
+    assert ask(job, Stop("/s/3", 30), 30).savepoint == "/s/3"
+    assert ended(process)[0] == 0
+    assert (kit.job().state_now, kit.job().savepoint) == (State.STOPPED, "/s/3")
+    with pytest.raises(Refused, match="does not run, it is stopped: `cutwater pipeline run"):
+        ask(kit.job(), Cancel(), 30)
+
+
+def test_a_stop_whose_savepoint_fails_lets_the_pipeline_run_on(kit: Kit) -> None:
+    kit.run("unstoppable", "run")
+    job = kit.until_running()
+    with pytest.raises(InvalidArgument, match="/s/1 cannot be written"):
+        ask(job, Stop("/s/1", 30), 30)
+    kit.until_running(lives=2)
+    assert kit.job().restarts == 0
+    ask(kit.job(), Stop(None, 30), 30)
+    assert ended(kit.started[0])[0] == 0
+
+
+def test_cancel_ends_all_at_once(kit: Kit) -> None:
+    process = kit.run("run")
+    job = kit.until_running()
+    ask(job, Cancel(), 30)
+    assert not processes.is_running(job.jvm)
+    assert (ended(process)[0], kit.job().state_now) == (0, State.CANCELLED)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_is_a_stop(kit: Kit, number: int, code: int) -> None:
+    process = kit.run("run")
+    kit.until_running()
+    process.send_signal(number)
+    assert (ended(process)[0], kit.job().state_now) == (code, State.STOPPED)
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
+    process = kit.run("run")
+    job = kit.until_running()
+    process.kill()
+    until(lambda: not session_members(job.driver))
+    assert kit.job().state_now is State.LOST
+    # The next one goes on, and removes what the killed one could not.
+    assert list(kit.scratch.glob("cutwater-job-*"))
+    kit.run("run")
+    job = kit.until_running(lives=2)
+    assert len(list(kit.scratch.glob("cutwater-job-*"))) == 1
+    ask(job, Cancel(), 30)
+
+
+def test_a_job_has_one_supervisor(kit: Kit) -> None:
+    first = kit.run("run")
+    kit.until_running()
+    code, _, errors = ended(kit.run())
+    assert code == 32
+    assert f"is in use by process {first.pid}: `cutwater pipeline list` shows it" in errors
+    assert kit.job().state is State.RUNNING
+    ask(kit.job(), Cancel(), 30)
+
+
+def asked(kit: Kit, *lives: str) -> Asked:
+    (kit.path / "p.json").write_text(json.dumps(lives))
+    return Asked(str(kit.path / "p.json"), "", "", str(kit.path / "jobs"), NoRestart(), Start(""))
+
+
+def test_a_detached_supervisor_says_when_the_pipeline_runs_or_why_not(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached, "PROGRAM", ("-c", f"{DOUBLE}detached.main(*sys.argv[1:])"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    monkeypatch.setenv("TMPDIR", str(kit.scratch))
+    job = detached.start(asked(kit, "run"), 60)
+    try:
+        assert (job.state, job.pipeline, os.getsid(job.pid)) == (State.RUNNING, "p", job.pid)
+        with pytest.raises(Refused, match=f"is in use by process {job.pid}"):
+            detached.start(asked(kit, "run"), 60)
+        ask(job, Cancel(), 30)
+        until(lambda: not processes.is_running(job.pid))
+    finally:
+        processes.stop([job.pid], 1.0)
+    with pytest.raises(InvalidArgument, match="no sense"):
+        detached.start(asked(kit, "hopeless"), 60)
+
+
+def cutwater(*arguments: str, code: int = 0) -> str:
+    """The command line in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", CLI, *arguments], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_commands_show_jobs_and_reach_them(kit: Kit) -> None:
+    where = ("--jobs-dir", str(kit.path / "jobs"))
+    process = kit.run("run")
+    job = kit.until_running()
+    until(lambda: ask(job, Describe(), 30).progress)
+    assert "running" in cutwater("pipeline", "list", *where)
+    told = cutwater("pipeline", "describe", "p", *where)
+    assert f"supervisor {process.pid}, driver {job.driver}, JVM {job.jvm}" in told
+    assert "2 rows/s  lag 2 rows, 0.5 s  watermark 1970-01-01 00:00:01  state 4.9 KiB  checkpoint 3," in told
+    described = json.loads(cutwater("pipeline", "describe", "p", *where, "-o", "json"))
+    assert (described["state"], described["progress"]["lag_records"]) == ("running", 2)
+    saved = json.loads(cutwater("pipeline", "savepoint", "p", *where, "--savepoint-dir", "/s", "-o", "json"))
+    assert saved["savepoint"].startswith("/s/p-20")
+    assert "stopped 'p'; `cutwater" in cutwater("pipeline", "stop", "p", "--no-savepoint", *where)
+    assert "no job is called 'q'" in cutwater("pipeline", "cancel", "q", *where, code=30)
+
+
+# What needs no process at all.
+
+
+def test_jobs_that_are_not_there_or_not_readable(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path, "p")
+    with pytest.raises(NotFound, match="no job is called 'p'"):
+        directory.require()
+    directory.path.mkdir()
+    (directory.path / "job.json").write_text("{")
+    with pytest.raises(CutwaterError, match="is not the description of a job"):
+        directory.load()
+
+
+def test_which_checkpoint_a_start_goes_on_with(tmp_path: Path) -> None:
+    directory = JobDirectory(tmp_path, "p")
+    first = directory.of_program(None)
+    assert first.checkpoint == str(directory.path / "run-1")
+    directory.save(first)
+    assert directory.of_program(None).checkpoint == first.checkpoint
+    second = directory.of_program("/s")
+    assert (second.checkpoint, second.from_savepoint) == (str(directory.path / "run-2"), "/s")
+    directory.save(second)
+    # Whoever runs the same program again goes on.
+    assert directory.of_program("/s").checkpoint == directory.of_program(None).checkpoint == second.checkpoint
+    assert directory.of_program("/other").checkpoint.endswith("run-3")
+
+
+def test_a_checkpoint_of_before_there_were_jobs_is_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "p" / "offsets").mkdir(parents=True)
+    assert JobDirectory(tmp_path, "p").of_program(None).checkpoint == str(tmp_path / "p")
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "100%", "a b", "ü"])
+def test_any_name_of_a_pipeline_is_one_directory(tmp_path: Path, name: str) -> None:
+    path = JobDirectory(tmp_path, name).path
+    assert path.parent == tmp_path
+    assert path.resolve().parent == tmp_path
+    assert path.name not in (".", "..")

@@ -1,0 +1,198 @@
+"""From a file to its pipeline, and from options to what a supervisor is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cutwater.cli.pipeline import RunOptions
+from cutwater.cli.pipeline_output import Display, progress_line
+from cutwater.errors import CutwaterError, InvalidArgument, Refused
+from cutwater.jobs.holding import Hold
+from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.jobs.locks import LOCK_FILE
+from cutwater.jobs.messages import Lines, Progress, Told
+from cutwater.jobs.program_file import load_pipeline, split_name
+
+HEAD = "from cutwater.pipeline import Pipeline\n"
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """A file that is loaded is a module like others."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if name.startswith(("program", "pipeline_file_")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "program.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("p = Pipeline('a')\nsame = p", ""),
+        ("one, p = Pipeline('b'), Pipeline('a')", "p"),
+        ("def make(): return Pipeline('a')", "make"),
+        ("from beside import p", ""),
+    ],
+)
+def test_the_pipeline_of_a_file(file: Path, text: str, name: str) -> None:
+    (file.parent / "beside.py").write_text(HEAD + "p = Pipeline('a')")
+    file.write_text(HEAD + text)
+    try:
+        assert load_pipeline(str(file), name).name == "a"
+    finally:
+        sys.modules.pop("beside", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "told"),
+    [
+        ("", "", "program.py has no pipeline: none of its variables is a Pipeline"),
+        ("def made() -> Pipeline: ...", "", "program.py has no pipeline: .*say .*program.py:made"),
+        (
+            "p, q = Pipeline('a'), Pipeline('b')",
+            "",
+            r"several pipelines: p \('a'\), q \('b'\); say which .*program.py:p",
+        ),
+        ("\nx = nothing", "", "program.py, line 3: NameError: name 'nothing' is not defined"),
+        ("\nimport no_such_module", "", "program.py, line 3: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def f(:", "", "program.py, line 2: "),
+        ("Pipeline('')", "", "program.py, line 2: a pipeline's name is ''"),
+        ("raise SystemExit", "", "program.py, line 2: it ended the process; put what runs"),
+        ("x = 3", "x", "'x' in .*program.py is int, not a Pipeline"),
+        ("x = 3", "y", "program.py has no 'y'"),
+        ("def f():\n    return 1 / 0", "f", "program.py, line 3: ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(file: Path, text: str, name: str, told: str) -> None:
+    file.write_text(HEAD + text)
+    with pytest.raises(CutwaterError, match=told):
+        load_pipeline(str(file), name)
+
+
+def test_the_name_after_a_file() -> None:
+    assert split_name("a/b.py:p") == ("a/b.py", "p")
+    assert split_name("a/b.py") == ("a/b.py", "")
+    assert split_name("a:b/c.py") == ("a:b/c.py", "")
+
+
+def test_options_of_a_run() -> None:
+    asked = RunOptions(until="17", drain=True, parallelism=3, restart="none").asked("a/f.py:p", Path("jobs"), "t")
+    assert (asked.file, asked.variable, asked.root) == (
+        str(Path("a/f.py").absolute()),
+        "p",
+        str(Path("jobs").absolute()),
+    )
+    assert (asked.start.until, asked.start.drain, asked.start.parallelism) == (17, True, 3)
+    asked = RunOptions(available_now=True, checkpoint="c", from_savepoint="hdfs://h/s").asked("f.py", Path(), "")
+    assert (asked.start.until, asked.start.from_savepoint) == ("now", "hdfs://h/s")
+    assert asked.start.checkpoint == str(Path("c").absolute())
+    assert RunOptions(until="@2026-01-01").asked("f.py", Path(), "").start.until == "2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (RunOptions(available_now=True, until="now"), "say one or the other"),
+        (RunOptions(drain=True), "say which, with --until"),
+        (RunOptions(replay_output=True), "are about --from-savepoint: name one"),
+        (RunOptions(until="soon"), "'soon' is no position: .*; or 'now'"),
+        (RunOptions(restart="often"), "'often' is no restart strategy"),
+    ],
+)
+def test_options_that_make_no_sense(options: RunOptions, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        options.asked("f.py", Path(), "")
+
+
+def test_the_line_of_progress() -> None:
+    progress = Progress(7, 10, 12, 1234.5, None, 0.0, None, 3, 3 << 20, 0.0)
+    assert progress_line(progress).startswith(
+        "1,234 rows/s  lag ? rows, 0.0 s  watermark -  state 3.0 MiB  checkpoint 7, "
+    )
+
+
+def test_a_line_on_a_terminal_is_renewed_and_elsewhere_there_is_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("p", "/c", State.RUNNING, since=3_600.0)
+    progress = Progress(7, 10, 12, 1.0, 2, 0.5, 1_000, 3, 10, 0.0)
+    display = Display()
+    display.show(job, None)
+    for _ in range(2):
+        display.show(job, progress)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one.get("state") or one["progress"]["lag_records"] for one in told] == ["running", 2]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    display = Display()
+    display.show(job, None)
+    for _ in range(2):
+        display.show(job, progress)
+    display.close()
+    shown = capsys.readouterr().out
+    assert shown.startswith("\r\x1b[K01:00:00 p: running\n\r\x1b[K1 rows/s  lag 2 rows, 0.5 s")
+    assert shown.count("\n") == 1
+
+
+def test_errors_travel_between_processes_as_what_they_are() -> None:
+    error = Refused("no")
+    error.add_note("because")
+    back = Told.of(error).error()
+    assert (type(back), back.message) == (Refused, "no\n  because")
+
+
+def test_lines_come_whole_and_have_an_end() -> None:
+    lines = Lines()
+    assert lines.add(b"a\nb") == [b"a"]
+    assert lines.add(b"c\n\n") == [b"bc", b""]
+    with pytest.raises(ValueError, match="a line of more than"):
+        lines.add(b"x" * (2 << 20))
+
+
+# Checkpoints in the hands of one process.
+
+
+def test_a_checkpoint_is_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    hold = Hold("p", None, None)
+    assert hold.place == str(tmp_path / "checkpoints" / "p" / "run-1")
+    assert JobDirectory("checkpoints", "p").require().state_now is State.RUNNING
+    with pytest.raises(Refused, match=f"run-1 is in use by process {os.getpid()}: stop that one first"):
+        Hold("p", hold.place, None)
+    with pytest.raises(Refused, match="is in use by process"):
+        Hold("q", f"file://{hold.place}", None)
+    # What is not on this machine's file system cannot be locked here.
+    Hold("q", "hdfs://host/checkpoint", None).let_go()
+    hold.let_go()
+    assert JobDirectory("checkpoints", "p").require().state_now is State.FINISHED
+    again = Hold("p", None, None)
+    again.let_go(Refused("no"))
+    job = JobDirectory("checkpoints", "p").require()
+    assert (job.state_now, job.last_error and job.last_error.message) == (State.FAILED, "no")
+
+
+def test_a_process_that_is_killed_holds_nothing(tmp_path: Path) -> None:
+    program = (
+        f"from cutwater.jobs.locks import lock_checkpoint as l; x = l({str(tmp_path)!r}); print(flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(Refused, match=f"in use by process {other.pid}: "):
+            Hold("p", tmp_path, None)
+        other.kill()
+    Hold("p", tmp_path, None).let_go()
+    assert (tmp_path / LOCK_FILE).exists()
