@@ -52,7 +52,7 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         error = Unavailable("no luck") if life == "fail" else InvalidArgument("no sense")
         tell(Failed(Told.of(error, is_hopeless=life == "hopeless")))
         sys.exit(1)
-    tell(Running(jvm.pid, 20))
+    tell(Running(jvm.pid, start.parallelism or 2, 20))  # type: ignore[union-attr]
     tell(Moved(PROGRESS))
     if life == "finish":
         tell(Ended(is_finished=True))
@@ -62,7 +62,7 @@ def main(events: str, file: str, variable: str, log: str) -> None:
     for one in sys.stdin.buffer:
         match read_to_program(one):
             case Savepoint(target):
-                tell(Taken(savepoint=target))
+                tell(Taken(target))
             case Stop(savepoint) if savepoint is not None and life == "unstoppable":
                 tell(Failed(Told.of(InvalidArgument(f"{savepoint} cannot be written"), is_hopeless=True)))
                 sys.exit(1)

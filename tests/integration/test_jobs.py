@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,20 +18,23 @@ import pytest
 
 from cutwater.admin import processes
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.jobs import detached
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
 from cutwater.jobs.job_file import Job, JobDirectory, State
-from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Stop
+from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.restarts import NoRestart
+from cutwater.jobs.supervisor import Asked
 from tests.integration.job_double import PROGRESS
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = "from cutwater.cli.main import main; main()"
-DOUBLE = f"""
-from cutwater.jobs import child, supervisor
+DOUBLE = """
+import sys
+from cutwater.jobs import child, detached, supervisor
 child.PROGRAM = "tests.integration.job_double"
 # What it starts never goes by itself.
 supervisor.END_SECONDS = 0.2
-{CLI}
 """
 
 
@@ -45,6 +50,8 @@ class Kit:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # A socket has a short name.
+        self.scratch = Path(tempfile.mkdtemp(prefix="jobs-"))
         self.started: list[subprocess.Popen[str]] = []
 
     def run(
@@ -55,8 +62,12 @@ class Kit:
             file.write_text(json.dumps(lives))
         arguments = ["pipeline", "run", str(file), "--jobs-dir", str(self.path / "jobs"), *options]
         process = subprocess.Popen(
-            [sys.executable, "-c", DOUBLE, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "TMPDIR": str(self.path)},
+            [sys.executable, "-c", DOUBLE + CLI, *arguments],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
+                "TMPDIR": str(self.scratch),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -90,6 +101,7 @@ def kit(tmp_path: Path) -> Iterator[Kit]:
     for process in made.started:
         process.kill()
         process.communicate()
+    shutil.rmtree(made.scratch, ignore_errors=True)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, list[dict[str, Any]], str]:
@@ -109,7 +121,7 @@ def test_a_program_that_dies_is_started_again_as_often_as_the_strategy_says(kit:
     assert (job.state_now, job.restarts, job.driver, job.jvm) == (State.FAILED, 2, 0, 0)
     # All lives have the same checkpoint, and nothing of them is left.
     assert {life["checkpoint"] for life in kit.lives()} == {str(kit.path / "jobs" / "p" / "run-1")}
-    assert not list(kit.path.glob("cutwater-job-*"))
+    assert not list(kit.scratch.glob("cutwater-job-*"))
     assert not [pid for one in told if one.get("jvm") for pid in [one["jvm"]] if processes.is_running(pid)]
 
 
@@ -136,6 +148,8 @@ def test_a_pipeline_that_comes_to_its_end_is_finished_and_the_next_run_goes_on_w
     assert ended(kit.run(options=("--from-savepoint", "/s")))[0] == 0
     assert kit.lives()[-1]["checkpoint"].endswith("run-2")
     assert kit.job().from_savepoint == "/s"
+    # The program found out how many tasks there are, and that stays.
+    assert (kit.lives()[-1]["parallelism"], kit.job().parallelism) == (None, 2)
 
 
 def test_stop_savepoint_and_rescale(kit: Kit) -> None:
@@ -190,10 +204,10 @@ def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
     until(lambda: not session_members(job.driver))
     assert kit.job().state_now is State.LOST
     # The next one goes on, and removes what the killed one could not.
-    assert list(kit.path.glob("cutwater-job-*"))
+    assert list(kit.scratch.glob("cutwater-job-*"))
     kit.run("run")
     job = kit.until_running(lives=2)
-    assert len(list(kit.path.glob("cutwater-job-*"))) == 1
+    assert len(list(kit.scratch.glob("cutwater-job-*"))) == 1
     ask(job, Cancel(), 30)
 
 
@@ -205,6 +219,30 @@ def test_a_job_has_one_supervisor(kit: Kit) -> None:
     assert f"is in use by process {first.pid}: `cutwater pipeline list` shows it" in errors
     assert kit.job().state is State.RUNNING
     ask(kit.job(), Cancel(), 30)
+
+
+def asked(kit: Kit, *lives: str) -> Asked:
+    (kit.path / "p.json").write_text(json.dumps(lives))
+    return Asked(str(kit.path / "p.json"), "", "", str(kit.path / "jobs"), NoRestart(), Start(""))
+
+
+def test_a_detached_supervisor_says_when_the_pipeline_runs_or_why_not(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached, "PROGRAM", ("-c", f"{DOUBLE}detached.main(*sys.argv[1:])"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    monkeypatch.setenv("TMPDIR", str(kit.scratch))
+    job = detached.start(asked(kit, "run"), 60)
+    try:
+        assert (job.state, job.pipeline, os.getsid(job.pid)) == (State.RUNNING, "p", job.pid)
+        with pytest.raises(Refused, match=f"is in use by process {job.pid}"):
+            detached.start(asked(kit, "run"), 60)
+        ask(job, Cancel(), 30)
+        until(lambda: not processes.is_running(job.pid))
+    finally:
+        processes.stop([job.pid], 1.0)
+    with pytest.raises(InvalidArgument, match="no sense"):
+        detached.start(asked(kit, "hopeless"), 60)
 
 
 def cutwater(*arguments: str, code: int = 0) -> str:

@@ -1,18 +1,65 @@
 """Programs that start a Spark of their own; ``test_clusters`` runs them, because a process has one Spark only.
 
-``python programs.py MASTER PATH-OR-SERVERS TOPIC``: prints, as JSON, how many rows a batch and a stream read. Both are
-copied into the topic whose name ends with ``-copy``. With a fourth argument, the name of a pipeline, that runs as well.
+``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY [PIPELINE]]``: prints, as JSON, how many rows a batch and
+a stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory that is not empty, one
+task of the batch is so slow that Spark starts a second attempt of it; attempts that have staged their rows leave a file
+there. A pipeline of the name that is given runs as well.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource
 
 import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
+from cutwater.spark.sink import BatchWriter, Staged
+from cutwater.spark.source import source_class
+
+SLOW_SECONDS_MAX = 120
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.cores.max": "2",
+}
+
+
+class SlowWriter(BatchWriter):
+    """The first attempt of the first task has staged its rows and does not end before Spark kills it."""
+
+    directory: Path
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        staged = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() == 0:
+            (self.directory / f"attempt-{context.attemptNumber()}").write_text(str(len(staged.parts)))
+            if context.attemptNumber() == 0:
+                time.sleep(SLOW_SECONDS_MAX)
+        return staged
+
+
+def slow_source(directory: Path) -> type[DataSource]:
+    class SlowSource(source_class(os.getpid())):  # type: ignore[misc]
+        def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+            made = super().writer(schema, overwrite)
+            made.__class__, made.directory = SlowWriter, directory
+            return made  # type: ignore[no-any-return]
+
+    return SlowSource
 
 
 class Count(ProcessFunction):
@@ -41,9 +88,11 @@ def pipeline(name: str, log: str, topic: str) -> Pipeline:
     return p
 
 
-def main(master: str, where: str, topic: str, name: str = "") -> None:
-    spark = cutwater.spark.session("program", master=master)
+def main(master: str, where: str, topic: str, directory: str = "", name: str = "") -> None:
+    spark = cutwater.spark.session("program", master=master, config=SPECULATION if directory else {})
     spark.sparkContext.setLogLevel("ERROR")
+    if directory:
+        spark.dataSource.register(slow_source(Path(directory)))
     place = {"servers": where} if where.startswith("cutwater://") else {"path": where}
     options = {**place, "subscribe": topic, "maxPartitionBytes": "100k"}
     frame = spark.read.format("cutwater").options(**options).load()

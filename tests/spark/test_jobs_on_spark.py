@@ -1,5 +1,5 @@
-"""A pipeline by the command line, on real Spark: its driver and its JVM are killed, saved, rescaled and cancelled,
-and the output topic has every row once.
+"""A pipeline by the command line, on real Spark: its driver and its JVM are killed, it is saved, rescaled and
+cancelled, and the output topic has every row once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "spark" / "jobs_program.py"
 PATIENCE = 500.0
 ROWS = 30
+FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def command(*arguments: str) -> list[str]:
@@ -100,7 +101,8 @@ class Kit:
 
 def environment(log: cutwater.Client) -> dict[str, str]:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": path, "JOBS_LOG": log.servers}
+    # None of these JVMs lives long enough for its compiler to pay.
+    return {**os.environ, "PYTHONPATH": path, "JOBS_LOG": log.servers, "JAVA_TOOL_OPTIONS": FAST_START}
 
 
 @contextmanager
@@ -141,8 +143,37 @@ def test_killed_saved_rescaled_and_cancelled(log: cutwater.Client, tmp_path: Pat
         assert described["progress"]["lag_records"] == 0
         assert described["progress"]["state_rows"] > 0
         assert "was killed (SIGKILL)" in described["last_error"]["message"]
+        place = str(tmp_path / "savepoints")
+        saved = kit.ask("savepoint", "numbered", "--savepoint-dir", place)["savepoint"]
+        kit.append()
+        rescaled = kit.ask("rescale", "numbered", "--parallelism", "1", "--savepoint-dir", place)["savepoint"]
+        kit.append()
+        kit.until_all_is_out()
+        fourth = kit.running()
+        assert (fourth.parallelism, fourth.from_savepoint, Path(fourth.checkpoint).name) == (1, rescaled, "run-2")
         kit.ask("cancel", "numbered")
         assert kit.process.wait(PATIENCE) == 0
-        assert not any(map(processes.is_running, (third.driver, third.jvm)))
+        assert not any(map(processes.is_running, (fourth.driver, fourth.jvm)))
     (job,) = kit.ask("list")
     assert job["state"] == "cancelled"
+    look_into(saved, 4 * ROWS // 3)
+    changed = savepoint_command("diff", saved, rescaled)
+    assert changed["glsn"] >= 0
+    assert {operator["uid"] for operator in changed["operators"]} <= {"number"}
+
+
+def savepoint_command(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "cutwater.cli", "savepoint", *arguments, "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def look_into(savepoint: str, seen: int) -> None:
+    assert savepoint_command("verify", savepoint)["intact"]
+    rows = savepoint_command("inspect", savepoint, "--uid", "number")["number"]
+    assert {row["key"]["k"]: row["state_seen"] for row in rows} == dict.fromkeys("abc", seen)

@@ -27,7 +27,7 @@ UNKNOWN = {
     "MalformedFrame",
     # Never said about an append; so whatever they might mean, it is not certain.
     "AlreadyExists", "Damaged", "NoRecordHere", "NotYetCommitted", "Trimmed", "PipelineFailed", "NotLeader",
-    "CannotListen", "Fenced", "LeaderFenced", "ProducerFenced", "RunFenced",
+    "CannotListen", "Fenced", "LeaderFenced", "ProducerFenced", "RunFenced", "SavepointDamaged",
 }  # fmt: skip
 ELSEWHERE = {
     "ConnectionLost", "DeadlineExceeded", "NotFound", "NotLeader", "ReadOnly", "ResourceExhausted", "StreamSealed",

@@ -73,10 +73,10 @@ RULES: Mapping[str, Rule] = {
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
     "pipeline": Rule(VOCABULARY | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
-    # Jobs are processes that are looked after; what they run is a pipeline, and errors travel as they do on the wire.
-    "jobs": Rule(VOCABULARY | {"pipeline", "admin.processes", "wire.errors"}),
     # A format for what pipelines keep, on files. It can be read where there is no Spark, and no cluster.
     "savepoints": Rule(VOCABULARY | {"core.watermark", "pipeline"}),
+    # Jobs are processes that are looked after; what they run is a pipeline, and errors travel as they do on the wire.
+    "jobs": Rule(VOCABULARY | {"pipeline", "admin.processes", "wire.errors"}),
     # The source reads ranges through the client, and opens an embedded log where nobody else has. A savepoint names the
     # version that made it.
     "spark": Rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cutwater.cli.pipeline import RunOptions
-from cutwater.cli.pipeline_output import progress_line
+from cutwater.cli.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused
 from cutwater.jobs.holding import Hold
-from cutwater.jobs.job_file import JobDirectory, State
+from cutwater.jobs.job_file import Job, JobDirectory, State
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Lines, Progress, Told
 from cutwater.jobs.program_file import load_pipeline, split_name
@@ -122,6 +123,28 @@ def test_the_line_of_progress() -> None:
     assert progress_line(progress).startswith(
         "1,234 rows/s  lag ? rows, 0.0 s  watermark -  state 3.0 MiB  checkpoint 7, "
     )
+
+
+def test_a_line_on_a_terminal_is_renewed_and_elsewhere_there_is_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job("p", "/c", State.RUNNING, since=3_600.0)
+    progress = Progress(7, 10, 12, 1.0, 2, 0.5, 1_000, 3, 10, 0.0)
+    display = Display()
+    display.show(job, None)
+    for _ in range(2):
+        display.show(job, progress)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one.get("state") or one["progress"]["lag_records"] for one in told] == ["running", 2]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    display = Display()
+    display.show(job, None)
+    for _ in range(2):
+        display.show(job, progress)
+    display.close()
+    shown = capsys.readouterr().out
+    assert shown.startswith("\r\x1b[K01:00:00 p: running\n\r\x1b[K1 rows/s  lag 2 rows, 0.5 s")
+    assert shown.count("\n") == 1
 
 
 def test_errors_travel_between_processes_as_what_they_are() -> None:

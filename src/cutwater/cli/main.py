@@ -43,6 +43,7 @@ ENTRIES: dict[str, Entry] = {
     "cursor": Entry("cursor", "Cursors: how far consumers have come, kept in the cluster.", _RECORDS, is_noun=True),
     "topic": Entry("topic", "Topics: names for sets of log streams.", _RECORDS, is_noun=True),
     "pipeline": Entry("pipeline", "Pipelines: programs over the log that run on Spark.", _PIPELINES, is_noun=True),
+    "savepoint": Entry("savepoint", "Savepoints: the state of pipelines in files.", _PIPELINES, is_noun=True),
     "cluster": Entry("cluster", "Start and stop a local cluster; look at any cluster.", _CLUSTER, is_noun=True),
     "stream": Entry("stream", "Log streams: the shards of the log.", _CLUSTER, is_noun=True),
     "run": Entry("run", "Runs: what publishes batches exactly once.", _CLUSTER, is_noun=True),

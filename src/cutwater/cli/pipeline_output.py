@@ -11,6 +11,7 @@ import msgspec
 from cutwater.cli.exits import Settings
 from cutwater.jobs.job_file import Job, State
 from cutwater.jobs.messages import Progress
+from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 
 QUIET_SECONDS = 10.0
 """Whoever reads lines gets one for each micro-batch, and otherwise one every so often."""
@@ -63,18 +64,22 @@ def progress_line(progress: Progress) -> str:
     lag = "?" if progress.lag_records is None else f"{progress.lag_records:,}"
     ago = max(0.0, time.time() - progress.checkpoint_at)
     return (
-        f"{progress.records_per_second:,.0f} rows/s  lag {lag} rows, {progress.lag_seconds:.1f} s  watermark "
-        f"{watermark(progress)}  state {size(progress.state_bytes)}  checkpoint {progress.batch}, {ago:.0f} s ago"
+        f"{progress.records_per_second:,.0f} rows/s  lag {lag} rows, {progress.lag_seconds:.1f} s  "
+        f"watermark {time_of_ms(progress.watermark_ms)}  state {size(progress.state_bytes)}  "
+        f"checkpoint {progress.batch}, {ago:.0f} s ago"
     )
 
 
-def watermark(progress: Progress) -> str:
-    if progress.watermark_ms is None:
+def time_of_ms(value: int | None) -> str:
+    """Event time, which may be any number."""
+    if value is None or value <= NO_TIME:
         return "-"
+    if value >= MAX_TIME:
+        return "the end of time"
     try:
-        return datetime.fromtimestamp(progress.watermark_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(value / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
-        return f"{progress.watermark_ms} ms"
+        return f"{value} ms"
 
 
 def size(count: int) -> str:

@@ -43,7 +43,13 @@ class Control:
         self.path, self._selector, self._handle = path, selector, handle
         self._conversations: set[Conversation] = set()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:
+            self._listener.close()
+            raise InvalidArgument(
+                f"no socket can be made at {path}: {error}; set TMPDIR to a directory with a short name"
+            ) from error
         self._listener.listen(CONVERSATIONS_MAX)
         self._listener.setblocking(False)
         selector.register(self._listener, EVENT_READ, self._accept)

@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 
 import msgspec
+from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, Unavailable
 from cutwater.jobs.job_file import Job, State
@@ -20,6 +21,7 @@ from cutwater.jobs.messages import Lines, Progress, Told, line
 from cutwater.jobs.supervisor import Asked, Supervisor
 
 READ_BYTES = 1 << 16
+PROGRAM = ("-m", "cutwater.jobs.detached")
 
 
 def start(asked: Asked, seconds: float) -> Job:
@@ -27,7 +29,7 @@ def start(asked: Asked, seconds: float) -> Job:
     reads, writes = os.pipe()
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "cutwater.jobs.detached", str(writes)],
+            [sys.executable, *PROGRAM, str(writes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -45,15 +47,25 @@ def start(asked: Asked, seconds: float) -> Job:
         os.close(reads)
     if told is None:
         process.terminate()
-        raise DeadlineExceeded(f"the pipeline does not run after {seconds:g} s: allow for more with --timeout")
     # It outlives this process, which need not wait for it.
     process.returncode = 0
+    if told is None:
+        raise DeadlineExceeded(
+            f"the pipeline does not run after {seconds:g} s, and was stopped: `cutwater pipeline describe` shows its "
+            "last error; allow for more with --timeout"
+        )
     if not told:
         raise Unavailable(f"the supervisor, process {process.pid}, ended without a word: try without --detach")
-    found = msgspec.json.decode(told, type=Job | Told)
-    if isinstance(found, Told):
-        raise found.error()
-    return found
+    found = msgspec.json.decode(told, type=_Said)
+    if found.error is not None:
+        raise found.error.error()
+    assert found.job is not None
+    return found.job
+
+
+class _Said(Struct, frozen=True):
+    job: Job | None = None
+    error: Told | None = None
 
 
 def _first_line(fd: int, deadline: float) -> bytes | None:
@@ -75,7 +87,7 @@ class _Ready:
         os.set_inheritable(fd, False)
         self._fd = fd
 
-    def tell(self, what: Job | Told) -> None:
+    def tell(self, what: _Said) -> None:
         if self._fd >= 0:
             with suppress(BrokenPipeError):
                 os.write(self._fd, line(what))
@@ -83,8 +95,9 @@ class _Ready:
             self._fd = -1
 
     def watch(self, job: Job, progress: Progress | None) -> None:
-        if job.state not in (State.STARTING, State.WAITING):
-            self.tell(job)
+        # A failure that ends the job is told with its error, and one that does not may pass.
+        if job.state not in (State.STARTING, State.WAITING, State.FAILED):
+            self.tell(_Said(job=job))
 
 
 def main(fd: str) -> None:
@@ -93,7 +106,7 @@ def main(fd: str) -> None:
     try:
         Supervisor(asked, ready.watch).run()
     except CutwaterError as error:
-        ready.tell(Told.of(error))
+        ready.tell(_Said(error=Told.of(error)))
         sys.exit(1)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, Refused
 from cutwater.jobs.job_file import ROOT, JobDirectory, State, Trouble
 from cutwater.jobs.locks import lock_checkpoint
 
@@ -18,6 +18,12 @@ class Hold:
     def __init__(self, pipeline: str, checkpoint: str | os.PathLike[str] | None, from_savepoint: str | None) -> None:
         self._directory, self._job = JobDirectory(ROOT, pipeline), None
         if checkpoint is None:
+            other = self._directory.load()
+            if other is not None and other.is_alive and other.pid != os.getpid():
+                raise Refused(
+                    f"pipeline {pipeline!r} is run by process {other.pid}, as {self._directory.path} says: stop that "
+                    "one first, or run with a checkpoint of its own"
+                )
             self._job = self._directory.of_program(from_savepoint)
         self.place = os.fspath(checkpoint) if checkpoint is not None else self._job.checkpoint  # type: ignore[union-attr]
         self._lock = lock_checkpoint(self.place)

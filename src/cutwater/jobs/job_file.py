@@ -71,7 +71,7 @@ class Job(Struct):
     arguments: dict[str, Any] = field(default_factory=dict)
     """What was asked for, but for secrets."""
     parallelism: int | None = None
-    """That of the present checkpoint, if one was asked for."""
+    """That of the present checkpoint, as far as it is known."""
     from_savepoint: str | None = None
     """What the present checkpoint began with."""
     savepoint: str | None = None
@@ -116,7 +116,9 @@ class JobDirectory:
         job = self.load()
         if job is None:
             there = ", ".join(job.pipeline for job in list_jobs(self.root)) or "none"
-            raise NotFound(f"no job {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another")
+            raise NotFound(
+                f"no job is called {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another"
+            )
         return job
 
     def save(self, job: Job) -> None:

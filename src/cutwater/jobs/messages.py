@@ -97,6 +97,7 @@ class Running(Struct, frozen=True, tag=True):
     """``until``: where it will end, as a position, so that a restart ends there, too."""
 
     jvm: int
+    parallelism: int
     until: int | None = None
 
 
@@ -105,9 +106,9 @@ class Moved(Struct, frozen=True, tag=True):
 
 
 class Taken(Struct, frozen=True, tag=True):
-    """The savepoint that was asked for, or why there is none."""
+    """The savepoint that was asked for is there; or why it is not."""
 
-    savepoint: str | None = None
+    target: str
     error: Told | None = None
 
 

@@ -28,6 +28,7 @@ from cutwater.errors import (
     InvalidArgument,
     NotFound,
     Refused,
+    SavepointDamaged,
     StagedExpired,
     Trimmed,
 )
@@ -162,7 +163,7 @@ class Restarts:
         return None
 
 
-_HOPELESS: Final = (InvalidArgument, NotFound, AlreadyExists, Refused, Fenced, Trimmed)
+_HOPELESS: Final = (InvalidArgument, NotFound, AlreadyExists, Refused, Fenced, Trimmed, SavepointDamaged)
 _CURABLE: Final = (StagedExpired,)
 
 

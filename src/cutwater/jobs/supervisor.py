@@ -181,25 +181,31 @@ class Supervisor:
         match message:
             case Loaded(pipeline):
                 self._loaded(pipeline)
-            case Running(jvm, until):
-                assert self._job is not None
-                self._deadline, self._job.jvm = None, jvm
-                if until is not None:
-                    self._start = msgspec.structs.replace(self._start, until=until)
-                self._change(State.RUNNING)
-                if self._pending is not None and self._pending.is_switched:
-                    self._answer(Answer(savepoint=self._start.from_savepoint))
+            case Running():
+                self._runs(message)
             case Moved(progress):
                 self._progress = progress
                 assert self._job is not None
                 self._watch(self._job, progress)
-            case Taken(savepoint, error):
-                if savepoint is not None:
-                    self._note_savepoint(savepoint)
-                if self._pending is not None and isinstance(self._pending.request, Savepoint):
-                    self._answer(Answer(savepoint=savepoint, error=error))
+            case Taken(target, error):
+                if error is None:
+                    self._note_savepoint(target)
+                # An earlier one may have been given up because it took too long.
+                asked = self._pending and self._pending.request
+                if isinstance(asked, Savepoint) and asked.target == target:
+                    self._answer(Answer(savepoint=target, error=error))
             case Ended() | Failed():
                 self._last_word = message
+
+    def _runs(self, message: Running) -> None:
+        """What it found out is the same for its later lives."""
+        assert self._job is not None
+        self._deadline, self._job.jvm, self._job.parallelism = None, message.jvm, message.parallelism
+        until = self._start.until if message.until is None else message.until
+        self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
+        self._change(State.RUNNING)
+        if self._pending is not None and self._pending.is_switched:
+            self._answer(Answer(savepoint=self._start.from_savepoint))
 
     def _loaded(self, pipeline: str) -> None:
         assert self._child is not None

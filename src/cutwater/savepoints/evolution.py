@@ -25,9 +25,10 @@ from cutwater.pipeline.ddl import parse_schema, parse_type, shown
 from cutwater.pipeline.keys import key_bytes
 from cutwater.pipeline.partitions import UnionListState, divided
 from cutwater.savepoints.manifest import Manifest
-from cutwater.savepoints.program import BATCHES, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
+from cutwater.savepoints.program import BATCHES, KEYED, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
 from cutwater.savepoints.tables import PREFIX, as_type
 
+_OWNERS = {KEYED: "a key", WINDOW: "the windows of a key", PARTITIONS: "a partition", BATCHES: "a key group"}
 WINDOW_FIELDS = ("start", "end", "pending", "fires_at")
 
 
@@ -66,7 +67,9 @@ def restoration(manifest: Manifest, program: ProgramInfo, *, allow_non_restored_
 
 def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
     if before.layout != after.layout:
-        raise _misfit(before, "it", f"a {before.kind}", f"a {after.kind}", "give the new one another uid")
+        raise _misfit(
+            before, "what its state belongs to", _OWNERS[before.layout], _OWNERS[after.layout], "use another uid"
+        )
     if _key_kinds(before) != _key_kinds(after) and before.key and after.key:
         raise _misfit(before, "its key", before.key, after.key, "the state of a key is found by the key's bytes")
     if before.layout == BATCHES and before.max_parallelism != after.max_parallelism:

@@ -22,12 +22,15 @@ FORMAT: Final = "cutwater-checkpoint"
 
 
 class Origin(Struct, frozen=True):
-    """The savepoint that a checkpoint was started from, and the position and clocks there."""
+    """The savepoint that a checkpoint was started from, and the position and clocks there. ``may_replay``: whoever
+    started it wants output again that is past the savepoint.
+    """
 
     savepoint: str
     id: str
     glsn: int
     clock: ClockSnapshot | None
+    may_replay: bool
 
 
 class Note(Struct, frozen=True):
@@ -117,7 +120,10 @@ class Checkpoint:
                 f"the checkpoint {self.path} does not have micro-batch {batch} any more, or not yet: it has {known[0]} "
                 f"to {known[-1]}. run(retain=N) decides how many are kept"
             )
-        return Point(batch, self.offset(batch), key)
+        try:
+            return Point(batch, self.offset(batch), key)
+        except FileNotFoundError:
+            raise NotFound(f"the checkpoint {self.path} has just removed micro-batch {batch}: try again") from None
 
 
 def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo) -> None:

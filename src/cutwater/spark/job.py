@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
-from cutwater.jobs.child import session_members
+from cutwater.jobs.child import how_it_ended, session_members
 from cutwater.jobs.messages import (
     Ended,
     Failed,
@@ -143,12 +143,26 @@ class _Program:
             max_records_per_trigger=start.max_records_per_trigger,
             spark=spark,
             token=where.token,
+            retain=start.retain,
             wait=False,
+            **self._beginning(spark),
         )
-        self._supervisor.tell(Running(jvm.pid, until))
+        self._supervisor.tell(Running(jvm.pid, parallelism, until))
         last = self._until_over(run, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
+
+    def _beginning(self, spark: Any) -> dict[str, Any]:
+        """A checkpoint that has begun holds what it began with, also when the savepoint is deleted."""
+        from cutwater.spark.checkpoints import Checkpoint  # noqa: PLC0415
+        from cutwater.spark.files import files_at  # noqa: PLC0415
+
+        start = self._start
+        place = start.checkpoint
+        if start.from_savepoint is None or Checkpoint(place, files_at(spark, place)).committed():
+            return {}
+        names = ("from_savepoint", "replay_output", "allow_non_restored_state")
+        return {name: getattr(start, name) for name in names}
 
     def _where(self) -> Any:
         from cutwater.spark.holder import servers_of  # noqa: PLC0415
@@ -156,7 +170,8 @@ class _Program:
 
         pipeline = self._pipeline
         if pipeline.log and "://" not in pipeline.log:
-            pipeline.log = servers_of(pipeline.log, os.getpid(), OPEN_SECONDS)
+            # It stays open as long as the supervisor lives, so a restart finds it open.
+            pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
         return Where(servers=pipeline.log, token=os.environ.pop(TOKEN, ""))
 
     def _until(self, where: Any) -> int | None:
@@ -197,17 +212,15 @@ class _Program:
         try:
             run.savepoint(target)
         except CutwaterError as error:
-            return Taken(error=Told.of(error))
-        return Taken(savepoint=target)
+            return Taken(target, Told.of(error))
+        return Taken(target)
 
     def _watch_jvm(self, jvm: Any) -> None:
         """Calls into a dead JVM fail in many ways, or hang; this is the one that says what happened."""
         while jvm.poll() is None:
             time.sleep(JVM_LOOK_SECONDS)
         if not self._is_ending:
-            self._supervisor.fail(
-                Unavailable(f"the JVM of Spark, process {jvm.pid}, died (exit code {jvm.returncode})")
-            )
+            self._supervisor.fail(Unavailable(f"the JVM of Spark, process {jvm.pid}, {how_it_ended(jvm.returncode)}"))
             os._exit(1)
 
     _is_ending = False

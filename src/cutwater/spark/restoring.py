@@ -92,6 +92,9 @@ def beginning(spark: SparkSession, client: Client, program: Program, place: str,
             "one now: start with a new checkpoint"
         )
     savepoint.verify()
+    if not (note.origin.may_replay or wish.replay_output):
+        # Between the first attempt and this one others may have gone on, from the checkpoint of before, say.
+        _require_no_output_beyond(client, program.name, savepoint, checkpoint.key)
     return Beginning(offset, savepoint, _fitted(savepoint, info, wish))
 
 
@@ -125,11 +128,11 @@ def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Save
     _require_log(client, savepoint)
     _fitted(savepoint, info, wish)
     if not wish.replay_output:
-        _require_no_output_beyond(client, program.name, savepoint)
+        _require_no_output_beyond(client, program.name, savepoint, None)
     watermarks = {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
     before = tuple(state.operator for state in made.operators)
     clock = migrated(made.clock, watermarks, info.operators, before)
-    return Origin(savepoint.path, made.id, made.glsn, clock)
+    return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output)
 
 
 def _require_log(client: Client, savepoint: Savepoint) -> None:
@@ -146,17 +149,19 @@ def _require_log(client: Client, savepoint: Savepoint) -> None:
         )
 
 
-def _require_no_output_beyond(client: Client, name: str, savepoint: Savepoint) -> None:
-    """Who published under the name last must not have come further than the savepoint."""
+def _require_no_output_beyond(client: Client, name: str, savepoint: Savepoint, own: str | None) -> None:
+    """Who published under the name last must not have come further than the savepoint; ``own`` is who asks."""
     run, point = client.find_run(name), savepoint.manifest.run
-    if run is None or run.last_batch < 0 or (run.key == point.key and run.last_batch <= point.batch):
+    if run is None or run.last_batch < 0 or run.key == own:
+        return
+    if run.key == point.key and run.last_batch <= point.batch:
         return
     raise Refused(
         f"the output of {name!r} is past {savepoint.path}: "
         + (
             f"its micro-batch {run.last_batch} is published, and the savepoint is after micro-batch {point.batch}"
             if run.key == point.key
-            else "another run, started after the savepoint was taken, has published"
+            else "another run than the savepoint's has published under this name"
         )
         + ". What came after it would be in the output topics twice. Start under another name, from a newer savepoint, "
         "or say that this is wanted: replay_output=True (--replay-output)"

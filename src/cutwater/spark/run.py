@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.jobs.holding import Hold
 from cutwater.pipeline.ddl import shown
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
@@ -50,6 +50,8 @@ from cutwater.spark.session import start as start_query
 
 OPEN_SECONDS = 60.0
 RETAIN_MIN = 2
+FINISH_SECONDS = 600.0
+"""What a micro-batch may take that has to be done again before a savepoint."""
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
@@ -178,10 +180,10 @@ class PipelineRun:
         """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output. With
         ``savepoint``, a new directory, everything that is in the output is in the savepoint too.
         """
-        with translated(self.name):
-            self._query.stop()
-            forget(self._id)
         try:
+            with translated(self.name):
+                self._query.stop()
+                forget(self._id)
             if savepoint is None:
                 return None
             self._finish_decided()
@@ -202,7 +204,13 @@ class PipelineRun:
         is_published = run is not None and run.key == kept.key and run.last_batch >= planned[-1]
         if is_published or not done:
             options = structs.replace(self._plan.options, until=kept.offset(planned[-1]).glsn)
-            PipelineRun(replace(self._plan, options=options)).wait()
+            last = PipelineRun(replace(self._plan, options=options))
+            if not last.wait(FINISH_SECONDS):
+                last.stop()
+                raise DeadlineExceeded(
+                    f"pipeline {self.name!r} is stopped, but its last micro-batch was not finished in "
+                    f"{FINISH_SECONDS:g} seconds, so there is no savepoint: run it again, then stop it anew"
+                )
 
 
 def run_pipeline(
@@ -253,24 +261,24 @@ def run_pipeline(
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
     where = _where(pipeline, token)
-    if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
-        spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-    with connected(where) as client:
-        program = program_of(pipeline, client, parallelism, slices, spark)
-        hold = Hold(pipeline.name, checkpoint, wish.savepoint)
-        try:
+    began_with = None if wish.savepoint is None else absolute(wish.savepoint)
+    hold = Hold(pipeline.name, None if checkpoint is None else absolute(checkpoint), began_with)
+    try:
+        if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
+            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
+        with connected(where) as client:
+            program = program_of(pipeline, client, parallelism, slices, spark)
             spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-            place = absolute(hold.place)
-            begin = beginning(spark, client, program, place, wish)
+            begin = beginning(spark, client, program, hold.place, wish)
             end = until_position(client, until)
             options = RunOptions(str(start), rows_max, end, drain, begin.offset)
             sink = pickled(program, plain_topics(program, client))
-            transforms = Transforms(pipeline.graph, program)
-            query = Query(spark, program, transforms, where, options, sink, place, trigger, retain, begin)
-            run = PipelineRun(query, hold)
-        except BaseException as error:
-            hold.let_go(error)
-            raise
+        transforms = Transforms(pipeline.graph, program)
+        query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
+        run = PipelineRun(query, hold)
+    except BaseException as error:
+        hold.let_go(error)
+        raise
     if wait:
         run.wait()
     return run

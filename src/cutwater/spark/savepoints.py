@@ -24,7 +24,9 @@ import cutwater
 from cutwater.errors import CutwaterError, Refused, Unavailable
 from cutwater.pipeline.clock import ClockSnapshot
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints import savepoint as places
+from cutwater.savepoints import writing
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.manifest import (
     FORMAT,
@@ -47,6 +49,7 @@ from cutwater.spark.session import session
 from cutwater.types import MILLISECOND
 
 ROWS_PER_FILE: Final = 500_000
+ROWS_PER_BATCH: Final = 20_000
 PIECES_PER_BATCH: Final = 8
 TRIES: Final = 3
 """How often a newer micro-batch is taken because the pipeline ran on and removed the one that was being read."""
@@ -98,6 +101,23 @@ def frame(spark: SparkSession, path: Path, uid: str) -> DataFrame:
     schema = from_arrow_schema(table_schema(state.operator))
     files = [f"{found.path}/{file.path}" for file in state.files]
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def new_savepoint(
+    spark: SparkSession,
+    target: Path,
+    pipeline: Pipeline,
+    *,
+    glsn: int,
+    states: Mapping[str, pa.Table | DataFrame],
+    schemas: Mapping[str, pa.Schema] | None = None,
+) -> Savepoint:
+    """As ``cutwater.savepoints.new_savepoint``, from data frames too, and on any file system. The rows of an operator
+    pass through this process.
+    """
+    tables = {uid: given.toArrow() if isinstance(given, DataFrame) else given for uid, given in states.items()}
+    files = files_at(spark, os.fspath(target))
+    return writing.new_savepoint(target, pipeline, glsn=glsn, states=tables, schemas=schemas, files=files)
 
 
 # ------------------------------------------------------------------------------------------------------------ the state
@@ -208,7 +228,9 @@ def _compacted(
             pieces = waiting.setdefault(key, {})
             pieces[name, piece] = data
             if len(pieces) == sum(chunk.pieces for chunk in chunks[key]):
-                yield to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
+                rows = to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
+                for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+                    yield rows.slice(start, ROWS_PER_BATCH)
     if waiting:
         raise Refused(
             f"the state store lacks pieces of {operator.uid!r} in {len(waiting)} slices: the micro-batch was removed "

@@ -60,8 +60,9 @@ def taken(target: Path, count: int = 30, p: Pipeline | None = None) -> Savepoint
         chunks = state[operator.uid].combine_chunks().to_batches()
         if chunks:
             tables[operator.uid] = pa.Table.from_batches([to_table(chunks[0], operator)])
+    created = "2026-01-01T00:00:00.000+00:00"
     manifest = Manifest(
-        FORMAT, VERSION, f"id-{count}", p.name, "2026-01-01T00:00:00Z", count, 1_000 * count, None, False, 4, 2,
+        FORMAT, VERSION, f"id-{count}", p.name, created, count, 1_000 * count, None, False, 4, 2,
         RunPoint(p.name, "key", 3), "log", program.sources, program.sinks,
         tuple(OperatorState(operator, 0, 0, ()) for operator in program.operators), {"cutwater": "0"},
     )  # fmt: skip
