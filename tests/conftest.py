@@ -1,4 +1,5 @@
-"""How hypothesis runs here: new examples each time, and a failure says how to have it again.
+"""How tests are divided among workers, and how hypothesis runs here: new examples each time, and a failure says how to
+have it again.
 
 A failing example is printed with a ``@reproduce_failure`` line that replays it anywhere; on the same machine it also
 comes first in the next run, from the example database. ``make test ARGS=--hypothesis-profile=thorough`` tries harder.
@@ -7,7 +8,9 @@ comes first in the next run, from the example database. ``make test ARGS=--hypot
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -25,3 +28,28 @@ settings.register_profile(
 )
 settings.register_profile("thorough", settings.get_profile("standard"), max_examples=5_000)
 settings.load_profile("standard")
+
+LONGEST = ("test_twenty_kills", "test_a_standalone_cluster")
+"""What a worker should not begin when the others have nothing left to do."""
+WITHOUT_SESSION = ("test_sink_kill", "test_clusters", "test_planning", "test_outgoing", "test_pipeline_one_process")
+"""Modules of ``tests/spark`` whose tests run anywhere; all others share a session, and so a process."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: LONGEST.index(item.name) if item.name in LONGEST else len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """For ``--dist loadgroup``. The marker ``xdist_group`` has no effect with pytest 9.2, which makes the ids of tests
+    anew, without what xdist 3.8 has appended to them."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneSession(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = Path(nodeid.partition("::")[0])
+            return "spark" if path.parent.name == "spark" and path.stem not in WITHOUT_SESSION else nodeid
+
+    return OneSession(config, log)

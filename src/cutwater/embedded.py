@@ -58,17 +58,18 @@ class Holder(Struct, frozen=True):
 
 
 class EmbeddedLog:
-    """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand."""
+    """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand. ``may_wait``: the event
+    loop may wait for the disk, because nobody on it has a deadline of its own to keep."""
 
-    def __init__(self, path: Path, lock: Lock) -> None:
-        self._path, self._lock = path, lock
+    def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False) -> None:
+        self._path, self._lock, self._may_wait = path, lock, may_wait
         self._metadata: MetadataServer | None = None
         self._node: StorageNodeServer | None = None
         self._volumes: NodeVolumes | None = None
 
     async def start(self, deadline: float) -> str:
         """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
-        store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER)
+        store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         options = MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER, is_nearby=True)
         self._metadata = MetadataServer(options, store)
         await self._metadata.start()
@@ -79,7 +80,8 @@ class EmbeddedLog:
         repository = Repository(Endpoint(CLUSTER, "client"), (address,))
         try:
             await self._add(repository, volumes, deadline)
-            self._node = StorageNodeServer(NodeOptions(LOOPBACK, 0, (address,), is_nearby=True), volumes)
+            node_options = NodeOptions(LOOPBACK, 0, (address,), is_nearby=True, may_wait_for_disk=self._may_wait)
+            self._node = StorageNodeServer(node_options, volumes)
             await self._node.start()
             await self._until_open(repository, deadline)
         finally:
@@ -182,7 +184,8 @@ async def _own(
     compression: Compression | None,
     limits: Limits | None,
 ) -> Client:
-    log = EmbeddedLog(directory, lock)
+    # Threads that wait for this loop keep their deadlines by themselves.
+    log = EmbeddedLog(directory, lock, may_wait=True)
     try:
         servers = await log.start(asyncio.get_running_loop().time() + timeout)
         client = await AsyncClient.connect(servers, timeout=timeout, compression=compression, limits=limits)

@@ -261,9 +261,9 @@ def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -
 HANGING_DISK = """
 import os, sys, threading
 import cutwater
-from cutwater import embedded
+from cutwater.client import loop_thread
 
-embedded.STOP_MS_MAX = 300
+loop_thread.LOOK_SECONDS = loop_thread.STUCK_SECONDS = loop_thread.STUCK_SECONDS_MAX = loop_thread.END_SECONDS = 0.3
 answers, sync = threading.Event(), os.fdatasync
 log = cutwater.open(sys.argv[1])
 log.create_topic("t")
@@ -280,7 +280,7 @@ except cutwater.CutwaterError as error:
 answers.set()
 for thread in threading.enumerate():
     if thread is not threading.current_thread():
-        thread.join(10)
+        thread.join(0.5)
 """
 
 

@@ -12,6 +12,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -360,3 +361,36 @@ def test_every_error_has_an_exit_code() -> None:
         assert exit_code_of(cls.__new__(cls, "")) in EXIT_CODES.values(), cls
     known = {cls.code for cls in tree(CutwaterError)}
     assert set(EXIT_CODES) <= known, "a code that no error has"
+
+
+STUCK = """
+import asyncio, os, sys, time
+from pathlib import Path
+from cutwater.storagenode.start import StartOptions, run_storage_node
+
+def serving(serving):
+    print("serving", flush=True)
+    asyncio.get_running_loop().call_soon(time.sleep, 60)
+
+def hang(error):
+    print(error.code, flush=True)
+    os._exit(19)
+
+options = StartOptions(1, 1, (Path(sys.argv[1]),), "127.0.0.1:0", ("127.0.0.1:1",), stop_seconds=0.1)
+run_storage_node(options, serving, hang)
+"""
+
+
+def test_a_node_whose_disk_hangs_can_be_stopped(volume: Path) -> None:
+    """As if the event loop were waiting for a sync that does not return."""
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK, str(volume)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "serving\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout.readline() == "stop_timed_out\n"
+            assert process.wait(30) == 19
+        finally:
+            process.kill()

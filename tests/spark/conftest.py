@@ -1,10 +1,12 @@
-"""One Spark session for all tests here, which run in one process one after the other, and one log per module."""
+"""What tests on Spark share: one session for all that need no other, in one process; one embedded log per module."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -12,16 +14,34 @@ import cutwater
 import cutwater.spark
 
 HERE = Path(__file__).parent
+FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""A JVM that lives for a minute compiles more than it ever gains from that."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and item.get_closest_marker("xdist_group") is None:
-            # With ``--dist loadgroup``, so that few JVMs run at a time.
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            # Queries of a loaded machine take their time, and PySpark leaves sockets to the garbage collector.
-            item.add_marker(pytest.mark.timeout(400))
+        if HERE in item.path.parents:
+            if item.get_closest_marker("timeout") is None:
+                # Queries of a loaded machine take their time.
+                item.add_marker(pytest.mark.timeout(400))
+            # PySpark leaves sockets to the garbage collector.
             item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def swift_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For every JVM and every Python process of Spark that tests start, and they start some hundred.
+
+    Spark lets its Python processes import PySpark from an archive of sources, which each of them compiles anew: more
+    than half of what the start of such a process costs. Without the archive they import what is installed.
+    """
+    home = tmp_path_factory.mktemp("spark-home")
+    for name in ("bin", "jars"):
+        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(home))
+        patch.setenv("JDK_JAVA_OPTIONS", f"{FAST_JAVA} {os.environ.get('JDK_JAVA_OPTIONS', '')}".strip())
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +51,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cutwater.Client]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(swift_start: None) -> Iterator[SparkSession]:
     session = cutwater.spark.session("tests", master="local[2]")
     session.sparkContext.setLogLevel("ERROR")
     try:

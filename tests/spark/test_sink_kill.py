@@ -29,17 +29,12 @@ from cutwater.client.errors import ClientClosed
 from tests.integration.log_cluster import seeded
 from tests.spark.killed_program import DRIVER_POINTS, EXECUTOR_POINTS, ROWS_PER_BATCH, TOPICS, Plan
 
-pytestmark = [
-    # Beside the other tests on Spark, not behind them: it has its own JVMs.
-    pytest.mark.xdist_group("spark-kill"),
-    pytest.mark.timeout(3_000),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.timeout(3_000)
 
 DRIVER_KILLS, EXECUTOR_KILLS = 16, 4
 ROUND_SECONDS_MAX = 240
 ROOT = Path(__file__).parents[2]
-FAST_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -Xlog:all=off"
+QUIET = "-Xlog:disable -Xlog:all=off"
 OUTPUT = pa.schema({"n": pa.int64(), "batch": pa.int64(), "round": pa.int64(), "token": pa.string()})
 
 
@@ -166,13 +161,13 @@ def test_twenty_kills(tmp_path: Path) -> None:
             str(tmp_path / "checkpoint"),
             round=0,
             marker=str(tmp_path / "marker"),
-            java=f"{FAST_START} -XX:ArchiveClassesAtExit={archive}",
+            java=f"{QUIET} -XX:ArchiveClassesAtExit={archive}",
             storage_nodes=tuple(member.pid for member in cluster.storage_nodes),
         )
         # The first one ends by itself and leaves behind what lets the others start sooner.
         append_input(log, 2 * ROWS_PER_BATCH)
         assert run_driver(plan, tmp_path / "0.log") == 0, (tmp_path / "0.log").read_text()
-        plan.java = f"{FAST_START} -XX:SharedArchiveFile={archive}"
+        plan.java = f"{QUIET} -XX:SharedArchiveFile={archive}"
         for plan.round, plan.point in enumerate(points, 1):
             append_input(log, 2 * ROWS_PER_BATCH)
             # The batch that comes again, or the one after it.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -19,7 +22,9 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import cutwater
 import cutwater.spark
+from cutwater.admin import local_cluster, processes
 from tests.integration.log_cluster import seeded
+from tests.spark.planner_kit import columns, rows_of, stream
 
 BEYOND_FLOATS = 2**53 + 1
 
@@ -260,3 +265,45 @@ def test_the_records_after_the_start_while_others_write(
     found = [glsn for number in sorted(done) for glsn in done[number]]
     first = json.loads((tmp_path / "offsets" / "0").read_text().splitlines()[-1])["from"]
     assert found == [record.glsn for record in log.subscribe("live", follow=False) if record.glsn > first]
+
+
+def test_a_storage_node_dies_during_a_scan(spark: SparkSession, tmp_path: Path) -> None:
+    """Once in the middle of one task, and once in the middle of a job: the rows are those of the log."""
+    cluster = local_cluster.start(tmp_path / "cluster", storage_nodes=3)
+    try:
+        with cutwater.connect("cutwater://" + ",".join(cluster.addresses)) as log:
+            log.create_topic("t", streams=3)
+            for i in range(120):
+                log.append("t", [b"%06d" % i + os.urandom(994)] * 250)
+            options = {"servers": log.servers, "subscribe": "t", "startingOffsets": "earliest"}
+            glsns = log.table("t", columns=["glsn"])["glsn"].to_pylist()
+            with stream(**options) as reader:
+                parts = reader.partitions({"glsn": 0}, {"glsn": glsns[-1]})
+                found = []
+                for number, part in enumerate(parts):
+                    for batch in reader.read(part):
+                        if not found:
+                            # The one that is asked first.
+                            os.kill(cluster.storage_nodes[2].pid, signal.SIGKILL)
+                        found += batch["glsn"].to_pylist()
+                    assert number < 3
+                assert sorted(found) == glsns
+                assert rows_of(reader, parts, columns(options)).num_rows == len(glsns)
+            frame = spark.read.format("cutwater").options(**options, maxPartitionBytes="500k", columns="glsn").load()
+            jobs = spark.sparkContext.statusTracker()
+
+            def kill() -> None:
+                while not any(
+                    (stage := jobs.getStageInfo(number)) is not None and stage.numCompletedTasks > 1
+                    for number in jobs.getActiveStageIds()
+                ):
+                    time.sleep(0.002)
+                os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)
+
+            killer = threading.Thread(target=kill, daemon=True)
+            killer.start()
+            assert sorted(frame.toArrow()["glsn"].to_pylist()) == glsns
+            killer.join(timeout=10)
+            assert not killer.is_alive()
+    finally:
+        processes.stop([member.pid for member in cluster.processes() if member.pid], 5.0)

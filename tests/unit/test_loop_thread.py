@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cutwater.client.loop_thread import LoopThread
+from cutwater.errors import DeadlineExceeded
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -37,6 +38,37 @@ def interrupt(loop: LoopThread, monkeypatch: pytest.MonkeyPatch, *, after: bool)
 
     monkeypatch.setattr(loop, "_call_soon", call_soon)
     return calls
+
+
+def test_who_waits_for_a_loop_that_is_stuck_leaves_in_time(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cutwater.client.loop_thread.STUCK_SECONDS", 0.05)
+    disk_answers, begun = threading.Event(), list[int]()
+
+    async def late() -> None:
+        begun.append(1)
+
+    loop.call_soon(lambda: _wait_for(disk_answers))
+    with pytest.raises(DeadlineExceeded, match=r"for 0\.05 s, as a disk"):
+        loop.run(late(), 0.01)
+    monkeypatch.setattr("cutwater.client.loop_thread.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("cutwater.client.loop_thread.STUCK_SECONDS_MAX", 0.07)
+    with pytest.raises(DeadlineExceeded, match=r"for 0\.07 s, as a disk"):
+        loop.run(late())
+    disk_answers.set()
+    assert loop.run(one()) == 1
+    assert not begun, "what was given up is not done any more"
+
+
+def test_a_loop_that_is_merely_slow_is_waited_for(loop: LoopThread) -> None:
+    async def slow() -> int:
+        await asyncio.sleep(0.1)
+        return 2
+
+    assert loop.run(slow(), 0.01) == 2
+
+
+def _wait_for(event: threading.Event) -> None:
+    event.wait(30)
 
 
 @pytest.mark.parametrize("after", [False, True])

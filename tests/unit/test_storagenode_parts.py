@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import threading
+import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
@@ -17,8 +21,10 @@ from cutwater.storage.errors import DiskFull, StorageBroken
 from cutwater.storage.format import NO_TIME
 from cutwater.storage.frames import BODY_BYTES_MAX, decode_header, encode_frame
 from cutwater.storage.memory import MemoryStorage
+from cutwater.storage.pace import MEMORY, SLOW_SECONDS, Pace
 from cutwater.storagenode.checking import check_batch, check_entry
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
+from cutwater.storagenode.handing_over import HERE_BYTES_MAX, HandingOver
 from cutwater.storagenode.room import MIB, RoomWatch
 from cutwater.storagenode.writer import Durable, Writer
 from cutwater.types import (
@@ -70,6 +76,12 @@ class Told:
     def next(self) -> Durable | CutwaterError | str:
         return self._said.get(timeout=WITHIN_SECONDS)
 
+    def until_idle(self) -> None:
+        deadline = time.monotonic() + WITHIN_SECONDS
+        while not self.writer.is_idle:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
 
 @pytest.fixture
 def storage() -> FullStorage:
@@ -115,8 +127,7 @@ def test_after_a_failure_nothing_is_done_until_the_files_are_opened_anew(storage
     assert third.first_llsn > storage.end
 
 
-def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutwater.storagenode.writer.CONTEXTS_WAIT_SECONDS", 3_600.0)
+def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told) -> None:
     first, second = entries_from(1, 2)
     commit = commit_of([first], None)
     told.write(first, 0)
@@ -131,7 +142,7 @@ def test_commits_wait_for_company_and_not_for_the_next_entries(told: Told, monke
     assert sum(told.writer.context_syncs.counts) == 1
 
 
-def test_commits_are_held_until_someone_wants_them_or_entries_come(storage: FullStorage, told: Told) -> None:
+def test_commits_are_held_until_someone_wants_them_and_synced_with_the_tick(storage: FullStorage, told: Told) -> None:
     (first,) = entries_from(1, 1)
     commit = commit_of([first], None)
     told.write(first, 0)
@@ -141,8 +152,52 @@ def test_commits_are_held_until_someone_wants_them_or_entries_come(storage: Full
     told.writer.release()
     assert told.writer.has_turn
     told.writer.hand_over()
-    assert told.next() == Durable(None, 0, commit, 0)
+    told.until_idle()
     assert storage.last_commit == commit
+    assert storage.durable_commit is None
+    told.writer.tick()
+    assert told.next() == Durable(None, 0, commit, 0)
+    told.until_idle()
+    told.writer.tick()
+    assert told.writer.is_idle, "there is nothing to sync"
+
+
+def test_what_is_written_by_the_loop_itself_is_told_at_once(storage: FullStorage, told: Told) -> None:
+    first, second, third = entries_from(1, 3)
+    told.write(first, 0)
+    assert told.next() == Durable(first.last_llsn, 0, None, 0)
+    told.until_idle()
+    told.writer.write(second, 0)
+    told.writer.write_here()
+    assert storage.durable_end == second.last_llsn
+    assert told.writer.backlog_bytes == 0
+    assert told.next() == Durable(second.last_llsn, 0, None, 0)
+    # A failure is the same as in the thread, and is made good there.
+    storage.is_full = True
+    told.writer.write(third, 0)
+    told.writer.write_here()
+    assert isinstance(told.next(), DiskFull)
+    storage.is_full = False
+    told.writer.write(third, 0)
+    told.writer.write_here()
+    assert storage.end == second.last_llsn
+    told.submit("reopened", reopens=True)
+    assert told.next() == "reopened"
+    told.write(third, 1)
+    assert told.next() == Durable(third.last_llsn, 1, None, 0)
+
+
+def test_a_writer_whose_thread_has_something_to_do_is_not_idle(storage: FullStorage, told: Told) -> None:
+    held = threading.Event()
+    assert told.writer.is_idle
+    told.writer.submit(lambda: _waits(held), lambda error: None)
+    assert not told.writer.is_idle
+    told.write(entries_from(1, 1)[0], 0)
+    held.set()
+    assert isinstance(told.next(), Durable)
+    told.until_idle()
+    told.writer.end()
+    assert not told.writer.is_idle, "so nobody writes beside its last writes"
 
 
 def test_a_writer_that_has_ended_says_so_at_once(storage: FullStorage, told: Told) -> None:
@@ -155,6 +210,69 @@ def test_a_writer_that_has_ended_says_so_at_once(storage: FullStorage, told: Tol
     assert told.writer.backlog_bytes == 0
     assert told.writer.join(WITHIN_SECONDS)
     assert storage.end == LLSN(0)
+
+
+def _waits(held: threading.Event) -> None:
+    held.wait(WITHIN_SECONDS)
+
+
+class Who(MemoryStorage):
+    """Remembers which threads wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[threading.Thread] = []
+
+    def write(self, entries: Seq[Entry]) -> None:
+        self.threads.append(threading.current_thread())
+        super().write(entries)
+
+
+def by_the_loop(count: int, *, may_wait: bool = True, body_bytes: int = 10, slow: bool = False) -> list[bool]:
+    """Which of so many writers' entries the loop wrote by itself, all of one turn."""
+    storages = [Who() for _ in range(count)]
+
+    async def turn() -> None:
+        handing_over = HandingOver(lambda: may_wait)
+        if slow:
+            handing_over._pace.observe(time.monotonic() - 2 * MEMORY * SLOW_SECONDS)
+        told = [Told(storage) for storage in storages]
+        for one in told:
+            (entry,) = entries_from(1, 1)
+            body = bytes(body_bytes)
+            one.writer.write(structs.replace(entry, batch=structs.replace(entry.batch, body=body)), 0)
+            handing_over.soon(one.writer)
+            handing_over.soon(one.writer)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for one in told:
+            one.writer.end()
+            assert await asyncio.to_thread(one.writer.join, WITHIN_SECONDS)
+
+    asyncio.run(turn())
+    return [storage.threads == [threading.current_thread()] for storage in storages]
+
+
+def test_the_loop_writes_by_itself_only_what_keeps_nobody_waiting() -> None:
+    assert by_the_loop(1) == [True]
+    assert by_the_loop(2) == [False, False]
+    assert by_the_loop(1, may_wait=False) == [False]
+    assert by_the_loop(1, body_bytes=HERE_BYTES_MAX) == [False]
+    assert by_the_loop(1, slow=True) == [False]
+
+
+def test_a_disk_that_is_slow_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    pace = Pace()
+    pace.observe(time.monotonic())
+    pace.observe(time.monotonic() - 2 * SLOW_SECONDS)
+    assert pace.is_quick, "a single one tells nothing"
+    for _ in range(2 * MEMORY):
+        pace.observe(time.monotonic() - 2 * SLOW_SECONDS)
+    assert not pace.is_quick
+    monkeypatch.setattr("cutwater.storage.pace.REST_SECONDS", -1.0)
+    for _ in range(2 * MEMORY):
+        pace.observe(time.monotonic() - 2 * SLOW_SECONDS)
+    assert pace.is_quick, "it is tried again"
 
 
 def around(*limits: int) -> st.SearchStrategy[int]:

@@ -20,7 +20,7 @@ from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound
+from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound
 from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 
 LANES_MAX = 256
@@ -62,7 +62,7 @@ class AppendVisit(Visit[Ack]):
     __slots__ = ("_ack", "_count", "_error", "_is_done", "_lane", "_part", "_seconds", "_size")
 
     def __init__(self, lane: Callable[[], Lane], part: Part, count: int, size: int, seconds: float) -> None:
-        super().__init__()
+        super().__init__(seconds)
         self._lane, self._part, self._count, self._size, self._seconds = lane, part, count, size, seconds
         self._ack: Ack | None = None
         self._error: BaseException | None = None
@@ -101,6 +101,12 @@ class AppendVisit(Visit[Ack]):
         if self._ack is None:
             raise ClientClosed("this client was closed meanwhile")
         return self._ack
+
+    def stuck(self, seconds: float) -> CutwaterError:
+        return AppendUnknown(
+            f"no answer came within {self._seconds:g} s, as a disk of this log does not answer, so whether the append "
+            "is in the log is not known: see to the disk, and read the log, or use a producer, which finds out"
+        )
 
 
 class Appends:

@@ -70,7 +70,7 @@ def blocking(
                 return self._loop.visit(visit)
             except NotThisWay:
                 pass
-        return self._loop.run(method(self._async, *args, **kwargs))
+        return self._loop.run(method(self._async, *args, **kwargs), kwargs.get("timeout"))
 
     return cast("Method[P, R]", call)
 
@@ -82,7 +82,7 @@ def blocking_made(
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
-        return wrap(self._loop, self._loop.run(method(self._async, *args, **kwargs)))
+        return wrap(self._loop, self._loop.run(method(self._async, *args, **kwargs), kwargs.get("timeout")))
 
     return cast("Method[P, W]", call)
 

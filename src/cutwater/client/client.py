@@ -188,14 +188,14 @@ class Producer(Blocking[AsyncProducer]):
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         also if its future was already asked."""
         # What was sent before reaches the loop before this does.
-        self._loop.run(self._async.flush(timeout=timeout))
+        self._loop.run(self._async.flush(timeout=timeout), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
-        self._loop.run(self._async.close(timeout=timeout))
+        self._loop.run(self._async.close(timeout=timeout), timeout)
 
 
 class Stager(Blocking[AsyncStager]):

@@ -1,4 +1,5 @@
-"""An event loop in a thread of its own, for those who have none: calls go in, results come out, nothing hangs.
+"""An event loop in a thread of its own, for those who have none: calls go in, results come out, nothing hangs. That of
+an embedded log may wait for a disk; whoever waits for it longer than is agreed leaves by itself.
 
 At the end of the interpreter every loop is closed, because a thread that still runs then can crash it. After a fork the
 child has the object but not the thread; whoever uses it there is told so.
@@ -26,6 +27,10 @@ R = TypeVar("R")
 
 LOOK_SECONDS = 5.0
 """How often a waiting thread looks whether anyone is left who could answer it."""
+STUCK_SECONDS = 1.0
+"""Whoever waits longer than it wanted to leaves a loop that does nothing for so long."""
+STUCK_SECONDS_MAX = 30.0
+"""Whoever did not say how long it wants to wait leaves it after this."""
 EXECUTOR_THREADS_MAX = 8
 CLOSING_TURNS = 5
 END_SECONDS = 5.0
@@ -61,9 +66,9 @@ class LoopThread:
             work.close()
             raise
 
-    def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Wait for it. Whoever is interrupted meanwhile gives it up."""
-        return self.visit(CallVisit(work))
+    def run(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> R:
+        """Wait for it. Whoever is interrupted meanwhile gives it up. ``seconds``: how long it should take at most."""
+        return self.visit(CallVisit(work, seconds))
 
     def visit(self, visit: Visit[R]) -> R:
         """The same for what need not be a coroutine."""
@@ -77,13 +82,28 @@ class LoopThread:
             if not self._is_woken:
                 self._is_woken = True
                 self._call_soon(self._let_in)
-            while not visit.over.acquire(timeout=LOOK_SECONDS):
+            left, patience = LOOK_SECONDS, STUCK_SECONDS_MAX
+            if visit.seconds is not None:
+                left, patience = visit.seconds, STUCK_SECONDS
+            while not visit.over.acquire(timeout=max(min(left, LOOK_SECONDS), 0.0)):
                 if not self._thread.is_alive():
                     raise ClientClosed("this client was closed meanwhile")
+                left -= LOOK_SECONDS
+                if left <= 0:
+                    if not self._turns(patience):
+                        raise visit.stuck(patience)
+                    # It will end this as soon as it is time.
+                    left = LOOK_SECONDS
         except BaseException:
             self._leave(visit)
             raise
         return visit.result()
+
+    def _turns(self, seconds: float) -> bool:
+        """Whether the loop gets anything done within this time."""
+        turned = threading.Event()
+        self._call_soon(turned.set)
+        return turned.wait(seconds)
 
     def _leave(self, visit: Visit[Any]) -> None:
         """An interrupt may have come anywhere: before the loop was woken, for others too who rely on that, or after it

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, Generic, TypeVar
 
 from cutwater.client.errors import ClientClosed
+from cutwater.errors import CutwaterError, DeadlineExceeded
 
 R = TypeVar("R")
 
@@ -22,11 +23,13 @@ class NotThisWay(Exception):
 
 
 class Visit(ABC, Generic[R]):
-    """Begun on the loop, waited for by the thread that made it, ended once."""
+    """Begun on the loop, waited for by the thread that made it, ended once. The loop ends it in time, unless it is
+    stuck; so after ``seconds``, if there is a time, the thread looks whether it is."""
 
-    __slots__ = ("is_given_up", "over")
+    __slots__ = ("is_given_up", "over", "seconds")
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
         self.is_given_up = False
         """Whoever made it does not wait any more."""
         self.over = threading.Lock()
@@ -48,14 +51,20 @@ class Visit(ABC, Generic[R]):
     def result(self) -> R:
         """In the thread that made it, once it is over: what came of it."""
 
+    def stuck(self, seconds: float) -> CutwaterError:
+        """In the same thread, if the loop has done nothing for so long: what is known of it."""
+        return DeadlineExceeded(
+            f"nothing was done for {seconds:g} s, as a disk of this log does not answer: see to the disk, and try again"
+        )
+
 
 class CallVisit(Visit[R]):
     """Runs a coroutine."""
 
     __slots__ = ("_task", "_work")
 
-    def __init__(self, work: Coroutine[Any, Any, R]) -> None:
-        super().__init__()
+    def __init__(self, work: Coroutine[Any, Any, R], seconds: float | None = None) -> None:
+        super().__init__(seconds)
         self._work = work
         self._task: asyncio.Task[R] | None = None
 

@@ -14,14 +14,17 @@ from cutwater.types import ClusterId
 FORMS = "sqlite:PATH, etcd://HOST:PORT,HOST:PORT/PREFIX or memory:"
 
 
-async def open_store(url: str, *, cluster: ClusterId, timeout_ms: int = TIMEOUT_MS) -> MetadataStore:
-    """The store of the cluster. A database is opened, and made if there is none; etcd is asked only when it is used."""
+async def open_store(
+    url: str, *, cluster: ClusterId, timeout_ms: int = TIMEOUT_MS, may_wait: bool = False
+) -> MetadataStore:
+    """The store of the cluster. A database is opened, and made if there is none; etcd is asked only when it is used.
+    ``may_wait``: the event loop may wait for the disk, as nobody shares it who could be kept from a deadline."""
     scheme, colon, rest = url.partition(":")
     match scheme:
         case "memory" if colon and not rest:
             return MemoryStore()
         case "sqlite" if rest:
-            return await SqliteStore.open(Path(rest), cluster, timeout_ms=timeout_ms)
+            return await SqliteStore.open(Path(rest), cluster, timeout_ms=timeout_ms, may_wait=may_wait)
         case "etcd" if colon:
             return _open_etcd(url, cluster)
     raise InvalidArgument(f"{url!r} names no metadata store: write {FORMS}")

@@ -1,4 +1,4 @@
-"""The SQLite database of the metadata store: all of its statements, blocking, for one thread.
+"""The SQLite database of the metadata store: all of its statements, blocking, for one thread at a time.
 
 ::
 
@@ -76,11 +76,14 @@ class SqliteDatabase:
         self.path = path
         self._broken: str | None = None
         self._is_open = False
+        self._is_patient = True
         self._check_place()
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         try:
             with self._errors_mapped():
-                self._connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+                self._connection = sqlite3.connect(
+                    path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+                )
             try:
                 with self._errors_mapped():
                     self._set_up(cluster)
@@ -103,6 +106,7 @@ class SqliteDatabase:
 
     def leader(self) -> LeaderInfo:
         with self._errors_mapped():
+            self._wait_for_locks(True)
             return self._leader()
 
     def acquire(self, node: MetadataNodeId, address: str, seen: LeaderEpoch) -> LeaderInfo:
@@ -128,8 +132,15 @@ class SqliteDatabase:
             batches.append(batch)
         return loaded(leader, snapshot, batches, str(self.path))
 
-    def append(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> None:
-        with self._transaction("IMMEDIATE" if decisions else "DEFERRED"):
+    def append(
+        self,
+        epoch: LeaderEpoch,
+        after: DecisionIndex,
+        decisions: tuple[Decision, ...],
+        *,
+        is_patient: bool = True,
+    ) -> None:
+        with self._transaction("IMMEDIATE" if decisions else "DEFERRED", is_patient=is_patient):
             require_leader(self._leader(), epoch)
             last = self._newest()
             end = last.end if last else DecisionIndex(0)
@@ -243,9 +254,16 @@ class SqliteDatabase:
 
     # Transactions and errors.
 
+    def _wait_for_locks(self, is_patient: bool) -> None:
+        """Whether what follows waits for locks of other programs."""
+        if is_patient is not self._is_patient:
+            self._connection.execute(f"PRAGMA busy_timeout = {round(BUSY_SECONDS * 1_000) if is_patient else 0}")
+            self._is_patient = is_patient
+
     @contextmanager
-    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
+    def _transaction(self, kind: str = "IMMEDIATE", *, is_patient: bool = True) -> Iterator[None]:
         with self._errors_mapped():
+            self._wait_for_locks(is_patient)
             self._connection.execute(f"BEGIN {kind}")
             try:
                 yield

@@ -1,7 +1,10 @@
 """The store in an SQLite database: for a metadata repository of one node.
 
-A thread of its own does all the work, one call after the other, so that the event loop never waits for a disk. Who has
-waited long enough leaves; a call that has not begun by then never does.
+A thread of its own does the work, one call after the other. Who has waited long enough leaves; a call that has not
+begun by then never does.
+
+``may_wait``: the event loop may wait for the disk. Then decisions are appended by the loop itself while the thread has
+nothing to do and the disk is quick (``storage.pace``, ADR 0028), since nothing else can be decided meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,10 +21,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from cutwater.core.decisions import Decision
 from cutwater.core.order_state import Snapshot
-from cutwater.errors import CutwaterError, ResourceExhausted
+from cutwater.errors import CutwaterError, ResourceExhausted, Unavailable
 from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.store_calls import Calls, Changes
 from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, LeaderInfo, Loaded
+from cutwater.storage.pace import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 CALLS_MAX = 64
@@ -38,7 +43,15 @@ class _Worker:
 
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._given = 0
+        """How many jobs; changed by those who give them, and the next one by the thread only."""
+        self._finished = 0
         threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do, and will not have as long as nothing is submitted."""
+        return self._given == self._finished
 
     def submit(self, job: Callable[[], R]) -> Future[R]:
         if self._jobs.qsize() >= CALLS_MAX:
@@ -53,6 +66,7 @@ class _Worker:
 
     def _put(self, job: Callable[[], R]) -> Future[R]:
         future: Future[R] = Future()
+        self._given += 1
         self._jobs.put((future, job))
         return future
 
@@ -66,20 +80,25 @@ class _Worker:
                     future.set_exception(error)
             # Otherwise the last result would stay in memory until the next call.
             del item, future, job
+            self._finished += 1
 
 
 class SqliteStore:
     """See ``MetadataStore``. Made by ``open``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_wait: bool = False) -> None:
+        self._may_wait = may_wait
+        self._pace = Pace()
         self._calls = Calls(str(path))
         self._changes = Changes()
         self._worker = _Worker(f"metadata store {path}")
         self._opened: SqliteDatabase | None = None
 
     @classmethod
-    async def open(cls, path: Path, cluster: ClusterId, *, timeout_ms: int = TIMEOUT_MS) -> SqliteStore:
-        store = cls(path)
+    async def open(
+        cls, path: Path, cluster: ClusterId, *, timeout_ms: int = TIMEOUT_MS, may_wait: bool = False
+    ) -> SqliteStore:
+        store = cls(path, may_wait=may_wait)
         try:
             await store._do("open", timeout_ms, store._open, path, cluster)
         except BaseException:
@@ -111,7 +130,23 @@ class SqliteStore:
         *,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        await self._do("append", timeout_ms, self._database.append, epoch, after, decisions)
+        if not self._append_here(epoch, after, decisions):
+            await self._do("append", timeout_ms, self._database.append, epoch, after, decisions)
+
+    def _append_here(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
+        """Whether it could be done at once."""
+        if not self._may_wait or not self._worker.is_idle or not self._pace.is_quick:
+            return False
+        self._calls.check_open("append")
+        begun = time.monotonic()
+        try:
+            self._database.append(epoch, after, decisions, is_patient=False)
+        except Unavailable:
+            # Another program has a lock on the database, so nothing was done. The thread can wait for it.
+            return False
+        finally:
+            self._pace.observe(begun)
+        return True
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         await self._do("trim", timeout_ms, self._database.trim, epoch, snapshot)

@@ -76,7 +76,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
-    store = await open_store(options.store, cluster=options.cluster)
+    store = await open_store(options.store, cluster=options.cluster, may_wait=True)
     server_options = MetadataOptions(
         options.cluster,
         options.node,

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
     Indexes: TypeAlias = npt.NDArray[np.int64]
     Hashes: TypeAlias = npt.NDArray[np.uint32]
+    Flags: TypeAlias = npt.NDArray[np.bool_]
 
 BROADCAST_GROUP: Final = -1
 """The key group of broadcast state, which has no key: every slice has a copy, a savepoint takes that of the first."""
 
 TIMES: Final = pa.list_(pa.int64())
+_LEAST: Final = -(2**63)
 SORTED: Final = {b"sorted_by": b"key_hash"}
 
 
@@ -159,6 +161,31 @@ def without_gone(chunk: Chunk) -> Chunk:
     if not pc.any(chunk.batch.column("gone")).as_py():
         return chunk
     return Chunk(chunk.batch.filter(pc.invert(chunk.batch.column("gone"))))
+
+
+def without_expired(chunk: Chunk, states: Sequence[State], watermark: int) -> Chunk:
+    """A chunk without the keys that have no timer, and of whose values none is left under a watermark."""
+    column = chunk.batch.column
+    kept = pc.or_(column("next_event_timer").is_valid(), column("next_processing_timer").is_valid())
+    for state in states:
+        kept = pc.or_(kept, pa.array(_alive(column(f"state_{state.name}"), state.ttl_ms, watermark)))
+    return chunk if pc.all(kept).as_py() else Chunk(chunk.batch.filter(kept))
+
+
+def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
+    """In which rows something is left. With a time to live, a value or each element of a list or map has its stamp."""
+    valid: Flags = column.is_valid().to_numpy(zero_copy_only=False)
+    if ttl_ms is None or watermark - ttl_ms < _LEAST:
+        return valid
+    if pa.types.is_struct(column.type):
+        stamps: Indexes = column.flatten()[0].fill_null(_LEAST).to_numpy()
+        return valid & (stamps > watermark - ttl_ms)
+    elements = column.items if pa.types.is_map(column.type) else column.values
+    ends = column.offsets.to_numpy()
+    stamps = elements.flatten()[0].to_numpy()[ends[0] : ends[-1]]
+    found = np.zeros(len(column), bool)
+    found[np.repeat(np.arange(len(column)), np.diff(ends))[stamps > watermark - ttl_ms]] = True
+    return valid & found
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> list[Any]:

@@ -28,6 +28,7 @@ from cutwater.pipeline.chunks import (
     hashes_of,
     merged,
     order_of,
+    without_expired,
     without_gone,
 )
 from cutwater.pipeline.context import KeyEntry, TimerQueue
@@ -183,9 +184,7 @@ class KeyedStore:
     def _without_expired(self, base: Chunk, watermark: int) -> Chunk:
         if all(state.ttl_ms is None for state in self._states):
             return base
-        keys = repeat(None, len(base))
-        kept = [not self._expired(entry, watermark) for entry in self._entries(base.batch, keys)]
-        return base if all(kept) else Chunk(base.batch.filter(pa.array(kept)))
+        return without_expired(base, self._states, watermark)
 
     def entries(self) -> list[KeyEntry]:
         """Everything that is kept for keys, live or packed, by key group and key."""
@@ -244,13 +243,6 @@ class KeyedStore:
                     if first is not None:
                         setattr(entry, attribute, set(times) if times else {first})
         return entries
-
-    def _expired(self, entry: KeyEntry, watermark: int) -> bool:
-        if entry.event_timers or entry.processing_timers:
-            return False
-        return all(
-            state.plain(raw, watermark) is None for state, raw in zip(self._states, entry.values, strict=True)
-        )  # fmt: skip
 
 
 def _key_or_none(data: bytes) -> Any:

@@ -111,7 +111,7 @@ def run_test(pipeline: Pipeline, topics: Mapping[str, Sequence[Mapping[str, Any]
         raise InvalidArgument(
             f"pipeline {pipeline.name!r} has no source {unknown[0]!r}: its sources are {', '.join(sources) or 'none'}"
         )
-    positions = _positions(topics)
+    positions = _positions(topics, sources)
     rows = {topic: _row_type(node, positions) for topic, node in sources.items()}
     plan = Plan(pipeline.name, pipeline.graph, rows)
     clock, batch, last = _replayed(sources, rows, positions, plan)
@@ -148,12 +148,13 @@ def _by_topic(plan: Plan, written: Mapping[str, Records]) -> dict[str, list[dict
     return {topic: [row._asdict() for row in Records.merged(own).rows] for topic, own in parts.items()}
 
 
-def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[_Position]:
+def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mapping[str, SourceNode]) -> list[_Position]:
     """All rows in the order of the log. A time that is left out is the one before."""
     found = []
     for topic, rows in topics.items():
         cut_ms = 0
         for row in rows:
+            _require_known(row, sources[topic])
             cut_ms = _integer(row, "_time", cut_ms) or 0
             payload = {name: value for name, value in row.items() if name not in RESERVED}
             found.append(
@@ -171,6 +172,17 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[_Posit
     if any(position.glsn is not None for position in found):
         found = _by_glsn(found)
     return _with_rising_times(found)
+
+
+def _require_known(row: Mapping[str, Any], source: SourceNode) -> None:
+    """A key that is meant to be a reserved one, and is not, would be a column that nobody misses."""
+    declared = () if source.rows is None else source.rows.names
+    for name in row:
+        if name.startswith("_") and name not in RESERVED and name not in declared:
+            raise InvalidArgument(
+                f"{name!r} in the row {dict(row)!r} is no reserved key: those are {', '.join(RESERVED)}. If it is a "
+                f"column, declare it with schema= at {source.label}"
+            )
 
 
 def _by_glsn(positions: list[_Position]) -> list[_Position]:

@@ -10,7 +10,7 @@ from cutwater.savepoints.files import Files, LocalFiles
 from cutwater.savepoints.manifest import FileInfo, Manifest, OperatorState, RunPoint
 from cutwater.savepoints.program import OperatorInfo, SourceInfo, StateInfo
 from cutwater.savepoints.savepoint import Savepoint, delete_savepoint, list_savepoints, open_savepoint
-from cutwater.savepoints.writing import new_savepoint, write_savepoint
+from cutwater.savepoints.writing import edited_savepoint, new_savepoint, write_savepoint
 
 __all__ = [
     "Difference",
@@ -26,6 +26,7 @@ __all__ = [
     "StateInfo",
     "delete_savepoint",
     "diff",
+    "edited_savepoint",
     "list_savepoints",
     "new_savepoint",
     "open_savepoint",

@@ -66,7 +66,7 @@ def to_table(chunk: pa.RecordBatch, operator: OperatorInfo, *, with_broadcast: b
     columns = [
         chunk.column("key_group"),
         chunk.column("key"),
-        _keys(chunk.column("key"), operator),
+        shown_keys(chunk.column("key"), operator),
         _all_timers(chunk.column("next_event_timer"), chunk.column("event_timers")),
         _all_timers(chunk.column("next_processing_timer"), chunk.column("processing_timers")),
         *(chunk.column(f"{PREFIX}{state.name}") for state in operator.states),
@@ -83,7 +83,7 @@ def _all_timers(first: pa.Array, every: pa.Array) -> pa.Array:
     return pc.coalesce(every, singles)
 
 
-def _keys(data: pa.Array, operator: OperatorInfo) -> pa.StructArray:
+def shown_keys(data: pa.Array, operator: OperatorInfo) -> pa.StructArray:
     """The keys as a struct of their columns; broadcast state, which has none, as null."""
     fields = key_fields(operator)
     has_key = pc.greater(pc.binary_length(data), 0)

@@ -10,6 +10,7 @@ from uuid import uuid4
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
@@ -35,7 +36,7 @@ from cutwater.savepoints.manifest import (
 )
 from cutwater.savepoints.program import KEYED, OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint, begin, directory_of, open_savepoint, place_of
-from cutwater.savepoints.tables import PREFIX, key_fields, table_schema
+from cutwater.savepoints.tables import PREFIX, as_type, key_fields, shown_keys, table_schema
 
 TIMERS = ("event_timers", "processing_timers")
 
@@ -65,9 +66,9 @@ def new_savepoint(
     manifest = Manifest(
         format=FORMAT,
         version=VERSION,
-        id=uuid4().hex,
+        id="",
         pipeline=pipeline.name,
-        created=now(),
+        created="",
         glsn=glsn,
         watermark_ms=NO_TIME,
         clock=None,
@@ -84,14 +85,53 @@ def new_savepoint(
     return write_savepoint(target, manifest, tables, files=files)
 
 
+def edited_savepoint(
+    source: Savepoint, target: Path, tables: Mapping[str, pa.Table], *, files: Files | None = None
+) -> Savepoint:
+    """A copy of a savepoint in which some operators have other rows: ``tables`` by uid, with the columns that
+    ``Savepoint.table`` gives. A row is a key; its ``key_bytes`` are what counts, and ``key`` must agree with them.
+    """
+    for uid in tables:
+        source.operator(uid)
+    whole = {uid: tables[uid] if uid in tables else source.table(uid) for uid in source.manifest.by_uid}
+    return write_savepoint(target, source.manifest, whole, files=files)
+
+
 def write_savepoint(
     target: Path, manifest: Manifest, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:
-    """Write tables, as ``Savepoint.table`` gives them, under a manifest whose operators get these rows and files."""
+    """Write tables, as ``Savepoint.table`` gives them, under a manifest whose operators get these rows and files. It is
+    a savepoint of its own, with a new id.
+    """
+    checked = {
+        state.operator.uid: _checked(state.operator, tables[state.operator.uid])
+        for state in manifest.operators
+        if state.operator.uid in tables
+    }
     place, files = place_of(target, files)
     begin(place, files, {"pipeline": manifest.pipeline, "created": now()})
-    operators = [_written(place, files, state, tables.get(state.operator.uid)) for state in manifest.operators]
-    return finish(place, files, manifest, operators)
+    operators = [_written(place, files, state, checked.get(state.operator.uid)) for state in manifest.operators]
+    return finish(place, files, replace(manifest, id=uuid4().hex, created=now()), operators)
+
+
+def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
+    """A table whose rows can be loaded: each key once, and shown as what it is."""
+    schema = table_schema(operator)
+    missing = [name for name in schema.names if name not in table.column_names]
+    if missing:
+        raise InvalidArgument(f"the table for {operator.uid!r} lacks the column {missing[0]!r}: {schema.names}")
+    try:
+        columns = [as_type(table[field.name], field.type) for field in schema]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise InvalidArgument(f"the table for {operator.uid!r} does not have the types of its state: {error}") from None
+    data, keys = columns[1], columns[2]
+    if data.null_count or len(pc.unique(data)) < len(data):
+        raise InvalidArgument(f"the table for {operator.uid!r} has a key twice, or none: key_bytes tells keys apart")
+    if not shown_keys(data, operator).equals(keys):
+        raise InvalidArgument(
+            f"the table for {operator.uid!r} has a key that is not what its key_bytes say: a new key needs both"
+        )
+    return pa.table(columns, schema=schema)
 
 
 def finish(place: str, files: Files, manifest: Manifest, operators: Sequence[OperatorState]) -> Savepoint:
@@ -110,7 +150,7 @@ def _written(place: str, files: Files, state: OperatorState, table: pa.Table | N
         return OperatorState(state.operator, 0, state.dropped_late, ())
     path = f"{directory_of(state.operator.uid)}/part-0.parquet"
     data = BytesIO()
-    pq.write_table(table.cast(table_schema(state.operator)), data, compression="zstd")
+    pq.write_table(table, data, compression="zstd")
     files.write(f"{place}/{path}", data.getvalue())
     seen = files.settle([f"{place}/{path}"])[f"{place}/{path}"]
     info = FileInfo(path, seen.bytes, seen.rows, seen.sha256)
@@ -145,16 +185,8 @@ def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
     columns: dict[str, Any] = {
         "key_group": pa.array([crc32(own) % operator.max_parallelism for own in data], pa.int32()),
         "key_bytes": pa.array(data, pa.binary()),
-        "key": pa.StructArray.from_arrays(
-            [
-                table[field.name].combine_chunks().cast(field.type)
-                if operator.key
-                else pa.array([str(key) for key in table[field.name].to_pylist()], pa.string())
-                for field in key_fields(operator)
-            ],
-            fields=key_fields(operator),
-        ),
     }
+    columns["key"] = shown_keys(columns["key_bytes"], operator)
     for name in TIMERS:
         columns[name] = table[name] if name in table.column_names else pa.nulls(size, schema.field(name).type)
     for state in operator.states:

@@ -12,7 +12,6 @@ import sys
 import time
 from pathlib import Path
 
-import cutwater.embedded
 from cutwater.errors import CutwaterError, NotFound, Unavailable
 
 LOOK_SECONDS = 0.2
@@ -22,14 +21,17 @@ POLL_SECONDS = 0.02
 def servers_of(path: str, application: int, timeout: float) -> str:
     """Where the log in this directory is served; whoever has it open answers, or a process that is started for it and
     ends with process ``application``."""
+    # Here and not above: every Python process of Spark would otherwise load servers that it does not need.
+    from cutwater.embedded import METADATA, holder_of  # noqa: PLC0415
+
     deadline = time.monotonic() + timeout
     log = Path(path)
-    if not (log / cutwater.embedded.METADATA).exists():
+    if not (log / METADATA).exists():
         # Whoever reads or writes topics does not make a new log out of a mistyped name.
         raise NotFound(f"there is no log in {path}: cutwater.open({path!r}) makes one")
     helper: subprocess.Popen[bytes] | None = None
     while True:
-        holder = cutwater.embedded.holder_of(log)
+        holder = holder_of(log)
         if holder is not None and _is_running(holder.pid):
             return holder.servers
         if helper is None or helper.poll() is not None:
@@ -63,10 +65,12 @@ def _is_running(process: int) -> bool:
 
 def hold(path: str, application: int) -> None:
     """Have the log open until the application has ended."""
-    with cutwater.embedded.open_log(path):
+    from cutwater.embedded import holder_of, open_log  # noqa: PLC0415
+
+    with open_log(path):
         log = Path(path)
         while _is_running(application):
-            holder = cutwater.embedded.holder_of(log)
+            holder = holder_of(log)
             if holder is None or holder.pid != os.getpid():
                 # Someone else was faster.
                 return

@@ -24,7 +24,9 @@ import cutwater
 from cutwater.errors import CutwaterError, Refused, Unavailable
 from cutwater.pipeline.clock import ClockSnapshot
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints import savepoint as places
+from cutwater.savepoints import writing
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.manifest import (
     FORMAT,
@@ -99,6 +101,23 @@ def frame(spark: SparkSession, path: Path, uid: str) -> DataFrame:
     schema = from_arrow_schema(table_schema(state.operator))
     files = [f"{found.path}/{file.path}" for file in state.files]
     return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def new_savepoint(
+    spark: SparkSession,
+    target: Path,
+    pipeline: Pipeline,
+    *,
+    glsn: int,
+    states: Mapping[str, pa.Table | DataFrame],
+    schemas: Mapping[str, pa.Schema] | None = None,
+) -> Savepoint:
+    """As ``cutwater.savepoints.new_savepoint``, from data frames too, and on any file system. The rows of an operator
+    pass through this process.
+    """
+    tables = {uid: given.toArrow() if isinstance(given, DataFrame) else given for uid, given in states.items()}
+    files = files_at(spark, os.fspath(target))
+    return writing.new_savepoint(target, pipeline, glsn=glsn, states=tables, schemas=schemas, files=files)
 
 
 # ------------------------------------------------------------------------------------------------------------ the state

@@ -40,8 +40,9 @@ from cutwater.storage.errors import DiskFull
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.checking import check_entry
 from cutwater.storagenode.counters import Counters
+from cutwater.storagenode.handing_over import HandingOver
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.writer import Job
+from cutwater.storagenode.writer import Job, Writer
 from cutwater.types import (
     GLSN,
     Batch,
@@ -97,6 +98,9 @@ class Outside(Protocol):
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
         """Get an intact copy of what cannot be read."""
 
+    def may_wait_for_disk(self) -> bool:
+        """Whether everything else may stand still while the disk syncs."""
+
     def take_room(self, size: int) -> None:
         """So much is about to be written, unless the node turns read-only by this."""
 
@@ -136,6 +140,7 @@ class StorageNode:
         self._outside = outside
         self._stores = stores
         self._loop = asyncio.get_running_loop()
+        self._handing_over = HandingOver(outside.may_wait_for_disk)
         self._waiters: dict[Waiter, tuple[Outcome, int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
@@ -177,8 +182,6 @@ class StorageNode:
         deadline = time.monotonic() + timeout
         self._chores.shutdown(wait=False, cancel_futures=True)
         drivers = list(self.replicas.values())
-        for driver in drivers:
-            driver.end()
         ended = [driver.close(max(0.0, deadline - time.monotonic())) for driver in drivers]
         ended += [d.writer.join(max(0.0, deadline - time.monotonic())) for d in list(self._abandoned.values())]
         at_work = [future for future in list(self._at_work.values()) if not future.cancelled()]
@@ -187,6 +190,8 @@ class StorageNode:
     def stop_reporting(self) -> None:
         """Before ``stop``, on the event loop: from here on nothing new is begun."""
         self._is_stopping = True
+        for driver in self.replicas.values():
+            driver.end()
         if self._ticking is not None:
             self._ticking.cancel()
             self._ticking = None
@@ -444,6 +449,9 @@ class StorageNode:
             # A disk answered after everything was given up: nobody is left who could be told.
             if not self._loop.is_closed():
                 raise
+
+    def hand_over_soon(self, writer: Writer) -> None:
+        self._handing_over.soon(writer)
 
     def forward(self, peer: StorageNodeId, message: Replicate) -> None:
         try:

@@ -78,6 +78,9 @@ class Host(Protocol):
     def tell(self, job: Job) -> None:
         """Run this soon on the event loop; callable from any thread."""
 
+    def hand_over_soon(self, writer: Writer) -> None:
+        """Have what it was given written, after what was sent in this turn of the event loop is on its way."""
+
     def forward(self, peer: StorageNodeId, message: Replicate) -> None: ...
 
     def answer(self, waiter: Waiter, outcome: Acked | CutwaterError) -> None: ...
@@ -119,7 +122,6 @@ class ReplicaDriver:
         self._watchers: set[Callable[[], None]] = set()
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._is_handing_over = False
         self._is_waiting = False
         """A barrier is on its way to the disk."""
         self._is_reopening = False
@@ -151,7 +153,7 @@ class ReplicaDriver:
 
     def tick(self) -> None:
         """Once in a while: commits that nothing came after are written too."""
-        self._release_contexts()
+        self.writer.tick()
 
     def report(self) -> UncommitReport | None:
         """What the replica may report. While a barrier is pending it is not yet as it says it is, so it repeats what it
@@ -325,15 +327,8 @@ class ReplicaDriver:
         self._hand_over_soon()
 
     def _hand_over_soon(self) -> None:
-        """After what was sent in this turn is on its way: once it has something to do, the writer's thread competes
-        with this one."""
-        if self.writer.has_turn and not self._is_handing_over:
-            self._is_handing_over = True
-            self._loop.call_soon(self._hand_over)
-
-    def _hand_over(self) -> None:
-        self._is_handing_over = False
-        self.writer.hand_over()
+        if self.writer.has_turn:
+            self._host.hand_over_soon(self.writer)
 
     def _carry_out(self, effects: list[ReplicaEffect], start: int) -> None:
         self._carry_out_from(effects, start)

@@ -75,6 +75,8 @@ class NodeOptions(Struct, frozen=True):
     staged_ask_seconds: float = ASK_SECONDS
     is_nearby: bool = False
     """Those on the same event loop connect without a socket."""
+    may_wait_for_disk: bool = False
+    """Whether the event loop may sync by itself. Not where others share it, who could be kept from their deadlines."""
 
 
 class StorageNodeServer:
@@ -236,6 +238,10 @@ class StorageNodeServer:
 
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
         self._mender.mend(stream, error)
+
+    def may_wait_for_disk(self) -> bool:
+        # Of several disks, one that hangs must not hold up the others.
+        return self.options.may_wait_for_disk and len(self.volumes.volumes) == 1
 
     def take_room(self, size: int) -> None:
         self.room.take(size)

@@ -29,6 +29,7 @@ from cutwater.wire.tls import Tls
 _log = logging.getLogger(__name__)
 
 STOP_SECONDS = 10.0
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopTimedOut(Unavailable):
@@ -96,6 +97,7 @@ def _checked(options: StartOptions) -> NodeOptions:
         options.reserve_bytes,
         staged_bytes_max=options.staged_bytes_max,
         staged_ask_seconds=options.staged_ask_seconds,
+        may_wait_for_disk=True,
     )
 
 
@@ -107,8 +109,14 @@ async def _serve(
 ) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+
+    def stop() -> None:
+        _watchdog(options, on_hang)
+        loop.call_soon_threadsafe(asked.set)
+
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, asked.set)
+    _hear_signals(stop)
     started = time.monotonic()
     volumes = NodeVolumes(
         options.volumes,
@@ -126,6 +134,27 @@ async def _serve(
         )
     finally:
         volumes.release()
+
+
+def _hear_signals(stop: Callable[[], None]) -> None:
+    """A thread waits for them, because the event loop may be waiting for a disk. The loop hears those that the system
+    gives to a thread which was there before."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    def hear() -> None:
+        signal.sigwait(STOP_SIGNALS)
+        stop()
+
+    threading.Thread(target=hear, name="signals", daemon=True).start()
+
+
+def _watchdog(options: StartOptions, on_hang: Callable[[CutwaterError], None]) -> StopTimedOut:
+    """From now on the node has so long to stop; returns what is said if it does not."""
+    hang = StopTimedOut(f"storage node {options.node} could not be stopped within {options.stop_seconds} s")
+    watchdog = threading.Timer(options.stop_seconds + 2.0, on_hang, [hang])
+    watchdog.daemon = True
+    watchdog.start()
+    return hang
 
 
 def _serving(server: StorageNodeServer, opened_ms: int, metrics: str | None) -> Serving:
@@ -163,10 +192,7 @@ async def _serve_until(
         await asked.wait()
         _log.info("stopping: %s", server.fatal.result().message if server.fatal.done() else "asked to")
     finally:
-        hang = StopTimedOut(f"storage node {options.node} could not be stopped within {options.stop_seconds} s")
-        watchdog = threading.Timer(options.stop_seconds + 2.0, on_hang, [hang])
-        watchdog.daemon = True
-        watchdog.start()
+        hang = _watchdog(options, on_hang)
         if exporter is not None:
             await asyncio.to_thread(exporter.close)
         if not await server.stop(timeout_ms=round(options.stop_seconds * 1_000)):

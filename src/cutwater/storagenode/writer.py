@@ -3,10 +3,12 @@
 What arrives while a sync is under way goes into the next one. Entries are synced as soon as possible, because appends
 wait for them. Commit contexts can wait: an append is acknowledged before its commit is on disk, and the metadata
 repository keeps it until then. They are written when a reader wants them, because readers find records by them, and
-otherwise together with the next entries; their sync waits a little for company.
+otherwise together with the next entries, or with the node's tick; their sync waits for the tick.
 
 To wake a thread, and to be woken by it, costs more than most of what it does. So what is given in one turn of the event
-loop is handed over once, at the end of the turn, when the loop is about to let other threads run.
+loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or it is written by
+the loop itself (``handing_over`` says when). Only one of the two ever works: the loop while the thread has nothing to
+do, because only the loop could give it something.
 
 Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back. Commit
 contexts that are held back are no more than there were entries since they were last handed over.
@@ -31,7 +33,6 @@ from cutwater.types import LLSN, CommitContext, Entry
 
 _log = logging.getLogger(__name__)
 
-CONTEXTS_WAIT_SECONDS = 0.1
 GROUP_ITEMS_MAX = 4096
 GROUP_BYTES_MAX = 32 * 1024 * 1024
 ENTRY_COST_BYTES = 256
@@ -57,8 +58,8 @@ class _Task(Struct, frozen=True):
     reopens: bool
 
 
-_Item = tuple[Entry, int, float] | tuple[CommitContext, int, float] | _Task | None
-"""What is to be written, in which generation of the files, and since when it may wait."""
+_Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
+"""What is to be written, and in which generation of the files."""
 
 
 class Writer:
@@ -88,7 +89,7 @@ class Writer:
         self._turn: list[_Item] = []
         """Given since the last hand-over."""
         self._held: list[_Item] = []
-        """Commit contexts that wait for the next entries."""
+        """Commit contexts that wait for the next entries, a reader or the tick."""
         self._given_bytes = 0
         """Changed by the event loop's thread only, and the next one by the writer's: so no lock is needed."""
         self._taken_bytes = 0
@@ -98,9 +99,11 @@ class Writer:
         self._entries_bytes = 0
         self._contexts: list[CommitContext] = []
         self._generations = [0, 0]
-        self._contexts_due: float | None = None
         self._unsynced: CommitContext | None = None
         """The last commit context that is written but not synced."""
+        self._handed_over = 0
+        """How many times; changed by the event loop's thread only, and the next two by the writer's."""
+        self._begun = self._finished = 0
         self._is_broken = False
         self._is_ended = False
         """Nothing that is given from now on will be done."""
@@ -119,12 +122,12 @@ class Writer:
         if not self._is_ended:
             self._given_bytes += _cost(entry)
             self.release()
-            self._turn.append((entry, generation, 0.0))
+            self._turn.append((entry, generation))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
         """Held back until ``release``, or until something else is given."""
         if not self._is_ended:
-            self._held.append((context, generation, time.monotonic()))
+            self._held.append((context, generation))
 
     def release(self) -> None:
         """Let go of commit contexts; to be followed by ``hand_over``."""
@@ -139,8 +142,35 @@ class Writer:
 
     def hand_over(self) -> None:
         if self._turn:
-            turn, self._turn = self._turn, []
-            self._queue.put(turn)
+            self._wake()
+
+    def _wake(self) -> None:
+        turn, self._turn = self._turn, []
+        self._handed_over += 1
+        self._queue.put(turn)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its thread has nothing to do, and will not have as long as nothing is handed over."""
+        return self._handed_over == self._finished
+
+    def write_here(self) -> None:
+        """Instead of ``hand_over``, when it is idle: write and sync in this thread, and say what came of it at once."""
+        assert self.is_idle
+        turn, self._turn = self._turn, []
+        for item in turn:
+            # Whoever gives something else hands it over right away.
+            assert isinstance(item, tuple)
+            self._collect(item)
+        if self._is_broken:
+            self._drop()
+        else:
+            self._sync(contexts=False, tell=_at_once)
+
+    def tick(self) -> None:
+        """Once in a while: write the commits that came since the last time, and sync them."""
+        if (self._held or self._unsynced is not None) and not self._is_ended:
+            self._last(_SYNC)
 
     def submit(self, job: Job, done: Callable[[CutwaterError | None], None], *, reopens: bool = False) -> None:
         """Do it after all that was given before is durable; ``done`` is told, on the event loop, how it went."""
@@ -175,25 +205,26 @@ class Writer:
             if self._is_broken:
                 self._drop()
             else:
-                self._sync(contexts=task is not None or ending or self._contexts_are_due())
+                self._sync(contexts=task is not None or ending, tell=self._tell)
             if task is not None:
                 self._do(task)
             if ending:
                 return
+            if not self._inbox:
+                self._finished = self._begun
 
     def _next(self) -> _Task | None:
         """Collect writes until there is a reason to sync: nothing more is waiting, or something else comes. The result
         is that something else; a task that does nothing if there was none."""
-        timeout = None
-        if self._contexts_due is not None:
-            timeout = max(0.0, self._contexts_due - time.monotonic())
+        if not self._inbox:
+            self._take(self._queue.get())
         collected = 0
         while collected < GROUP_ITEMS_MAX and self._entries_bytes < GROUP_BYTES_MAX:
             if not self._inbox:
-                try:
-                    self._inbox += self._queue.get(timeout=timeout) if collected == 0 else self._queue.get_nowait()
-                except queue.Empty:
+                if self._queue.empty():
                     break
+                self._take(self._queue.get())
+                continue
             item = self._inbox.popleft()
             if item is None or isinstance(item, _Task):
                 return item
@@ -201,8 +232,12 @@ class Writer:
             collected += 1
         return _NOTHING
 
-    def _collect(self, item: tuple[Entry, int, float] | tuple[CommitContext, int, float]) -> None:
-        what, generation, since = item
+    def _take(self, turn: list[_Item]) -> None:
+        self._inbox += turn
+        self._begun += 1
+
+    def _collect(self, item: tuple[Entry, int] | tuple[CommitContext, int]) -> None:
+        what, generation = item
         if isinstance(what, Entry):
             self._entries.append(what)
             self._entries_bytes += _cost(what)
@@ -210,11 +245,6 @@ class Writer:
         else:
             self._contexts.append(what)
             self._generations[1] = generation
-            if self._contexts_due is None:
-                self._contexts_due = since + CONTEXTS_WAIT_SECONDS
-
-    def _contexts_are_due(self) -> bool:
-        return self._contexts_due is not None and time.monotonic() >= self._contexts_due
 
     def _take_entries(self) -> list[Entry]:
         """The entries that were collected, which from here on no longer count as waiting."""
@@ -223,7 +253,7 @@ class Writer:
         self._entries_bytes = 0
         return entries
 
-    def _sync(self, *, contexts: bool) -> None:
+    def _sync(self, *, contexts: bool, tell: Callable[[Job], None]) -> None:
         committed, self._contexts = self._contexts, []
         contexts = contexts and (bool(committed) or self._unsynced is not None)
         if not self._entries and not committed and not contexts:
@@ -234,7 +264,7 @@ class Writer:
                 self._unsynced = committed[-1]
                 on_readable = self.on_readable
                 if on_readable is not None:
-                    self._tell(on_readable)
+                    tell(on_readable)
             if self._entries:
                 self._storage.write(self._entries)
                 started = time.monotonic()
@@ -245,7 +275,7 @@ class Writer:
                 self._storage.sync(entries=False)
                 self.context_syncs.observe(time.monotonic() - started)
         except Exception as error:
-            self._fail(_known(error))
+            self._fail(_known(error), tell)
             return
         entries = self._take_entries()
         durable = Durable(
@@ -255,21 +285,21 @@ class Writer:
             self._generations[1],
         )
         if contexts:
-            self._unsynced = self._contexts_due = None
+            self._unsynced = None
         if entries or contexts:
-            self._tell(lambda: self._on_durable(durable))
+            tell(lambda: self._on_durable(durable))
 
-    def _fail(self, error: CutwaterError) -> None:
+    def _fail(self, error: CutwaterError, tell: Callable[[Job], None]) -> None:
         self._is_broken = True
         self._drop()
-        self._tell(lambda: self._on_failure(error))
+        tell(lambda: self._on_failure(error))
 
     def _drop(self) -> None:
         self._take_entries()
-        self._contexts, self._unsynced, self._contexts_due = [], None, None
+        self._contexts, self._unsynced = [], None
 
     def _do(self, task: _Task) -> None:
-        if task is _NOTHING:
+        if task is _SYNC:
             return
         outcome: CutwaterError | None = None
         if self._is_broken and not task.reopens:
@@ -281,6 +311,10 @@ class Writer:
                 outcome = _known(error)
             self._is_broken = outcome is not None
         self._tell(lambda: task.done(outcome))
+
+
+def _at_once(job: Job) -> None:
+    job()
 
 
 def _cost(entry: Entry) -> int:
@@ -296,3 +330,5 @@ def _known(error: Exception) -> CutwaterError:
 
 
 _NOTHING = _Task(lambda: None, lambda outcome: None, reopens=False)
+_SYNC = _Task(lambda: None, lambda outcome: None, reopens=False)
+"""Nothing to be done either, but that everything before it becomes durable."""

@@ -23,6 +23,7 @@ from cutwater.testing import (
     bench_log,
     bench_pipeline,
     bench_pipeline_spark,
+    bench_savepoints,
     bench_spark,
     bench_storage,
     bench_stores,
@@ -47,6 +48,7 @@ def sections(*, quick: bool) -> Mapping[str, Lines]:
         "spark": bench_spark.lines,
         "pipeline": bench_pipeline.lines,
         "pipeline_spark": bench_pipeline_spark.lines,
+        "savepoints": bench_savepoints.lines,
     }
 
 

@@ -87,13 +87,15 @@ class Memory(Backend):
 class Sqlite(Backend):
     """One process opens the database once: all nodes share that store."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, may_wait: bool = False) -> None:
         super().__init__()
-        self.path = path
+        self.path, self._may_wait = path, may_wait
         self._other: sqlite3.Connection | None = None
 
     async def _open(self) -> MetadataStore:
-        return self.stores[0] if self.stores else await open_store(f"sqlite:{self.path}", cluster=CLUSTER)
+        if self.stores:
+            return self.stores[0]
+        return await open_store(f"sqlite:{self.path}", cluster=CLUSTER, may_wait=self._may_wait)
 
     def stall(self) -> None:
         """A lock that another program holds: the thread of the store waits in SQLite, as for a slow disk."""
@@ -143,13 +145,15 @@ def three(tmp_path: Path) -> Iterator[LocalEtcd]:
         yield started
 
 
-@pytest.fixture(params=["memory", "sqlite", "etcd"])
+@pytest.fixture(params=["memory", "sqlite", "sqlite, by the loop", "etcd"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     match request.param:
         case "memory":
             return Memory()
         case "sqlite":
             return Sqlite(tmp_path / "metadata.db")
+        case "sqlite, by the loop":
+            return Sqlite(tmp_path / "metadata.db", may_wait=True)
     return Etcd(request.getfixturevalue("etcd"))
 
 

@@ -24,7 +24,7 @@ def say(*words: object) -> None:
 
 
 async def write(path: str, seed: int) -> None:
-    store = await open_store(f"sqlite:{path}", cluster=ClusterId(7))
+    store = await open_store(f"sqlite:{path}", cluster=ClusterId(7), may_wait=True)
     loaded = await store.load()
     history = History(seed)
     history.next(loaded.snapshot.index + len(loaded.decisions))

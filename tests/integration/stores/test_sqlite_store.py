@@ -7,18 +7,20 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, WrongIdentity
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.sqlite_database import SqliteDatabase
-from cutwater.metadata.sqlite_store import CALLS_MAX
+from cutwater.metadata.sqlite_store import CALLS_MAX, SqliteStore
 from cutwater.metadata.store_errors import DamagedStore, StoreLocked
 from cutwater.storage.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
@@ -125,6 +127,44 @@ async def test_a_second_process_is_told_who_has_it(on_sqlite: Sqlite) -> None:
     with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
         await open_store(f"sqlite:{on_sqlite.path}", cluster=CLUSTER)
     assert (await store.leader()).node == ONE
+
+
+async def test_the_loop_appends_by_itself_unless_it_would_have_to_wait_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    append = SqliteDatabase.append
+
+    def noted(database: SqliteDatabase, *args: Any, **kwargs: Any) -> None:
+        threads.append(threading.current_thread())
+        append(database, *args, **kwargs)
+
+    monkeypatch.setattr(SqliteDatabase, "append", noted)
+    backend, history = Sqlite(tmp_path / "metadata.db", may_wait=True), History()
+    try:
+        store = await backend.open()
+        await store.acquire(ONE, HERE, E0)
+        here = threading.current_thread()
+        await store.append(E1, history.state.index, history.next())
+        assert threads == [here]
+        # While another program has a lock, the thread waits.
+        backend.stall()
+        after, decisions = history.state.index, history.next()
+        with pytest.raises(DeadlineExceeded):
+            await store.append(E1, after, decisions, timeout_ms=50)
+        assert threads[1] is here
+        assert threads[2] is not here
+        backend.resume()
+        # As long as the thread is busy, the loop keeps away; and so it does from a disk that is slow.
+        await store.append(E1, after, decisions)
+        assert isinstance(store, SqliteStore)
+        store._pace.observe(time.monotonic() - 60)
+        threads.clear()
+        await store.append(E1, history.state.index, history.next())
+        assert here not in threads
+        assert (await store.load()).decisions == tuple(history.made)
+    finally:
+        await backend.close()
 
 
 async def test_no_more_calls_wait_than_there_is_room_for(on_sqlite: Sqlite) -> None:

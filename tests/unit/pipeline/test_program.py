@@ -310,6 +310,16 @@ def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.Mon
         run(p, "a1")
 
 
+def test_a_key_that_looks_reserved_is_a_column_only_if_it_is_declared() -> None:
+    p = Pipeline("test")
+    p.source("in", event_time="t").sink("out", uid="out")
+    with pytest.raises(InvalidArgument, match=r"'_steam' in the row .* no reserved key: those are _stream, _watermark"):
+        p.test({"in": [{"t": 1, "_steam": 2}]})
+    p = Pipeline("test")
+    p.source("in", event_time="t", schema="t bigint, _id bigint").sink("out", uid="out")
+    assert p.test({"in": [{"t": 1, "_id": 2}]})["out"] == [{"t": 1, "_id": 2}]
+
+
 # ------------------------------------------------------------------------------------------- batches and partitions
 
 

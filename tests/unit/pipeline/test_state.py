@@ -184,15 +184,37 @@ def test_later_chunks_replace_earlier_ones_and_may_say_that_a_key_is_gone() -> N
     assert contents(KeyedStore(states(), 128, [base]).entries()) == before
 
 
-def test_compaction_drops_what_has_expired() -> None:
-    declared: list[State] = [ListState("string", ttl=5)]
-    declared[0].name = "recent"
+@pytest.mark.parametrize("watermark", [-(2**63), 0, 9, 12, 2**63 - 1])
+def test_compaction_drops_what_has_expired(watermark: int) -> None:
+    """All kinds of state, some of them empty, and keys that have nothing but a timer."""
+    declared: list[State] = [
+        ValueState("string", ttl=5),
+        ListState("string", ttl=5),
+        MapState("string", "string", ttl=3),
+        ValueState("bigint"),
+    ]
+    for state, name in zip(declared, "abcd", strict=True):
+        state.name = name
     store = KeyedStore(declared, 128)
-    for key in range(10):
-        store.entry(key).values[0] = [(key, "x")]
+    for key in range(60):
+        entry = store.entry(key)
+        time = key % 15
+        values = [(time, "x"), [(time - 4, "x"), (time, "y")], {"k": (time, "x"), "l": (time - 1, "y")}, key]
+        chosen = (0, 1, 2, (0, 2), (0, 1, 2, 3), ())[key % 6]
+        for slot in chosen if isinstance(chosen, tuple) else (chosen,):
+            entry.values[slot] = values[slot]
+        entry.event_timers = {key} if key % 7 == 0 or not chosen else None
+    kept = [
+        entry.key
+        for entry in store.entries()
+        if entry.event_timers
+        or any(state.plain(raw, watermark) is not None for state, raw in zip(declared, entry.values, strict=True))
+    ]
     store.dirty |= set(store.live.values())
     store.checkpoint()
-    assert store.compact(9).num_rows == 5
+    store.live.clear()
+    store.compact(watermark)
+    assert sorted(entry.key for entry in store.entries()) == sorted(kept)
 
 
 def test_state_of_another_shape_is_refused() -> None:

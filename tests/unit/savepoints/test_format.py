@@ -6,13 +6,21 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from kit import Last, payments, pipeline, taken
 
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, SavepointDamaged
 from cutwater.pipeline import ProcessFunction, ValueState
-from cutwater.savepoints import delete_savepoint, diff, list_savepoints, new_savepoint, open_savepoint
+from cutwater.savepoints import (
+    delete_savepoint,
+    diff,
+    edited_savepoint,
+    list_savepoints,
+    new_savepoint,
+    open_savepoint,
+)
 from cutwater.savepoints.manifest import NAME, UNFINISHED
 from cutwater.savepoints.savepoint import directory_of
 
@@ -140,6 +148,30 @@ def test_a_savepoint_is_made_of_a_table(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="no operator 'lost'"):
         new_savepoint(tmp_path / "wrong", pipeline(), glsn=7, states={"lost": table})
     assert not (tmp_path / "wrong").exists()
+
+
+def test_a_copy_with_other_rows_is_a_savepoint_of_its_own(tmp_path: Path) -> None:
+    before = taken(tmp_path / "before")
+    table = before.table("last")
+    kept = table.filter(pc.not_equal(table["key_bytes"], pa.scalar(b"\x03u3", pa.binary())))
+    after = edited_savepoint(before, tmp_path / "after", {"last": kept})
+    after.verify()
+    assert after.manifest.id != before.manifest.id
+    assert after.manifest.glsn == before.manifest.glsn
+    (last,) = diff(before, after).operators
+    assert (last.uid, last.examples) == ("last", ("-u3",))
+    renamed = pa.StructArray.from_arrays([pa.array(["x"] * len(table))], names=["user"])
+    wrong = table.set_column(2, "key", renamed)
+    for given, match in (
+        (pa.concat_tables([table, table]), "has a key twice"),
+        (table.drop_columns(["key_bytes"]), "lacks the column 'key_bytes'"),
+        (wrong, "not what its key_bytes say"),
+    ):
+        with pytest.raises(InvalidArgument, match=match):
+            edited_savepoint(before, tmp_path / "never", {"last": given})
+    with pytest.raises(NotFound, match="no operator 'x'"):
+        edited_savepoint(before, tmp_path / "never", {"x": table})
+    assert not (tmp_path / "never").exists()
 
 
 def test_a_uid_is_a_safe_name() -> None:

@@ -1,0 +1,59 @@
+"""From a turn of the event loop to the writers: who writes what the turn has brought.
+
+It happens after what was sent in this turn is on its way: an entry goes down the chain before it goes to the disk, and
+a writer's thread that has something to do competes with this one.
+
+Usually each replica's writer has a thread for it. When only one of them is to write, and little, and nothing else is
+under way, the event loop does it by itself if the disk is quick (``storage.pace``, ADR 0028): nobody waits longer than
+for the thread, and what arrives meanwhile goes into the next sync, as it would there. A node that has several disks
+leaves them to threads always, because one that hangs must not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from cutwater.storage.pace import Pace
+from cutwater.storagenode.writer import Writer
+
+HERE_BYTES_MAX = 32 * 1024
+"""More is worth a thread: meanwhile the next entries are received and handed on."""
+
+
+class HandingOver:
+    """``may_wait`` says whether the event loop may wait for the disk at all."""
+
+    def __init__(self, may_wait: Callable[[], bool]) -> None:
+        self._may_wait = may_wait
+        self._loop = asyncio.get_running_loop()
+        self._due: list[Writer] = []
+        self._busy: list[Writer] = []
+        """Writers whose threads were given something, and may not be done with it yet."""
+        self._pace = Pace()
+
+    def soon(self, writer: Writer) -> None:
+        """At the end of this turn of the event loop."""
+        if not self._due:
+            self._loop.call_soon(self._now)
+        if writer not in self._due:
+            self._due.append(writer)
+
+    def _now(self) -> None:
+        due, self._due = self._due, []
+        if len(due) == 1 and self._can_be_here(due[0]):
+            begun = time.monotonic()
+            due[0].write_here()
+            self._pace.observe(begun)
+            return
+        for writer in due:
+            writer.hand_over()
+            if writer not in self._busy:
+                self._busy.append(writer)
+
+    def _can_be_here(self, writer: Writer) -> bool:
+        if not self._may_wait() or writer.backlog_bytes > HERE_BYTES_MAX or not writer.is_idle:
+            return False
+        self._busy = [other for other in self._busy if not other.is_idle]
+        return not self._busy and self._pace.is_quick
