@@ -225,6 +225,7 @@ def test_a_job_has_one_supervisor(kit: Kit) -> None:
     code, _, errors = ended(kit.run())
     assert code == 32
     assert f"is in use by process {first.pid}: `cutwater pipeline list` shows it" in errors
+    assert "run this one with another --jobs-dir" in errors
     assert kit.job().state is State.RUNNING
     ask(kit.job(), Cancel(), 30)
 

@@ -2,7 +2,7 @@
 
 ::
 
-    checkpoints/              wherever the pipeline is run; --dir says otherwise
+    checkpoints/              wherever the pipeline is run; --jobs-dir says otherwise
       fraud/                  the job, by the name of its pipeline
         job.json              what ``Job`` says; replaced as a whole
         job.lock              held by the process that looks after the job

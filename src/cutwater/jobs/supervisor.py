@@ -241,7 +241,7 @@ class Supervisor:
         self._lock = FileLock(
             directory.path / LOCK_FILE,
             f"the job of pipeline {pipeline!r} in {directory.path}",
-            "`cutwater pipeline list` shows it; stop it, or run this one with another --dir",
+            "`cutwater pipeline list` shows it; stop it, or run this one with another --jobs-dir",
         )
         before = directory.load()
         if before is not None and before.is_alive:
