@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,23 @@ def test_a_signal_is_a_stop(kit: Kit, number: int, code: int) -> None:
     kit.until_running()
     process.send_signal(number)
     assert (ended(process)[0], kit.job().state_now) == (code, State.STOPPED)
+
+
+@pytest.mark.parametrize("request_", [Stop("/s/1", 60), Savepoint("/s/1", 60)])
+def test_a_signal_is_no_savepoint(kit: Kit, request_: Stop | Savepoint) -> None:
+    """Whoever waits for one hears that there is none."""
+    process = kit.run("deaf")
+    job = kit.until_running()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, job, request_, 60)
+        until((kit.path / "p.heard").exists)
+        # The second signal does not wait for a program that hears nothing.
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(Refused, match="a signal stopped the job before that was done"):
+            answer.result()
+    ended(process)
+    assert (kit.job().state_now, kit.job().savepoint) == (State.STOPPED, None)
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.cli.pipeline import RunOptions
+from cutwater.cli import pipeline
+from cutwater.cli.pipeline import OneJob, RunOptions
 from cutwater.cli.pipeline_output import Display, progress_line
-from cutwater.errors import CutwaterError, InvalidArgument, Refused
+from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, State
 from cutwater.jobs.locks import LOCK_FILE
-from cutwater.jobs.messages import Lines, Progress, Told
+from cutwater.jobs.messages import Answer, Lines, Progress, Stop, Told
 from cutwater.jobs.program_file import load_pipeline, split_name
 
 HEAD = "from cutwater.pipeline import Pipeline\n"
@@ -116,6 +117,13 @@ def test_options_of_a_run() -> None:
 def test_options_that_make_no_sense(options: RunOptions, told: str) -> None:
     with pytest.raises(InvalidArgument, match=told):
         options.asked("f.py", Path(), "")
+
+
+def test_a_command_tells_of_no_savepoint_that_there_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    JobDirectory(tmp_path, "p").save(Job("p", "/c"))
+    monkeypatch.setattr(pipeline, "ask", lambda *_: Answer())
+    with pytest.raises(Unavailable, match="'p' tells of no savepoint: `cutwater pipeline describe p` shows"):
+        OneJob("p", tmp_path).saved(Stop("/s", 1))
 
 
 def test_the_line_of_progress() -> None:

@@ -18,11 +18,11 @@ from cutwater.cli.security import TokenOption
 from cutwater.cli.servers import TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.cli.times import parse_position
-from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
 from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, list_jobs
-from cutwater.jobs.messages import Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.program_file import split_name
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
@@ -60,6 +60,15 @@ class OneJob(Bundle):
 
     def ask(self, request: Any) -> Any:
         return ask(self.directory.require(), request, self.timeout + MARGIN_SECONDS)
+
+    def saved(self, request: Savepoint | Stop | Rescale) -> str:
+        """Where the savepoint is that was asked for. What is shown is what was done, not what was meant."""
+        answer: Answer = self.ask(request)
+        if answer.savepoint is None:
+            raise Unavailable(
+                f"pipeline {self.name!r} tells of no savepoint: `cutwater pipeline describe {self.name}` shows it"
+            )
+        return answer.savepoint
 
 
 @dataclass(frozen=True)
@@ -277,10 +286,13 @@ def stop(
     job: OneJob,
 ) -> None:
     """Stop a pipeline when its state and its output agree, and take a savepoint. If that fails, it runs on."""
-    target = None if no_savepoint else _target(job.name, savepoint_dir)
-    job.ask(Stop(target, job.timeout))
-    told = f" with savepoint {target}" if target else "; `cutwater pipeline run` goes on from its checkpoint"
-    show({"pipeline": job.name, "state": State.STOPPED, "savepoint": target}, f"stopped {job.name!r}{told}")
+    taken, told = None, "; `cutwater pipeline run` goes on from its checkpoint"
+    if no_savepoint:
+        job.ask(Stop(None, job.timeout))
+    else:
+        taken = job.saved(Stop(_target(job.name, savepoint_dir), job.timeout))
+        told = f" with savepoint {taken}"
+    show({"pipeline": job.name, "state": State.STOPPED, "savepoint": taken}, f"stopped {job.name!r}{told}")
 
 
 @command(app)
@@ -293,18 +305,16 @@ def cancel(job: OneJob) -> None:
 @command(app)
 def savepoint(savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
     """Take a savepoint from the last micro-batch, while the pipeline runs on."""
-    target = _target(job.name, savepoint_dir)
-    job.ask(Savepoint(target, job.timeout))
-    show({"pipeline": job.name, "savepoint": target}, f"savepoint of {job.name!r}: {target}")
+    taken = job.saved(Savepoint(_target(job.name, savepoint_dir), job.timeout))
+    show({"pipeline": job.name, "savepoint": taken}, f"savepoint of {job.name!r}: {taken}")
 
 
 @command(app)
 def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
     """Stop a pipeline with a savepoint, and go on from it with another number of tasks."""
-    target = _target(job.name, savepoint_dir)
-    job.ask(Rescale(parallelism, target, job.timeout))
-    told = f"{job.name!r} runs with parallelism {parallelism}, from savepoint {target}"
-    show({"pipeline": job.name, "parallelism": parallelism, "savepoint": target}, told)
+    taken = job.saved(Rescale(parallelism, _target(job.name, savepoint_dir), job.timeout))
+    told = f"{job.name!r} runs with parallelism {parallelism}, from savepoint {taken}"
+    show({"pipeline": job.name, "parallelism": parallelism, "savepoint": taken}, told)
 
 
 def _target(pipeline: str, directory: str) -> str:

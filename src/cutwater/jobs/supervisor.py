@@ -297,23 +297,10 @@ class Supervisor:
         pending = self._pending
         if word.savepoint is not None:
             self._note_savepoint(word.savepoint)
-        if word.is_finished:
-            if pending is not None:
-                self._answer(Answer(error=Told.of(Refused("the pipeline came to its end before that"))))
-            self._over(State.FINISHED)
-        elif pending is not None and isinstance(pending.request, Rescale):
-            assert word.savepoint is not None
-            if not self._signal:
+            if pending is not None and isinstance(pending.request, Rescale) and not self._signal:
                 self._switch(pending, pending.request, word.savepoint)
                 return
-            self._over(State.STOPPED)
-            self._answer(
-                Answer(error=Told.of(Refused(f"stopped by a signal; there is the savepoint {word.savepoint}")))
-            )
-        else:
-            self._over(State.STOPPED)
-            if pending is not None:
-                self._answer(Answer(savepoint=word.savepoint))
+        self._over(State.FINISHED if word.is_finished else State.STOPPED, word.savepoint)
 
     def _switch(self, pending: _Pending, request: Rescale, savepoint: str) -> None:
         assert self._directory is not None
@@ -338,7 +325,6 @@ class Supervisor:
         ):
             # The checkpoint is good, whatever befell the program on its way out.
             self._over(State.STOPPED)
-            self._answer(Answer())
             return
         job.last_error = Trouble(error.code, error.message, time.time())
         if pending is not None:
@@ -429,12 +415,20 @@ class Supervisor:
         self._directory.change(self._job, state)
         self._watch(self._job, self._progress)
 
-    def _over(self, state: State) -> None:
+    def _over(self, state: State, savepoint: str | None = None) -> None:
+        """The job ends like this, with this savepoint. Whoever waits hears whether that is what was asked for."""
         assert self._job is not None
         self._job.control = ""
         self._change(state)
-        if state is State.CANCELLED:
-            self._answer(Answer())
+        request = self._pending and self._pending.request
+        if isinstance(request, Stop) and request.savepoint == savepoint and state is not State.FINISHED:
+            self._answer(Answer(savepoint=savepoint))
+            return
+        why = "the pipeline came to its end" if state is State.FINISHED else "a signal stopped the job"
+        there = ""
+        if isinstance(request, Rescale) and request.savepoint == self._job.savepoint:
+            there = f"; there is the savepoint {request.savepoint}"
+        self._answer(Answer(error=Told.of(Refused(f"{why} before that was done{there}"))))
 
     def _note_savepoint(self, savepoint: str) -> None:
         assert self._directory is not None
