@@ -1,8 +1,8 @@
 """A program of a job that runs no pipeline: it does what its file says, so that supervisors can be tried without Spark.
 
 The file is a list of JSON, one element for each life: "run", "kill" (after it ran), "fail", "hopeless", "finish",
-"unstoppable" (a stop with savepoint fails), "deaf" (does nothing that it is told, and notes that it heard it). Like the
-real one, it starts a process, and ends with its input.
+"linger" (as finish, and then it does not go), "unstoppable" (a stop with savepoint fails), "deaf" (does nothing that it
+is told, and notes that it heard it). Like the real one, it starts a process, and ends with its input.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         sys.exit(1)
     tell(Running(jvm.pid, start.parallelism or 2, 20))  # type: ignore[union-attr]
     tell(Moved(PROGRESS))
-    if life == "finish":
+    if life in ("finish", "linger"):
         tell(Ended(is_finished=True))
+    if life == "finish":
         return
     if life == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     for one in sys.stdin.buffer:
         match read_to_program(one):
-            case _ if life == "deaf":
+            case _ if life in ("deaf", "linger"):
                 Path(file).with_suffix(".heard").touch()
             case Savepoint(target):
                 tell(Taken(target))

@@ -153,6 +153,11 @@ def test_a_pipeline_that_comes_to_its_end_is_finished_and_the_next_run_goes_on_w
     assert (kit.lives()[-1]["parallelism"], kit.job().parallelism) == (None, 2)
 
 
+def test_a_program_that_does_not_go_after_its_last_word_is_ended(kit: Kit) -> None:
+    code, _, _ = ended(kit.run("linger"))
+    assert (code, kit.job().state_now, len(kit.lives())) == (0, State.FINISHED, 1)
+
+
 def test_stop_savepoint_and_rescale(kit: Kit) -> None:
     process = kit.run("run")
     job = kit.until_running()

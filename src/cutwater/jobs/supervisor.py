@@ -101,7 +101,7 @@ class Supervisor:
         self._pending: _Pending | None = None
         self._last_word: Ended | Failed | None = None
         self._deadline: float | None = None
-        """By when the program has to have started, or to have stopped."""
+        """By when the program has to have started, to have stopped, or to be gone after its last word."""
         self._restart_at: float | None = None
         self._signal = 0
         self._is_cancelled = False
@@ -140,12 +140,14 @@ class Supervisor:
         return self._signal
 
     def _turn(self) -> None:
-        times = [at for at in (self._deadline, self._restart_at, self._pending and self._pending.deadline) if at]
+        # Whoever has said its last word has done what was asked, or never will: only its end is waited for.
+        pending = self._pending if self._last_word is None else None
+        times = [at for at in (self._deadline, self._restart_at, pending and pending.deadline) if at]
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for key, _ in self._selector.select(wait):
             key.data()
         now = time.monotonic()
-        if self._pending is not None and now >= self._pending.deadline:
+        if self._last_word is None and self._pending is not None and now >= self._pending.deadline:
             self._out_of_time(self._pending)
         if self._deadline is not None and now >= self._deadline and self._child is not None:
             self._deadline = None
@@ -200,7 +202,8 @@ class Supervisor:
                 if isinstance(asked, Savepoint) and asked.target == target:
                     self._answer(Answer(savepoint=target, error=error))
             case Ended() | Failed():
-                self._last_word = message
+                # A thread of the user's own may keep the process alive for ever.
+                self._last_word, self._deadline = message, time.monotonic() + END_SECONDS
 
     def _runs(self, message: Running) -> None:
         """What it found out is the same for its later lives."""
@@ -384,10 +387,6 @@ class Supervisor:
 
     def _out_of_time(self, pending: _Pending) -> None:
         request = pending.request
-        if self._last_word is not None and not isinstance(request, Savepoint):
-            # It has stopped already, and is only slow to go.
-            pending.deadline += STOP_SECONDS
-            return
         what = f"not done within {request.seconds:g} s"
         if isinstance(request, Savepoint):
             what = f"the savepoint was {what}: allow for more with --timeout"
@@ -466,7 +465,7 @@ class Supervisor:
         elif child is None:
             self._restart_at = None
             self._over(State.STOPPED)
-        elif is_second or job.state is State.STARTING:
+        elif is_second or job.state is State.STARTING or self._last_word is not None:
             child.kill()
         else:
             self._deadline = time.monotonic() + STOP_SECONDS
