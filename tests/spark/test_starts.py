@@ -9,15 +9,18 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 
 import cutwater
-from cutwater.errors import Refused
+from cutwater.errors import Refused, Unavailable
 from cutwater.pipeline import Pipeline, ProcessFunction, ValueState
 from cutwater.savepoints import Manifest, Savepoint, new_savepoint
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.manifest import RunPoint
 from cutwater.savepoints.writing import write_savepoint
+from cutwater.spark import savepoints
 from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_sink import PipelineWriter
@@ -27,6 +30,7 @@ from cutwater.spark.run import PipelineRun, Query, program_of
 
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
 NO_SPARK: Any = None
+UNUSED_SPARK: Any = object()
 
 
 class Last(ProcessFunction):
@@ -131,19 +135,59 @@ STARTED: list[RunOptions] = []
 def stopped(log: cutwater.Client, place: Path, name: str, offsets: list[dict[str, Any]], done: int) -> list[RunOptions]:
     """What is run after a stop before a savepoint is taken."""
     STARTED.clear()
-    files, own = LocalFiles(), program(name, log)
-    begin = begun(log, own, place)
-    files.write(str(place / "metadata"), b'{"id":"A"}')
-    for batch, offset in enumerate(offsets):
-        files.write(str(place / "offsets" / str(batch)), b"v1\n{}\n" + msgspec.json.encode(offset))
-    for batch in range(done):
-        files.write(str(place / "commits" / str(batch)), b"")
+    own = program(name, log)
+    begin = checkpointed(log, place, own, offsets, done)
     options, where = RunOptions(until=21, drain=True), Where(servers=log.servers)
     query = Recorded(NO_SPARK, own, NO_SPARK, where, options, "", str(place), None, None, begin)
     PipelineRun(query)._finish_decided()
     return STARTED[1:]
 
 
+def checkpointed(
+    log: cutwater.Client, place: Path, own: Program, offsets: list[dict[str, Any]], done: int
+) -> Beginning:
+    """A checkpoint in which so many micro-batches are planned, and so many done."""
+    files, begin = LocalFiles(), begun(log, own, place)
+    files.write(str(place / "metadata"), b'{"id":"A"}')
+    for batch, offset in enumerate(offsets):
+        files.write(str(place / "offsets" / str(batch)), b"v1\n{}\n" + msgspec.json.encode(offset))
+    for batch in range(done):
+        files.write(str(place / "commits" / str(batch)), b"")
+    return begin
+
+
 def test_a_stop_does_not_end_the_input_of_a_run_that_drains(log: cutwater.Client, tmp_path: Path) -> None:
     (last,) = stopped(log, tmp_path / "run", "drains", [{"glsn": 11, "slices": 4}], done=0)
     assert (last.until, last.drain) == (11, False)
+
+
+def test_a_savepoint_that_cannot_be_written_is_an_error_in_words(
+    log: cutwater.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointed(log, tmp_path / "run", program("unwritten", log), [{"glsn": 1, "slices": 4}], done=1)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Unavailable, match=r"no savepoint of .*run could be written to .*NotADirectoryError"):
+        savepoints.take_savepoint(tmp_path / "run", tmp_path / "file" / "s", spark=UNUSED_SPARK)
+
+    def unread(*_: Any) -> None:
+        raise Py4JError("the state store has lost a file")
+
+    monkeypatch.setattr(savepoints, "_written", unread)
+    with pytest.raises(Unavailable, match=r"micro-batch 0 of .* could not be read, .*the state store has lost a file"):
+        savepoints.take_savepoint(tmp_path / "run", tmp_path / "s", spark=UNUSED_SPARK)
+
+
+def test_whatever_keeps_a_savepoint_from_being_taken_does_not_end_the_program() -> None:
+    def fails(target: str) -> None:
+        raise KeyError(target)
+
+    told = _Program(NO_SPARK, NO_SPARK, NO_SPARK)._savepoint(SimpleNamespace(savepoint=fails), "s")
+    assert told.error is not None
+    assert "KeyError: 's'" in told.error.message
+
+
+def test_paths_of_this_machine_may_be_written_as_addresses(tmp_path: Path) -> None:
+    place = f"file://{tmp_path}"
+    assert savepoints.absolute(place) == str(tmp_path)
+    (tmp_path / "part").write_text("x")
+    assert list(LocalFiles().settle([f"{place}/part"])) == [f"{place}/part"]
