@@ -535,14 +535,15 @@ class AsyncClient:
         """
         return await self._runs.open(name, key, once, self._deadline(timeout))
 
-    async def find_run(self, name: str, *, timeout: float | None = None) -> Run | None:
-        """The run that publishes under a name, or would; None if there never was one. Nothing is opened or changed.
+    async def find_runs(self, name: str, *, timeout: float | None = None) -> tuple[Run, ...]:
+        """All runs that a name has had, oldest first, also those that are over, as far as they are remembered. Nothing
+        is opened or changed.
 
-        >>> _ = log.open_run("found", "key of the found one")
-        >>> log.find_run("found").key, log.find_run("never opened")
-        ('key of the found one', None)
+        >>> _ = log.open_run("found", "first key"), log.open_run("found", "second key")
+        >>> [run.key for run in log.find_runs("found")], log.find_runs("never opened")
+        (['first key', 'second key'], ())
         """
-        return await self._runs.find(name, self._deadline(timeout))
+        return await self._runs.of_name(name, self._deadline(timeout))
 
     async def cluster_key(self, *, timeout: float | None = None) -> str:
         """The random text by which this log is told from all others, whatever their numbers and addresses.

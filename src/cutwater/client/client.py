@@ -251,7 +251,7 @@ class Client(Blocking[AsyncClient]):
     producer = blocking_made(AsyncClient.producer, Producer)
     cursor = made(AsyncClient.cursor, Cursor)
     open_run = blocking(AsyncClient.open_run)
-    find_run = blocking(AsyncClient.find_run)
+    find_runs = blocking(AsyncClient.find_runs)
     cluster_key = blocking(AsyncClient.cluster_key)
     stage = blocking(AsyncClient.stage)
     stager = blocking_made(AsyncClient.stager, Stager)

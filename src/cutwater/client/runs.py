@@ -73,12 +73,10 @@ class Runs:
         answer = await self._repository.ask(request, RunAnswer, timeout_ms=deadline.left_ms())
         return Run(answer.run, answer.generation, answer.last_batch, name, key)
 
-    async def find(self, name: str, deadline: Deadline) -> Run | None:
+    async def of_name(self, name: str, deadline: Deadline) -> tuple[Run, ...]:
         known = (await self._catalogs.description(deadline)).runs
-        for run in known:
-            if run.name == name and name and not run.fenced_by:
-                return Run(run.run, run.generation, run.last_batch, run.name, run.key)
-        return None
+        own = sorted((run for run in known if name and run.name == name), key=lambda run: run.run)
+        return tuple(Run(run.run, run.generation, run.last_batch, run.name, run.key) for run in own)
 
     async def stager(self, run: Run, batch: int, topic: str, ordered: bool, deadline: Deadline) -> AsyncStager:
         """One that has begun: the nodes that will hold the part are known."""

@@ -217,8 +217,14 @@ class Publisher:
 
     def describe(self) -> tuple[RunDescription, ...]:
         known = list(self._state.runs)
-        # Those that hold a name are always told: whoever starts a query asks for the run that publishes under its name.
-        runs = [run for run in known[:-DESCRIBED_RUNS_MAX] if run.name and not run.once and not run.fenced_by]
+        # Whoever starts a query asks how far the output of its name has come: so of each name, the run that holds it is
+        # always told, and the last one that has published, also if that is over.
+        published = {run.name: run.run for run in known if run.name and not run.once and run.batch >= 0}
+        runs = [
+            run
+            for run in known[:-DESCRIBED_RUNS_MAX]
+            if run.name and not run.once and (not run.fenced_by or published.get(run.name) == run.run)
+        ]
         runs += known[-DESCRIBED_RUNS_MAX:]
         return tuple(
             RunDescription(

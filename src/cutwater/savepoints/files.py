@@ -44,7 +44,7 @@ class Files(Protocol):
         """A file, or a directory with all that is in it; it need not be there."""
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        """Make files durable that others have written, and read them."""
+        """Make files durable that others have written, and read them. The answer has the paths as they are given."""
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
         """Read files; those that are missing are left out."""
@@ -85,15 +85,16 @@ class LocalFiles:
             place.unlink(missing_ok=True)
 
     def settle(self, paths: Iterable[str]) -> Mapping[str, Seen]:
+        paths = list(paths)
         places = [local(path) for path in paths]
         for place in places:
             _sync(place)
         for directory in sorted({str(above) for place in places for above in list(Path(place).parents)[:3]}):
             _sync(directory)
-        return self.look(places)
+        return self.look(paths)
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        return {path: _seen(path) for path in map(local, paths) if os.path.exists(path)}
+        return {path: _seen(local(path)) for path in paths if os.path.exists(local(path))}
 
 
 def local(path: str) -> str:

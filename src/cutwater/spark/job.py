@@ -67,9 +67,8 @@ class Supervisor:
             os.write(self._events, line(message))
 
     def fail(self, error: BaseException) -> None:
-        if not isinstance(error, CutwaterError):
-            error = CutwaterError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
-        self.tell(Failed(Told.of(error, is_hopeless=is_hopeless(error))))
+        told = _ours(error)
+        self.tell(Failed(Told.of(told, is_hopeless=is_hopeless(told))))
 
     def _listen(self) -> None:
         lines = Lines()
@@ -78,6 +77,12 @@ class Supervisor:
             for one in lines.add(data):
                 self.commands.put(read_to_program(one))
         end_all()
+
+
+def _ours(error: BaseException) -> CutwaterError:
+    if isinstance(error, CutwaterError):
+        return error
+    return CutwaterError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
 
 
 def end_all() -> NoReturn:
@@ -225,8 +230,9 @@ class _Program:
     def _savepoint(self, run: Any, target: str) -> Taken:
         try:
             run.savepoint(target)
-        except CutwaterError as error:
-            return Taken(target, Told.of(error))
+        except Exception as error:
+            # Whatever keeps it from being taken is no reason to end the pipeline.
+            return Taken(target, Told.of(_ours(error)))
         return Taken(target)
 
     def _watch_jvm(self, jvm: Any) -> None:

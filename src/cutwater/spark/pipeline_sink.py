@@ -18,6 +18,7 @@ from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, where_of
+from cutwater.spark.output_guard import OutputGuard
 from cutwater.spark.pipeline_envelope import TICK, unpacked
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program, unpickled
@@ -35,20 +36,26 @@ class PipelineSink(DataSource):
         return FORMAT
 
     def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        program, plain = unpickled(self.options["given"])
-        return PipelineWriter(program, where_of(self.options), plain)
+        program, plain, guard = unpickled(self.options["given"])
+        return PipelineWriter(program, where_of(self.options), plain, guard)
 
 
 class PipelineWriter(DataSourceStreamArrowWriter):
     """Its methods are called in different processes, each on a copy."""
 
-    def __init__(self, program: Program, where: Where, plain: frozenset[str]) -> None:
-        """``plain``: the topics without a schema."""
-        self._program, self._where, self._plain = program, where, plain
+    def __init__(self, program: Program, where: Where, plain: frozenset[str], guard: OutputGuard | None = None) -> None:
+        """``plain``: the topics without a schema. ``guard``: what the first micro-batch must not repeat."""
+        self._program, self._where, self._plain, self._guard = program, where, plain, guard
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         with told():
-            return stage_once(self._where, self._program.name, iterator, self.staged)
+            return stage_once(self._where, self._program.name, iterator, self.staged, self.check)
+
+    def check(self, run: Run) -> None:
+        """Whether a run that was opened may publish its first micro-batch."""
+        if self._guard is not None and run.last_batch < 0:
+            link = link_to(self._where)
+            self._guard.require_nothing_beyond(link.loop.run(link.client().find_runs(run.name)), run.key)
 
     def staged(self, iterator: Iterator[pa.RecordBatch], run: Run, batch: int) -> Staged:
         """Stage what one task has of a micro-batch."""

@@ -29,6 +29,7 @@ from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.savepoints.tables import as_type, to_chunk
 from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin, require_same_program
 from cutwater.spark.files import files_at
+from cutwater.spark.output_guard import OutputGuard
 from cutwater.spark.pipeline_envelope import packed
 from cutwater.spark.pipeline_planning import Offset
 from cutwater.spark.pipeline_program import Program
@@ -57,12 +58,14 @@ class Wish(Struct, frozen=True):
 
 class Beginning(Struct, frozen=True):
     """``offset``: where the first micro-batch begins, if a savepoint says so. ``savepoint``: whose state the first
-    micro-batch gets; None once that is done. ``restoration``: what became of that state.
+    micro-batch gets; None once that is done. ``restoration``: what became of that state. ``guard``: what the first
+    micro-batch must not repeat.
     """
 
     offset: Offset | None = None
     savepoint: Savepoint | None = None
     restoration: Restoration | None = None
+    guard: OutputGuard | None = None
 
 
 def beginning(spark: SparkSession, client: Client, program: Program, place: str, wish: Wish) -> Beginning:
@@ -79,6 +82,7 @@ def beginning(spark: SparkSession, client: Client, program: Program, place: str,
         )
         checkpoint.write(note)
     else:
+        _require_same_log(client, place, note)
         require_same_program(place, note.program, info)
     if note.origin is None:
         return Beginning()
@@ -92,16 +96,31 @@ def beginning(spark: SparkSession, client: Client, program: Program, place: str,
             "one now: start with a new checkpoint"
         )
     savepoint.verify()
+    guard = None
     if not (note.origin.may_replay or wish.replay_output):
         # Between the first attempt and this one others may have gone on, from the checkpoint of before, say.
-        _require_no_output_beyond(client, program.name, savepoint, checkpoint.key)
-    return Beginning(offset, savepoint, _fitted(savepoint, info, wish))
+        guard = _guard(program.name, savepoint)
+        guard.require_nothing_beyond(client.find_runs(program.name), checkpoint.key)
+    return Beginning(offset, savepoint, _fitted(savepoint, info, wish), guard)
+
+
+def _guard(name: str, savepoint: Savepoint) -> OutputGuard:
+    return OutputGuard(name, savepoint.path, savepoint.manifest.run)
 
 
 def _fitted(savepoint: Savepoint, info: ProgramInfo, wish: Wish) -> Restoration:
     # What is noted was allowed when it was noted.
     allowed = wish.allow_non_restored_state or wish.savepoint is None
     return restoration(savepoint.manifest, info, allow_non_restored_state=allowed)
+
+
+def _require_same_log(client: Client, place: str, note: Note) -> None:
+    key = client.cluster_key()
+    if note.log and note.log != key:
+        raise Refused(
+            f"the positions in the checkpoint {place} are those of another log: it was made on the cluster {note.log}, "
+            f"and this one is {key}. Run with the log of before, or a copy of its data; or name a new checkpoint"
+        )
 
 
 def _require_new(checkpoint: Checkpoint, note: Note | None, savepoint: Savepoint) -> None:
@@ -128,7 +147,7 @@ def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Save
     _require_log(client, savepoint)
     _fitted(savepoint, info, wish)
     if not wish.replay_output:
-        _require_no_output_beyond(client, program.name, savepoint, None)
+        _guard(program.name, savepoint).require_nothing_beyond(client.find_runs(program.name), None)
     watermarks = {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
     before = tuple(state.operator for state in made.operators)
     clock = migrated(made.clock, watermarks, info.operators, before)
@@ -147,25 +166,6 @@ def _require_log(client: Client, savepoint: Savepoint) -> None:
         raise Refused(
             f"{savepoint.path} is at GLSN {made.glsn}, and the log ends at {tail}: this is an older copy of the log"
         )
-
-
-def _require_no_output_beyond(client: Client, name: str, savepoint: Savepoint, own: str | None) -> None:
-    """Who published under the name last must not have come further than the savepoint; ``own`` is who asks."""
-    run, point = client.find_run(name), savepoint.manifest.run
-    if run is None or run.last_batch < 0 or run.key == own:
-        return
-    if run.key == point.key and run.last_batch <= point.batch:
-        return
-    raise Refused(
-        f"the output of {name!r} is past {savepoint.path}: "
-        + (
-            f"its micro-batch {run.last_batch} is published, and the savepoint is after micro-batch {point.batch}"
-            if run.key == point.key
-            else "another run than the savepoint's has published under this name"
-        )
-        + ". What came after it would be in the output topics twice. Start under another name, from a newer savepoint, "
-        "or say that this is wanted: replay_output=True (--replay-output)"
-    )
 
 
 # -------------------------------------------------------------------------------------------------------- initial state

@@ -200,10 +200,11 @@ class PipelineRun:
         if not planned or done[-1:] == planned[-1:]:
             return
         with connected(self._plan.where) as client:
-            run = client.find_run(self.name)
-        is_published = run is not None and run.key == kept.key and run.last_batch >= planned[-1]
+            runs = client.find_runs(self.name)
+        is_published = any(run.key == kept.key and run.last_batch >= planned[-1] for run in runs)
         if is_published or not done:
-            options = structs.replace(self._plan.options, until=kept.offset(planned[-1]).glsn)
+            # The input ends where a run says so, and not where this one happens to be stopped.
+            options = structs.replace(self._plan.options, until=kept.offset(planned[-1]).glsn, drain=False)
             last = PipelineRun(replace(self._plan, options=options))
             if not last.wait(FINISH_SECONDS):
                 last.stop()
@@ -272,7 +273,7 @@ def run_pipeline(
             begin = beginning(spark, client, program, hold.place, wish)
             end = until_position(client, until)
             options = RunOptions(str(start), rows_max, end, drain, begin.offset)
-            sink = pickled(program, plain_topics(program, client))
+            sink = pickled(program, plain_topics(program, client), begin.guard)
         transforms = Transforms(pipeline.graph, program)
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
         run = PipelineRun(query, hold)

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -27,7 +28,7 @@ from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints import savepoint as places
 from cutwater.savepoints import writing
-from cutwater.savepoints.files import Files
+from cutwater.savepoints.files import Files, is_local, local
 from cutwater.savepoints.manifest import (
     FORMAT,
     STATE,
@@ -51,6 +52,9 @@ from cutwater.types import MILLISECOND
 ROWS_PER_FILE: Final = 500_000
 ROWS_PER_BATCH: Final = 20_000
 PIECES_PER_BATCH: Final = 8
+_OF_SPARK: Final = (PySparkException, Py4JError)
+"""Spark's own errors, and those of Java that PySpark has no class for: a file of the state store that is gone, say."""
+_FOREIGN: Final = (*_OF_SPARK, OSError)
 TRIES: Final = 3
 """How often a newer micro-batch is taken because the pipeline ran on and removed the one that was being read."""
 
@@ -63,16 +67,25 @@ def take_savepoint(
     It may be called from any process, while the pipeline runs on. Nothing of the checkpoint changes.
     """
     spark = spark or session("cutwater savepoint")
-    source, place = os.fspath(checkpoint), absolute(target)
-    kept = Checkpoint(absolute(source), files_at(spark, source))
-    note, files = kept.require_note(), files_at(spark, place)
-    point = kept.point(batch)
+    source, place = absolute(checkpoint), absolute(target)
+    kept, files = Checkpoint(source, files_at(spark, source)), files_at(spark, place)
+    try:
+        return _taken(spark, kept, place, files, batch)
+    except _FOREIGN as error:
+        raise Unavailable(
+            f"no savepoint of {source} could be written to {place}: {_first_line(error)}. The pipeline is as it was, "
+            "and what is half-written is refused: see that the directory can be written to, or name another one"
+        ) from None
+
+
+def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batch: int | None) -> Savepoint:
+    note, point = kept.require_note(), kept.point(batch)
     places.begin(place, files, {"pipeline": note.pipeline, "created": now(), "versions": versions()})
     for left in reversed(range(TRIES)):
         try:
             states = _written(spark, kept, note, point, place, files)
             break
-        except PySparkException as error:
+        except _OF_SPARK as error:
             files.delete(f"{place}/{STATE}")
             newest = kept.committed()[-1:]
             if batch is not None or not left or newest == [point.batch]:
@@ -81,12 +94,16 @@ def take_savepoint(
     return finish(place, files, _manifest(note, point), states)
 
 
-def _unread(path: str, point: Point, error: PySparkException) -> CutwaterError:
+def _unread(path: str, point: Point, error: Exception) -> CutwaterError:
     return Unavailable(
-        f"the state after micro-batch {point.batch} of {path} could not be read: {str(error).splitlines()[0][:400]}. "
-        "The pipeline is as it was, and the half-written savepoint is refused: take another one, with a larger retain "
-        "if the pipeline removes micro-batches quickly"
+        f"the state after micro-batch {point.batch} of {path} could not be read, or not be written: "
+        f"{_first_line(error)}. The pipeline is as it was, and the half-written savepoint is refused: take another "
+        "one, with a larger retain if the pipeline removes micro-batches quickly"
     )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:400]
 
 
 def open_savepoint(spark: SparkSession, path: Path) -> Savepoint:
@@ -288,7 +305,7 @@ def versions() -> dict[str, str]:
 def absolute(path: Path) -> str:
     """A path that means the same to every process of Spark."""
     text = os.fspath(path)
-    return os.path.abspath(text) if "://" not in text and not text.startswith("file:") else text.rstrip("/")
+    return os.path.abspath(local(text)) if is_local(text) else text.rstrip("/")
 
 
 @contextmanager

@@ -98,14 +98,24 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         """What is staged and not decided on is invisible, and expires."""
 
 
-def stage_once(where: Where, name: str, batches: Iterator[pa.RecordBatch], stage: Stage) -> Staged:
-    """In a task of a query: stage its rows, unless the micro-batch is decided already."""
+def stage_once(
+    where: Where,
+    name: str,
+    batches: Iterator[pa.RecordBatch],
+    stage: Stage,
+    check: Callable[[Run], None] = lambda run: None,
+) -> Staged:
+    """In a task of a query: stage its rows, unless the micro-batch is decided already. ``check`` refuses a run that was
+    opened.
+    """
     context = TaskContext.get()
     key = context.getLocalProperty(QUERY_ID) if context is not None else None
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
         raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
-    return stage_unless_decided(open_run(link_to(where), name, key), int(number), batches, stage)
+    run = open_run(link_to(where), name, key)
+    check(run)
+    return stage_unless_decided(run, int(number), batches, stage)
 
 
 def stage_unless_decided(run: Run, batch: int, batches: Iterator[pa.RecordBatch], stage: Stage) -> Staged:

@@ -1,0 +1,193 @@
+"""What is looked at before a pipeline starts and after it is stopped, on a real log and real files, without a JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from py4j.protocol import Py4JError
+
+import cutwater
+from cutwater.errors import Refused, Unavailable
+from cutwater.pipeline import Pipeline, ProcessFunction, ValueState
+from cutwater.savepoints import Manifest, Savepoint, new_savepoint
+from cutwater.savepoints.files import LocalFiles
+from cutwater.savepoints.manifest import RunPoint
+from cutwater.savepoints.writing import write_savepoint
+from cutwater.spark import savepoints
+from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.job import _Program
+from cutwater.spark.options import Where
+from cutwater.spark.pipeline_program import Program
+from cutwater.spark.pipeline_sink import PipelineWriter
+from cutwater.spark.pipeline_source import RunOptions
+from cutwater.spark.restoring import Beginning, Wish, beginning
+from cutwater.spark.run import PipelineRun, Query, program_of
+
+SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
+NO_SPARK: Any = None
+UNUSED_SPARK: Any = object()
+
+
+class Last(ProcessFunction):
+    last = ValueState("bigint")
+
+    def process(self, record: Any, ctx: Any) -> None:
+        self.last.set(record.amount)
+
+
+def pipeline(name: str, log: cutwater.Client, function: ProcessFunction | None = None, key: str = "user") -> Pipeline:
+    if "pays" not in {topic.name for topic in log.topics()}:
+        log.create_topic("pays", schema=SCHEMA, event_time="at")
+    p = Pipeline(name, log=log.servers)
+    p.source("pays").process(key=key, function=function or Last(), uid="last", schema="user string").sink(
+        f"{name}-out", uid="out"
+    )
+    return p
+
+
+def program(name: str, log: cutwater.Client, **options: Any) -> Program:
+    return program_of(pipeline(name, log, **options), log, 1, 4)
+
+
+def begun(log: cutwater.Client, own: Program, place: Path, savepoint: Savepoint | None = None) -> Beginning:
+    wish = Wish(None if savepoint is None else savepoint.path)
+    return beginning(NO_SPARK, log, own, str(place), wish)
+
+
+def published(log: cutwater.Client, name: str, key: str, batch: int) -> None:
+    log.publish(log.open_run(name, key), batch, [])
+
+
+def seeded(target: Path, log: cutwater.Client, name: str, **changes: Any) -> Savepoint:
+    """A savepoint of a pipeline, with something else in its manifest."""
+    seed = new_savepoint(target / "seed", pipeline(name, log), glsn=0, states={}, schemas={"pays": SCHEMA})
+    manifest: Manifest = msgspec.structs.replace(seed.manifest, log=log.cluster_key(), **changes)
+    return write_savepoint(target / "savepoint", manifest, {})
+
+
+def test_a_run_that_was_only_opened_does_not_hide_what_was_published_before(
+    log: cutwater.Client, tmp_path: Path
+) -> None:
+    own = program("hides", log)
+    older = seeded(tmp_path / "older", log, "hides", run=RunPoint("hides", "A", 10))
+    newer = seeded(tmp_path / "newer", log, "hides", run=RunPoint("hides", "A", 57))
+    bootstrapped = seeded(tmp_path / "none", log, "hides")
+    published(log, "hides", "A", 57)
+    log.open_run("hides", "failed at once")
+    for savepoint in (older, bootstrapped):
+        with pytest.raises(Refused, match="the output of 'hides' is past"):
+            begun(log, own, tmp_path / "never", savepoint)
+    assert begun(log, own, tmp_path / "run", newer).savepoint is not None
+    published(log, "hides", "B", 0)
+    with pytest.raises(Refused, match="another run than the savepoint's has published"):
+        begun(log, own, tmp_path / "run", newer)
+
+
+def test_the_first_micro_batch_looks_at_the_output_when_nobody_else_can_publish_any_more(
+    log: cutwater.Client, tmp_path: Path
+) -> None:
+    own = program("races", log)
+    published(log, "races", "race A", 3)
+    begin = begun(log, own, tmp_path / "run", seeded(tmp_path, log, "races", run=RunPoint("races", "race A", 3)))
+    writer = PipelineWriter(own, Where(servers=log.servers), frozenset(), begin.guard)
+    writer.check(log.open_run("races", "race B"))
+    # An old run that still lives has published between the look at the start and the first micro-batch.
+    begin = begun(
+        log, own, tmp_path / "run-2", seeded(tmp_path / "2", log, "races", run=RunPoint("races", "race B", -1))
+    )
+    published(log, "races", "race B", 0)
+    writer = PipelineWriter(own, Where(servers=log.servers), frozenset(), begin.guard)
+    with pytest.raises(Refused, match="its micro-batch 0 is published, and the savepoint is after micro-batch -1"):
+        writer.check(log.open_run("races", "race C"))
+    published(log, "races", "race C", 0)
+    writer.check(log.open_run("races", "race C"))
+
+
+def test_a_checkpoint_belongs_to_one_log(log: cutwater.Client, tmp_path: Path) -> None:
+    begun(log, program("moved", log), tmp_path / "run")
+    begun(log, program("moved", log), tmp_path / "run")
+    with (
+        cutwater.open(tmp_path / "other") as other,
+        pytest.raises(Refused, match=r"are those of another log.*name a new checkpoint"),
+    ):
+        begun(other, program("moved", other), tmp_path / "run")
+
+
+class Recorded(Query):
+    """A query that is done as soon as it is started."""
+
+    def start(self) -> Any:
+        STARTED.append(self.options)
+        place = Checkpoint(self.checkpoint, LocalFiles())
+        for batch in place.planned() if len(STARTED) > 1 else ():
+            place.files.write(f"{self.checkpoint}/commits/{batch}", b"")
+        return SimpleNamespace(id="A", isActive=False, stop=lambda: None, awaitTermination=lambda *_: True)
+
+
+STARTED: list[RunOptions] = []
+
+
+def stopped(log: cutwater.Client, place: Path, name: str, offsets: list[dict[str, Any]], done: int) -> list[RunOptions]:
+    """What is run after a stop before a savepoint is taken."""
+    STARTED.clear()
+    own = program(name, log)
+    begin = checkpointed(log, place, own, offsets, done)
+    options, where = RunOptions(until=21, drain=True), Where(servers=log.servers)
+    query = Recorded(NO_SPARK, own, NO_SPARK, where, options, "", str(place), None, None, begin)
+    PipelineRun(query)._finish_decided()
+    return STARTED[1:]
+
+
+def checkpointed(
+    log: cutwater.Client, place: Path, own: Program, offsets: list[dict[str, Any]], done: int
+) -> Beginning:
+    """A checkpoint in which so many micro-batches are planned, and so many done."""
+    files, begin = LocalFiles(), begun(log, own, place)
+    files.write(str(place / "metadata"), b'{"id":"A"}')
+    for batch, offset in enumerate(offsets):
+        files.write(str(place / "offsets" / str(batch)), b"v1\n{}\n" + msgspec.json.encode(offset))
+    for batch in range(done):
+        files.write(str(place / "commits" / str(batch)), b"")
+    return begin
+
+
+def test_a_stop_does_not_end_the_input_of_a_run_that_drains(log: cutwater.Client, tmp_path: Path) -> None:
+    (last,) = stopped(log, tmp_path / "run", "drains", [{"glsn": 11, "slices": 4}], done=0)
+    assert (last.until, last.drain) == (11, False)
+
+
+def test_a_savepoint_that_cannot_be_written_is_an_error_in_words(
+    log: cutwater.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointed(log, tmp_path / "run", program("unwritten", log), [{"glsn": 1, "slices": 4}], done=1)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Unavailable, match=r"no savepoint of .*run could be written to .*NotADirectoryError"):
+        savepoints.take_savepoint(tmp_path / "run", tmp_path / "file" / "s", spark=UNUSED_SPARK)
+
+    def unread(*_: Any) -> None:
+        raise Py4JError("the state store has lost a file")
+
+    monkeypatch.setattr(savepoints, "_written", unread)
+    with pytest.raises(Unavailable, match=r"micro-batch 0 of .* could not be read, .*the state store has lost a file"):
+        savepoints.take_savepoint(tmp_path / "run", tmp_path / "s", spark=UNUSED_SPARK)
+
+
+def test_whatever_keeps_a_savepoint_from_being_taken_does_not_end_the_program() -> None:
+    def fails(target: str) -> None:
+        raise KeyError(target)
+
+    told = _Program(NO_SPARK, NO_SPARK, NO_SPARK)._savepoint(SimpleNamespace(savepoint=fails), "s")
+    assert told.error is not None
+    assert "KeyError: 's'" in told.error.message
+
+
+def test_paths_of_this_machine_may_be_written_as_addresses(tmp_path: Path) -> None:
+    place = f"file://{tmp_path}"
+    assert savepoints.absolute(place) == str(tmp_path)
+    (tmp_path / "part").write_text("x")
+    assert list(LocalFiles().settle([f"{place}/part"])) == [f"{place}/part"]
