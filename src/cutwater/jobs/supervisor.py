@@ -257,15 +257,16 @@ class Supervisor:
             job.checkpoint, job.from_savepoint = start.checkpoint or directory.next_checkpoint(), start.from_savepoint
         else:
             job.checkpoint = start.checkpoint or directory.current() or directory.next_checkpoint()
-        job.parallelism = start.parallelism
         if before is not None:
             job.savepoint = before.savepoint
             _remove_scratch(before)
             if job.checkpoint == before.checkpoint:
-                _same_parallelism(job, before)
+                job.parallelism = before.parallelism
                 job.from_savepoint = job.from_savepoint or before.from_savepoint
+        # What is asked for becomes the job's when the program runs with it: the checkpoint may have another one.
+        parallelism = start.parallelism or job.parallelism
         self._start = msgspec.structs.replace(
-            start, checkpoint=job.checkpoint, from_savepoint=job.from_savepoint, parallelism=job.parallelism
+            start, checkpoint=job.checkpoint, from_savepoint=job.from_savepoint, parallelism=parallelism
         )
         if before is not None and job.checkpoint == before.checkpoint:
             self._start = _as_begun(self._start, before)
@@ -472,17 +473,6 @@ class Supervisor:
             if job.state is State.RUNNING:
                 self._change(State.STOPPING)
                 child.send(Stop(None, STOP_SECONDS))
-
-
-def _same_parallelism(job: Job, before: Job) -> None:
-    if job.parallelism is None:
-        job.parallelism = before.parallelism
-    elif before.parallelism is not None and job.parallelism != before.parallelism:
-        raise Refused(
-            f"the checkpoint of pipeline {job.pipeline!r} was made with parallelism {before.parallelism}, not "
-            f"{job.parallelism}: leave --parallelism out and then say `cutwater pipeline rescale {job.pipeline} "
-            f"--parallelism {job.parallelism}`, or start from a savepoint"
-        )
 
 
 def _as_begun(start: Start, before: Job) -> Start:

@@ -138,6 +138,7 @@ class _Program:
 
     def run(self) -> None:
         # Spark is loaded when it is known that there is something to run.
+        from cutwater.spark.files import files_at  # noqa: PLC0415
         from cutwater.spark.job_progress import Watcher  # noqa: PLC0415
         from cutwater.spark.run import run_pipeline  # noqa: PLC0415
         from cutwater.spark.session import session  # noqa: PLC0415
@@ -145,12 +146,15 @@ class _Program:
         start, pipeline = self._start, self._pipeline
         where = self._where()
         until = self._until(where)
+        # A checkpoint elsewhere is read through Spark, which then has as many threads as were asked for.
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
-        parallelism, slices = sizes(start, note)
-        spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{parallelism}]")
+        threads, _ = sizes(start, note)
+        spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{threads}]")
         gateway: Any = spark.sparkContext._gateway
         jvm = gateway.proc
         threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
+        checkpoint = Checkpoint(start.checkpoint, files_at(spark, start.checkpoint))
+        parallelism, slices = sizes(start, checkpoint.note())
         run = run_pipeline(
             pipeline,
             until=until,
@@ -165,20 +169,17 @@ class _Program:
             token=where.token,
             retain=start.retain,
             wait=False,
-            **self._beginning(spark),
+            **self._beginning(checkpoint),
         )
         self._supervisor.tell(Running(jvm.pid, parallelism, until))
         last = self._until_over(run, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
 
-    def _beginning(self, spark: Any) -> dict[str, Any]:
+    def _beginning(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """A checkpoint that has begun holds what it began with, also when the savepoint is deleted."""
-        from cutwater.spark.files import files_at  # noqa: PLC0415
-
         start = self._start
-        place = start.checkpoint
-        if start.from_savepoint is None or Checkpoint(place, files_at(spark, place)).committed():
+        if start.from_savepoint is None or checkpoint.committed():
             return {}
         names = ("from_savepoint", "replay_output", "allow_non_restored_state")
         return {name: getattr(start, name) for name in names}
