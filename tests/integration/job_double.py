@@ -48,7 +48,8 @@ def main(events: str, file: str, variable: str, log: str) -> None:
     tell(Loaded(variable or Path(file).stem))
     start = read_to_program(sys.stdin.buffer.readline())
     with lives.open("a") as out:
-        out.write(json.dumps({"life": life, "checkpoint": start.checkpoint, "parallelism": start.parallelism}) + "\n")  # type: ignore[union-attr]
+        names = ("checkpoint", "parallelism", "replay_output")
+        out.write(json.dumps({"life": life} | {name: getattr(start, name) for name in names}) + "\n")
     if life in ("fail", "hopeless"):
         error = Unavailable("no luck") if life == "fail" else InvalidArgument("no sense")
         tell(Failed(Told.of(error, is_hopeless=life == "hopeless")))

@@ -159,7 +159,7 @@ def test_a_program_that_does_not_go_after_its_last_word_is_ended(kit: Kit) -> No
 
 
 def test_stop_savepoint_and_rescale(kit: Kit) -> None:
-    process = kit.run("run")
+    process = kit.run("run", options=("--from-savepoint", "/s/0", "--replay-output"))
     job = kit.until_running()
     until(lambda: ask(job, Describe(), 30).progress == PROGRESS)
     assert ask(job, Savepoint("/s/1", 30), 30).savepoint == "/s/1"
@@ -169,6 +169,8 @@ def test_stop_savepoint_and_rescale(kit: Kit) -> None:
     assert (job.parallelism, job.from_savepoint, job.state) == (5, "/s/2", State.RUNNING)
     assert [Path(life["checkpoint"]).name for life in kit.lives()] == ["run-1", "run-2"]
     assert kit.lives()[-1]["parallelism"] == 5
+    # That was said of another savepoint.
+    assert [life["replay_output"] for life in kit.lives()] == [True, False]
     assert ask(job, Stop("/s/3", 30), 30).savepoint == "/s/3"
     assert ended(process)[0] == 0
     assert (kit.job().state_now, kit.job().savepoint) == (State.STOPPED, "/s/3")

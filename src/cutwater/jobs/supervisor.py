@@ -268,8 +268,6 @@ class Supervisor:
         self._start = msgspec.structs.replace(
             start, checkpoint=job.checkpoint, from_savepoint=job.from_savepoint, parallelism=parallelism
         )
-        if before is not None and job.checkpoint == before.checkpoint:
-            self._start = _as_begun(self._start, before)
         self._directory, self._job = directory, job
         directory.save(job)
         self._watch(job, None)
@@ -313,8 +311,14 @@ class Supervisor:
         job = self._job
         job.checkpoint, job.from_savepoint = self._directory.next_checkpoint(), savepoint
         job.parallelism = request.parallelism
+        # What was allowed for the savepoint of before does not hold for this one.
         self._start = msgspec.structs.replace(
-            self._start, checkpoint=job.checkpoint, from_savepoint=savepoint, parallelism=job.parallelism
+            self._start,
+            checkpoint=job.checkpoint,
+            from_savepoint=savepoint,
+            parallelism=job.parallelism,
+            replay_output=False,
+            allow_non_restored_state=False,
         )
         self._progress = None
         self._spawn()
@@ -473,12 +477,6 @@ class Supervisor:
             if job.state is State.RUNNING:
                 self._change(State.STOPPING)
                 child.send(Stop(None, STOP_SECONDS))
-
-
-def _as_begun(start: Start, before: Job) -> Start:
-    """A start from a savepoint that came to nothing is tried again as it was asked for."""
-    flags = {name: True for name in ("replay_output", "allow_non_restored_state") if before.arguments.get(name)}
-    return msgspec.structs.replace(start, **flags)
 
 
 def _remove_scratch(before: Job) -> None:

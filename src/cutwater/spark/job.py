@@ -41,6 +41,7 @@ from cutwater.jobs.restarts import is_hopeless
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import LocalFiles, is_local
+from cutwater.savepoints.savepoint import place_of
 from cutwater.spark.checkpoints import Checkpoint, Note
 
 TOKEN = "CUTWATER_TOKEN"
@@ -177,9 +178,18 @@ class _Program:
         self._supervisor.tell(last)
 
     def _beginning(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """A checkpoint that has begun holds what it began with, also when the savepoint is deleted."""
+        """A checkpoint that began with this savepoint notes what was allowed for it, to which more may be added until a
+        micro-batch is done; then it needs the savepoint no more. One that began otherwise is refused.
+        """
         start = self._start
-        if start.from_savepoint is None or checkpoint.committed():
+        if start.from_savepoint is None:
+            return {}
+        here = is_local(start.from_savepoint)
+        place = place_of(start.from_savepoint, None)[0] if here else start.from_savepoint.rstrip("/")
+        note = checkpoint.note()
+        is_noted = note is not None and note.origin is not None and note.origin.savepoint == place
+        allows_more = start.replay_output or start.allow_non_restored_state
+        if is_noted and (checkpoint.committed() or not allows_more):
             return {}
         names = ("from_savepoint", "replay_output", "allow_non_restored_state")
         return {name: getattr(start, name) for name in names}

@@ -1,0 +1,55 @@
+"""What a job goes on with, from what its checkpoint says and what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cutwater.errors import Refused
+from cutwater.jobs.messages import Start
+from cutwater.savepoints.files import LocalFiles
+from cutwater.savepoints.program import ProgramInfo
+from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin
+from cutwater.spark.job import _Program, sizes
+
+NOTE = Note(FORMAT, 1, "p", 5, 3, "log", ProgramInfo((), (), (), 1), {})
+
+
+def test_a_checkpoint_keeps_the_sizes_that_it_was_made_with() -> None:
+    """Also if a program that ran by itself made it, with other slices than the default."""
+    assert sizes(Start("/c"), NOTE) == sizes(Start("/c", parallelism=3), NOTE) == (3, 5)
+    with pytest.raises(Refused, match="made with parallelism 3, not 4: leave --parallelism out"):
+        sizes(Start("/c", parallelism=4), NOTE)
+
+
+def test_a_new_checkpoint_has_the_sizes_that_are_wanted() -> None:
+    assert sizes(Start("/c", parallelism=2), None) == (2, 16)
+    assert sizes(Start("/c", parallelism=40), None) == (40, 40)
+    assert 1 <= sizes(Start("/c"), None)[0] <= 16
+
+
+UNUSED: Any = None
+
+
+def test_a_savepoint_is_named_once_and_a_checkpoint_that_began_otherwise_hears_of_it(tmp_path: Path) -> None:
+    """The note has what was allowed, so that a plain start goes on; and no savepoint is left out in silence."""
+    checkpoint = Checkpoint(str(tmp_path), LocalFiles())
+
+    def wish(savepoint: str, *, replay_output: bool = False) -> dict[str, Any]:
+        start = Start(str(tmp_path), from_savepoint=savepoint, replay_output=replay_output)
+        return _Program(UNUSED, UNUSED, start)._beginning(checkpoint)
+
+    whole = {"from_savepoint": "/s", "replay_output": True, "allow_non_restored_state": False}
+    assert wish("/s", replay_output=True) == whole
+    checkpoint.write(msgspec.structs.replace(NOTE, origin=Origin("/s", "id", 7, None, may_replay=False)))
+    assert wish("/s") == wish("/other/../s") == wish("file:///s") == {}
+    assert wish("/s", replay_output=True) == whole
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").touch()
+    assert wish("/s", replay_output=True) == {}
+    assert wish("/other")["from_savepoint"] == "/other"
+    checkpoint.write(NOTE)
+    assert wish("/s", replay_output=True) == whole
