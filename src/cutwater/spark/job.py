@@ -68,8 +68,7 @@ class Supervisor:
             os.write(self._events, line(message))
 
     def fail(self, error: BaseException) -> None:
-        told = _ours(error)
-        self.tell(Failed(Told.of(told, is_hopeless=is_hopeless(told))))
+        self.tell(Failed(Told.of(_ours(error), is_hopeless=is_hopeless(error))))
 
     def _listen(self) -> None:
         lines = Lines()
