@@ -18,7 +18,7 @@ from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, State
 from cutwater.jobs.locks import LOCK_FILE
-from cutwater.jobs.messages import Answer, Lines, Progress, Stop, Told
+from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line
 from cutwater.jobs.program_file import load_pipeline, split_name
 
 HEAD = "from cutwater.pipeline import Pipeline\n"
@@ -160,6 +160,14 @@ def test_errors_travel_between_processes_as_what_they_are() -> None:
     error.add_note("because")
     back = Told.of(error).error()
     assert (type(back), back.message) == (Refused, "no\n  because")
+
+
+def test_an_error_of_any_length_fits_its_line() -> None:
+    whole = line(Failed(Told.of(Unavailable("\0" * (2 << 20)))))
+    # Most of it comes before its end does.
+    lines = Lines()
+    assert lines.add(whole[:-1]) == []
+    assert lines.add(whole[-1:]) == [whole[:-1]]
 
 
 def test_lines_come_whole_and_have_an_end() -> None:

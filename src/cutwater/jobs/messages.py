@@ -11,6 +11,8 @@ from cutwater.errors import CutwaterError
 from cutwater.wire.errors import WireError, from_wire
 
 LINE_BYTES_MAX = 1 << 20
+ERROR_CHARS_MAX = 20_000
+"""Users' functions may raise anything, and a line has to hold it."""
 
 
 class Progress(Struct, frozen=True, omit_defaults=True):
@@ -42,7 +44,10 @@ class Told(Struct, frozen=True):
     @classmethod
     def of(cls, error: CutwaterError, *, is_hopeless: bool = False) -> Told:
         notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-        return cls(error.code, error.message + notes, error.retriable, is_hopeless)
+        message = error.message + notes
+        if len(message) > ERROR_CHARS_MAX:
+            message = f"{message[:ERROR_CHARS_MAX]}… and {len(message) - ERROR_CHARS_MAX} characters more"
+        return cls(error.code, message, error.retriable, is_hopeless)
 
     def error(self) -> CutwaterError:
         return from_wire(WireError(self.code, self.message, self.retriable, Raw(b"")))
