@@ -54,7 +54,7 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         error = Unavailable("no luck") if life == "fail" else InvalidArgument("no sense")
         tell(Failed(Told.of(error, is_hopeless=life == "hopeless")))
         sys.exit(1)
-    tell(Running(jvm.pid, start.parallelism or 2, 20))  # type: ignore[union-attr]
+    tell(Running(jvm.pid, start.parallelism or 2, 20, start.from_savepoint))  # type: ignore[union-attr]
     tell(Moved(PROGRESS))
     if life in ("finish", "linger"):
         tell(Ended(is_finished=True))

@@ -38,12 +38,13 @@ def test_a_savepoint_is_named_once_and_a_checkpoint_that_began_otherwise_hears_o
     """The note has what was allowed, so that a plain start goes on; and no savepoint is left out in silence."""
     checkpoint = Checkpoint(str(tmp_path), LocalFiles())
 
-    def wish(savepoint: str, *, replay_output: bool = False) -> dict[str, Any]:
-        start = Start(str(tmp_path), from_savepoint=savepoint, replay_output=replay_output)
+    def wish(savepoint: str, *, replay_output: bool = False, goes_on: bool = False) -> dict[str, Any]:
+        start = Start(str(tmp_path), from_savepoint=savepoint, replay_output=replay_output, goes_on=goes_on)
         return _Program(UNUSED, UNUSED, start)._beginning(checkpoint)
 
     whole = {"from_savepoint": "/s", "replay_output": True, "allow_non_restored_state": False}
     assert wish("/s", replay_output=True) == whole
+    assert wish("/s", goes_on=True)["from_savepoint"] == "/s"
     checkpoint.write(msgspec.structs.replace(NOTE, origin=Origin("/s", "id", 7, None, may_replay=False)))
     assert wish("/s") == wish("/other/../s") == wish("file:///s") == {}
     assert wish("/s", replay_output=True) == whole
@@ -53,3 +54,5 @@ def test_a_savepoint_is_named_once_and_a_checkpoint_that_began_otherwise_hears_o
     assert wish("/other")["from_savepoint"] == "/other"
     checkpoint.write(NOTE)
     assert wish("/s", replay_output=True) == whole
+    # A start that was refused does not stand in the way of a plain one.
+    assert wish("/s", goes_on=True) == {}

@@ -70,6 +70,8 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     start: str = "earliest"
     max_records_per_trigger: int | None = None
     from_savepoint: str | None = None
+    goes_on: bool = False
+    """An earlier start asked for the savepoint: if the checkpoint has begun, with it or otherwise, that holds."""
     replay_output: bool = False
     allow_non_restored_state: bool = False
     retain: int | None = None
@@ -99,11 +101,14 @@ class Loaded(Struct, frozen=True, tag=True):
 
 
 class Running(Struct, frozen=True, tag=True):
-    """``until``: where it will end, as a position, so that a restart ends there, too."""
+    """What is so, which may be other than what was asked for. ``until``: where it will end, as a position, so that a
+    restart ends there, too. ``from_savepoint``: what the checkpoint began with.
+    """
 
     jvm: int
     parallelism: int
     until: int | None = None
+    from_savepoint: str | None = None
 
 
 class Moved(Struct, frozen=True, tag=True):

@@ -208,7 +208,8 @@ class Supervisor:
     def _runs(self, message: Running) -> None:
         """What it found out is the same for its later lives."""
         assert self._job is not None
-        self._deadline, self._job.jvm, self._job.parallelism = None, message.jvm, message.parallelism
+        self._deadline, self._job.jvm = None, message.jvm
+        self._job.parallelism, self._job.from_savepoint = message.parallelism, message.from_savepoint
         until = self._start.until if message.until is None else message.until
         self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
         self._change(State.RUNNING)
@@ -266,7 +267,11 @@ class Supervisor:
         # What is asked for becomes the job's when the program runs with it: the checkpoint may have another one.
         parallelism = start.parallelism or job.parallelism
         self._start = msgspec.structs.replace(
-            start, checkpoint=job.checkpoint, from_savepoint=job.from_savepoint, parallelism=parallelism
+            start,
+            checkpoint=job.checkpoint,
+            from_savepoint=job.from_savepoint,
+            goes_on=start.from_savepoint is None,
+            parallelism=parallelism,
         )
         self._directory, self._job = directory, job
         directory.save(job)

@@ -171,7 +171,9 @@ class _Program:
             wait=False,
             **self._beginning(checkpoint),
         )
-        self._supervisor.tell(Running(jvm.pid, parallelism, until))
+        note = checkpoint.note()
+        origin = None if note is None else note.origin
+        self._supervisor.tell(Running(jvm.pid, parallelism, until, None if origin is None else origin.savepoint))
         last = self._until_over(run, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
@@ -186,6 +188,8 @@ class _Program:
         here = is_local(start.from_savepoint)
         place = place_of(start.from_savepoint, None)[0] if here else start.from_savepoint.rstrip("/")
         note = checkpoint.note()
+        if note is not None and start.goes_on:
+            return {}
         is_noted = note is not None and note.origin is not None and note.origin.savepoint == place
         allows_more = start.replay_output or start.allow_non_restored_state
         if is_noted and (checkpoint.committed() or not allows_more):
