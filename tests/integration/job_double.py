@@ -1,7 +1,8 @@
 """A program of a job that runs no pipeline: it does what its file says, so that supervisors can be tried without Spark.
 
 The file is a list of JSON, one element for each life: "run", "kill" (after it ran), "fail", "hopeless", "finish",
-"unstoppable" (a stop with savepoint fails). As the real one, it starts a process of its own, and ends with its input.
+"unstoppable" (a stop with savepoint fails), "deaf" (hears no stop). Like the real one, it starts a process, and
+ends with its input.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ def main(events: str, file: str, variable: str, log: str) -> None:
             case Stop(savepoint) if savepoint is not None and life == "unstoppable":
                 tell(Failed(Told.of(InvalidArgument(f"{savepoint} cannot be written"), is_hopeless=True)))
                 sys.exit(1)
+            case Stop() if life == "deaf":
+                pass
             case Stop(savepoint):
                 tell(Ended(is_finished=False, savepoint=savepoint))
                 return

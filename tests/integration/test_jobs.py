@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cutwater.admin import processes
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
 from cutwater.jobs import detached
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
@@ -179,6 +179,14 @@ def test_a_stop_whose_savepoint_fails_lets_the_pipeline_run_on(kit: Kit) -> None
     assert kit.job().restarts == 0
     ask(kit.job(), Stop(None, 30), 30)
     assert ended(kit.started[0])[0] == 0
+
+
+def test_a_stop_that_takes_too_long_lets_the_pipeline_run_on(kit: Kit) -> None:
+    kit.run("deaf", "run")
+    job = kit.until_running()
+    with pytest.raises(DeadlineExceeded, match=r"not done within 0.2 s, and the pipeline runs on from its checkpoint"):
+        ask(job, Stop("/s/1", 0.2), 30)
+    ask(kit.until_running(lives=2), Cancel(), 30)
 
 
 def test_cancel_ends_all_at_once(kit: Kit) -> None:

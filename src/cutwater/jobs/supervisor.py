@@ -15,7 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Final
@@ -109,25 +109,30 @@ class Supervisor:
 
     def run(self) -> Job:
         """Until the job is over. Raises what ended it if that is an error."""
-        control = Control(self._scratch / "control", self._selector, self._asked_for)
-        try:
-            with self._signals():
-                self._spawn()
-                while self._failure is None and (self._job is None or self._job.state not in OVER):
-                    self._turn()
-        finally:
-            if self._child is not None:
-                self._child.kill()
-                self._child.end(END_SECONDS)
-            control.close()
-            self._selector.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            if self._lock is not None:
-                self._lock.release()
+        with ExitStack() as at_end:
+            at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            at_end.callback(self._release)
+            at_end.callback(self._selector.close)
+            control = Control(self._scratch / "control", self._selector, self._asked_for)
+            at_end.callback(control.close)
+            at_end.callback(self._end_child)
+            at_end.enter_context(self._signals())
+            self._spawn()
+            while self._failure is None and (self._job is None or self._job.state not in OVER):
+                self._turn()
         if self._failure is not None:
             raise self._failure
         assert self._job is not None
         return self._job
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _end_child(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.end(END_SECONDS)
 
     @property
     def signal(self) -> int:
@@ -298,7 +303,13 @@ class Supervisor:
             self._over(State.FINISHED)
         elif pending is not None and isinstance(pending.request, Rescale):
             assert word.savepoint is not None
-            self._switch(pending, pending.request, word.savepoint)
+            if not self._signal:
+                self._switch(pending, pending.request, word.savepoint)
+                return
+            self._over(State.STOPPED)
+            self._answer(
+                Answer(error=Told.of(Refused(f"stopped by a signal; there is the savepoint {word.savepoint}")))
+            )
         else:
             self._over(State.STOPPED)
             if pending is not None:
@@ -387,6 +398,10 @@ class Supervisor:
 
     def _out_of_time(self, pending: _Pending) -> None:
         request = pending.request
+        if self._last_word is not None and not isinstance(request, Savepoint):
+            # It has stopped already, and is only slow to go.
+            pending.deadline += STOP_SECONDS
+            return
         what = f"not done within {request.seconds:g} s"
         if isinstance(request, Savepoint):
             what = f"the savepoint was {what}: allow for more with --timeout"
