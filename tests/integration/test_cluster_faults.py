@@ -286,10 +286,9 @@ async def _is_refused(directory: Path, cluster: LocalCluster, paused: Member, pr
     proxy.break_off()
     resume(paused)
 
-    async def is_over() -> bool:
-        return "leads no more" in log.read_bytes()[begun:].decode()
-
-    await until(is_over, "the old leader is over")
+    # It does not say so if it had not come as far as to lead, or had been replaced just before it was paused.
+    itself = LocalCluster("", [paused], [])
+    await until(lambda: _leads_without(itself, paused), "the old leader knows of the new one")
     return "the store refuses decision" in log.read_bytes()[begun:].decode()
 
 
