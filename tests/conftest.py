@@ -29,9 +29,21 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("standard"), max_examples=5_000)
 settings.load_profile("standard")
 
-LONGEST = ("test_twenty_kills", "test_a_standalone_cluster")
+LONGEST = (
+    "test_twenty_kills",
+    "test_killed_saved_rescaled_and_cancelled",
+    "test_a_standalone_cluster",
+    "test_local_cluster",
+)
 """What a worker should not begin when the others have nothing left to do."""
-WITHOUT_SESSION = ("test_sink_kill", "test_clusters", "test_planning", "test_outgoing", "test_pipeline_one_process")
+WITHOUT_SESSION = (
+    "test_sink_kill",
+    "test_clusters",
+    "test_jobs_on_spark",
+    "test_planning",
+    "test_outgoing",
+    "test_pipeline_one_process",
+)
 """Modules of ``tests/spark`` whose tests run anywhere; all others share a session, and so a process."""
 
 

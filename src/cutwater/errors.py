@@ -151,7 +151,10 @@ class RunFenced(Fenced):
 
     def __init__(self, name: str, run: RunId, by: RunId) -> None:
         super().__init__(
-            f"run {by} publishes under the name {name!r} now, run {run} is over: "
+            f"run {run} was dropped by an operator, and what it had decided and not published is lost: start the query "
+            "with a new checkpoint, at the position from which on its rows are wanted"
+            if by == run
+            else f"run {by} publishes under the name {name!r} now, run {run} is over: "
             "stop this query, or start it under another name"
         )
         self.name, self.run, self.by = name, run, by

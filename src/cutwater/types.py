@@ -144,7 +144,8 @@ class Part(Struct, frozen=True, array_like=True):
 
     ``hint`` is the log stream that it was staged for, ``holders`` are the storage nodes that have all of it on disk,
     ``part`` is its name, which no other attempt has. ``generation`` is that of the run when it was staged. If it is
-    ``ordered``, its rows have positions by which the parts of a group are merged.
+    ``ordered``, its rows have positions by which the parts of a group are merged. ``run`` and ``batch`` are those that
+    it was staged for; parts from before these were told have none.
     """
 
     topic: TopicId
@@ -156,6 +157,8 @@ class Part(Struct, frozen=True, array_like=True):
     rows: int
     bytes: int
     ordered: bool = False
+    run: RunId = RunId(0)
+    batch: BatchNumber = BatchNumber(-1)
 
 
 class Batch(Struct, frozen=True):

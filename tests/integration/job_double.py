@@ -1,8 +1,8 @@
 """A program of a job that runs no pipeline: it does what its file says, so that supervisors can be tried without Spark.
 
 The file is a list of JSON, one element for each life: "run", "kill" (after it ran), "fail", "hopeless", "finish",
-"unstoppable" (a stop with savepoint fails), "deaf" (hears no stop). Like the real one, it starts a process of its own,
-and ends with its input.
+"unstoppable" (a stop with savepoint fails), "deaf" (hears no stop). Like the real one, it starts a process, and
+ends with its input.
 """
 
 from __future__ import annotations

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cutwater import connect
 from cutwater.admin import local_cluster, processes
+from cutwater.errors import DeadlineExceeded
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -108,6 +110,15 @@ def test_runs(directory: Path) -> None:
     assert "staged on storage node 2:" in told
     assert "without a name" in cutwater("run", "describe", str(run.run + 1), *where)
     assert "there is no run 99" in cutwater("run", "describe", "99", *where, code=30)
+    assert "holds nothing up" in cutwater("run", "drop", str(run.run), "--lose-rows", *where, code=32)
+    with connect(local_cluster.load(directory).servers) as log, pytest.raises(DeadlineExceeded):
+        # A part that nobody has.
+        log.publish(run, 1, [structs.replace(part, part="f" * 32)], timeout=1)
+    assert "say --lose-rows" in cutwater("run", "drop", str(run.run), *where, code=2)
+    told = cutwater("run", "drop", str(run.run), "--lose-rows", *where)
+    assert told.strip() == f"run {run.run} is over; lost: 1 rows for topic 'published'"
+    assert "over, it was dropped" in cutwater("run", "describe", str(run.run), *where)
+    assert f"run {run.run} was dropped" in cutwater("cluster", "events", *where)
     assert "all is intact" in cutwater("verify", *where)
 
 

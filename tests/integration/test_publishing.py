@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -15,7 +16,7 @@ from msgspec import structs
 import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Published, Run
-from cutwater.core.requests import DescribeRequest, Description, SealRequest, UnsealRequest
+from cutwater.core.requests import DescribeRequest, Description, DropRunRequest, SealRequest, UnsealRequest
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
 from cutwater.storage import merging
 from cutwater.types import LogStreamId, Part
@@ -172,8 +173,11 @@ def test_a_log_stream_that_is_sealed_and_opened_again_and_again_takes_each_group
         run = await log.open_run("", "a key")
 
         async def disturb() -> None:
+            seconds_max = 0.3
             while True:
-                await asyncio.sleep(rng.random() * 0.3)
+                await asyncio.sleep(rng.random() * seconds_max)
+                # So that also a machine with other things to do has the time for a whole group, sooner or later.
+                seconds_max *= 1.1
                 await cluster.ask(SealRequest(stream))
                 await cluster.ask(UnsealRequest(stream))
 
@@ -337,6 +341,59 @@ def test_a_part_that_nobody_has_is_told_and_published_when_it_is_back(tmp_path: 
         staging.held[part.part] = held
         (published,) = await log.publish(run, 0, [])
         assert groups_in(await log.table("t"), published) == [1, 2, 3]
+
+    with_log(tmp_path, test)
+
+
+def test_a_run_whose_rows_are_lost_for_good_can_be_dropped(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("lost", "a key")
+        part = await log.stage(run, 0, "t", rows([1, 2, 3]))
+        assert part is not None
+        del cluster.nodes[1].staging.held[part.part]
+        waiting = asyncio.create_task(log.publish(run, 0, [part], timeout=60))
+
+        async def is_told() -> bool:
+            description: Description = await cluster.ask(DescribeRequest())
+            return any(group.why for known in description.runs for group in known.unpublished)
+
+        await cluster.until(is_told, "the batch is decided")
+        await cluster.ask(DropRunRequest(run.run))
+        with pytest.raises(RunFenced, match="start the query with a new checkpoint"):
+            await waiting
+        await log.append("t", rows([0]))
+        other = await log.open_run("lost", "another key")
+        (published,) = await log.publish(other, 0, [await log.stage(other, 0, "t", rows([4]))])
+        assert groups_in(await log.table("t"), published) == [4]
+
+    with_log(tmp_path, test)
+
+
+def test_what_is_no_run_batch_or_part_is_said(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", schema=SCHEMA)
+        run = await log.open_run("typed", "a key")
+        part = await log.stage(run, 0, "t", rows([1]))
+        given: Any = log
+        with pytest.raises(InvalidArgument, match="the name of a run is a text of at most 255 characters, not None"):
+            await given.open_run(None, "a key")
+        with pytest.raises(InvalidArgument, match=r"the key of a run is a text .* not 7"):
+            await given.open_run("typed", 7)
+        for batch in ("0", 1.0, None, True, -1):
+            with pytest.raises(InvalidArgument, match="batches are numbered from 0"):
+                await given.publish(run, batch, [part])
+        for wrong in ("a key", None, part):
+            with pytest.raises(InvalidArgument, match="a run is what open_run returns"):
+                await given.publish(wrong, 0, [part])
+            with pytest.raises(InvalidArgument, match="a run is what open_run returns"):
+                await given.stage(wrong, 0, "t", rows([1]))
+        for parts in (part, 7, None, "parts", [part, "part"]):
+            with pytest.raises(InvalidArgument, match=r"parts as stage\(\) returns them"):
+                await given.publish(run, 0, parts)
+        with pytest.raises(InvalidArgument, match="was staged for batch 0 of run 1, not for batch 1 of run 1"):
+            await log.publish(run, 1, [part])
+        assert [group.count for group in await log.publish(run, 0, [part, None])] == [1]
 
     with_log(tmp_path, test)
 

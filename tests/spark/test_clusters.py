@@ -28,6 +28,8 @@ from tests.spark.random_pipelines import expected
 
 PROGRAM = Path(__file__).with_name("programs.py")
 ROWS, SIZE = 2_000, 500
+PROGRAM_SECONDS = 550
+"""Half a minute is enough, but not where many others are."""
 
 
 def fill(log: cutwater.Client, topic: str) -> None:
@@ -55,7 +57,7 @@ def run(master: str, where: str, topic: str, directory: Path, *more: Path | str,
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=PROGRAM_SECONDS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -64,6 +66,7 @@ def run(master: str, where: str, topic: str, directory: Path, *more: Path | str,
     return dict(json.loads(output.splitlines()[-1]))
 
 
+@pytest.mark.timeout(PROGRAM_SECONDS + 50)
 def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
     """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread."""
     fill(log, "local-cluster")

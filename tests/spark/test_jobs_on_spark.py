@@ -22,12 +22,7 @@ import cutwater
 from cutwater.admin import processes
 from cutwater.jobs.job_file import Job, JobDirectory, State
 
-pytestmark = [
-    # Beside the other tests on Spark, not behind them: it has its own JVMs.
-    pytest.mark.xdist_group("spark-jobs"),
-    pytest.mark.timeout(1_500),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.timeout(1_500)
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "spark" / "jobs_program.py"

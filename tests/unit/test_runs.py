@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 from order_driver import LS1, LS2, N1, N2, T1, cluster_of
 
 from cutwater.core import decisions as d
@@ -10,7 +11,15 @@ from cutwater.core import requests as r
 from cutwater.core import run_requests, runs
 from cutwater.core.order_requests import Surroundings, decide
 from cutwater.core.order_state import OrderState
-from cutwater.errors import ContradictoryCommand, InvalidArgument, NotFound, RunFenced, StagedExpired, Unavailable
+from cutwater.errors import (
+    ContradictoryCommand,
+    InvalidArgument,
+    NotFound,
+    Refused,
+    RunFenced,
+    StagedExpired,
+    Unavailable,
+)
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -245,6 +254,9 @@ def test_without_an_open_stream_nothing_is_decided() -> None:
         (Part(T1, LS1, (), "a", 1, 1, 1, 1),),
         (Part(T1, LS1, tuple(StorageNodeId(n) for n in range(17)), "a", 1, 1, 1, 1),),
         tuple(part(str(i)) for i in range(run_requests.PARTS_MAX + 1)),
+        # Staged for another batch, and for another run.
+        (part("a"), structs.replace(part("b"), run=RunId(1), batch=BatchNumber(1))),
+        (structs.replace(part("a"), run=RunId(2), batch=BatchNumber(0)),),
     ],
 )
 def test_what_cannot_be_parts_is_refused(parts: tuple[Part, ...]) -> None:
@@ -479,6 +491,44 @@ def test_only_so_many_fenced_runs_of_a_name_are_known(monkeypatch: pytest.Monkey
     for i in range(6):
         opened(state, key=f"k{i}")
     assert [run.run for run in state.runs] == [4, 5, 6]
+
+
+def test_a_dropped_run_is_over_and_what_it_held_up_goes_on() -> None:
+    state = cluster()
+    opened(state)
+    publish(state, 1, 0, part("a"), part("b", topic=T2, hint=LS3))
+    published(state, 1, 0)
+    before = state.snapshot()
+    assert ask(state, r.DropRunRequest(RunId(1))) == r.Done()
+    for known in (state, OrderState(state.snapshot())):
+        run = known.runs.get(RunId(1))
+        assert run is not None
+        assert known.runs.publishing == []
+        assert [group.topic for group in run.groups] == [T1]
+        with pytest.raises(RunFenced, match="run 1 was dropped by an operator"):
+            publish(known, 1, 1, part("c"))
+        with pytest.raises(RunFenced, match="dropped"):
+            opened(known)
+        # The name is free, and the one that was dropped stays so.
+        assert opened(known, key="k2").run == 2
+        assert run.fenced_by == 1
+    told = state.events[-2]
+    assert (told.kind, told.reason) == ("DropRun", "an operator gave up batch 0: 2 rows for topic 'second'")
+    # A run that was fenced may hold things up as well.
+    state = OrderState(before)
+    opened(state, key="k2")
+    ask(state, r.DropRunRequest(RunId(1)))
+    assert state.runs.publishing == []
+    assert opened(state, key="k2").run == 2
+
+
+def test_only_a_run_that_holds_something_up_can_be_dropped() -> None:
+    state = cluster()
+    opened(state)
+    with pytest.raises(Refused, match="holds nothing up"):
+        ask(state, r.DropRunRequest(RunId(1)))
+    with pytest.raises(NotFound, match="no run 2"):
+        ask(state, r.DropRunRequest(RunId(2)))
 
 
 def test_operators_hear_of_runs_that_open_move_and_expire() -> None:

@@ -99,6 +99,12 @@ class Admin:
             raise NotFound(f"there is no run {run}, or it was forgotten; runs: {known}")
         return found[run]
 
+    async def drop_run(self, run: RunId) -> tuple[r.GroupDescription, ...]:
+        """End a run whose decided rows are lost for good. Returns what will never be published."""
+        lost = (await self.run(run)).unpublished
+        await self._done(r.DropRunRequest(run), idempotent=False)
+        return lost
+
     # Metadata nodes.
 
     async def status(self) -> tuple[r.Description, tuple[MetadataStatus, ...]]:

@@ -10,6 +10,7 @@ from cutwater.admin.runs import RunStatus
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table
+from cutwater.errors import InvalidArgument
 from cutwater.types import RunId
 
 app = noun("Runs: what publishes batches exactly once.")
@@ -45,9 +46,35 @@ def describe(
     show(found, "\n".join(lines))
 
 
+@command(app)
+def drop(
+    run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
+    log: Cluster,
+    lose_rows: Annotated[
+        bool, typer.Option("--lose-rows", help="Yes, what the run has decided and not published may be lost.")
+    ] = False,
+) -> None:
+    """End a run whose decided rows are lost for good, and which therefore waits for ever.
+
+    What the run has decided and not published is given up: those rows will be missing in their topics, and if another
+    topic of the same batch has its rows already, they stay there. First try everything else: `cutwater run describe`
+    says what is waited for, and as soon as one holder of each part is back, the rows are published by themselves.
+    """
+    if not lose_rows:
+        raise InvalidArgument(
+            f"what run {run} has decided and not published would be lost: see `cutwater run describe {run}`, bring the "
+            "storage nodes back if you can, and if there is no way say --lose-rows"
+        )
+    lost = log.administer(lambda admin: admin.drop_run(RunId(run)))
+    rows = [f"{group.rows} rows for topic {group.topic!r}" for group in lost]
+    show(lost, f"run {run} is over; lost: {', '.join(rows)}")
+
+
 def _last(run: RunStatus) -> str:
     return str(run.last_batch) if run.last_batch >= 0 else "none"
 
 
 def _state(run: RunStatus) -> str:
+    if run.fenced_by == run.run:
+        return "over, it was dropped"
     return f"over, run {run.fenced_by} took over its name" if run.fenced_by else "may publish"

@@ -7,7 +7,8 @@ other rows. ``Run``, ``Part`` and what ``publish`` returns are plain data that c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import reprlib
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -60,9 +61,12 @@ class Runs:
         self._limits, self._compression = limits, compression
 
     async def open(self, name: str, key: str, once: bool, deadline: Deadline) -> Run:
-        for what, text in (("name", name), ("key", key)):
-            if len(text) > NAME_CHARS_MAX:
-                raise InvalidArgument(f"the {what} of a run is a text of at most {NAME_CHARS_MAX} characters")
+        given: dict[str, object] = {"name": name, "key": key}
+        for what, text in given.items():
+            if not isinstance(text, str) or len(text) > NAME_CHARS_MAX:
+                raise InvalidArgument(
+                    f"the {what} of a run is a text of at most {NAME_CHARS_MAX} characters, not {reprlib.repr(text)}"
+                )
         if not key:
             raise InvalidArgument("a run has a key: one that its checkpoint keeps, or a random one for a single write")
         request = OpenRunRequest(name, key, once)
@@ -78,8 +82,7 @@ class Runs:
 
     async def stager(self, run: Run, batch: int, topic: str, ordered: bool, deadline: Deadline) -> AsyncStager:
         """One that has begun: the nodes that will hold the part are known."""
-        if batch < 0:
-            raise InvalidArgument(f"batches are numbered from 0, there is no batch {batch}")
+        _check_batch(run, batch)
         info = await self._catalogs.topic(topic, deadline)
         stager = AsyncStager(
             self._catalogs,
@@ -99,6 +102,7 @@ class Runs:
         self, run: Run, batch: int, topic: str, records: Records, positions: Positions | None, deadline: Deadline
     ) -> Part | None:
         """Until it is staged or the time is up: after a failure of a storage node, all of it again, on others."""
+        _check_batch(run, batch)
         if not rows_in(records):
             return None
         await self._catalogs.topic(topic, deadline)
@@ -128,8 +132,8 @@ class Runs:
     async def publish(
         self, run: Run, batch: int, parts: Iterable[Part | None], deadline: Deadline
     ) -> tuple[Published, ...]:
-        wanted = tuple(part for part in parts if part is not None)
-        _check_parts(batch, wanted)
+        _check_batch(run, batch)
+        wanted = _wanted(parts)
         request = PublishRequest(run.run, BatchNumber(batch), wanted)
         answer = await self._repository.ask(request, PublishAnswer, timeout_ms=deadline.left_ms())
         if any(group.topic not in self._catalogs.view.names for group in answer.topics):
@@ -142,9 +146,24 @@ class Runs:
         )
 
 
-def _check_parts(batch: int, parts: Sequence[Part]) -> None:
-    if batch < 0:
-        raise InvalidArgument(f"batches are numbered from 0, there is no batch {batch}")
-    ordered = {(part.topic, part.ordered) for part in parts}
+def _check_batch(run: object, batch: object) -> None:
+    if not isinstance(run, Run):
+        raise InvalidArgument(f"a run is what open_run returns, not {reprlib.repr(run)}")
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 0:
+        raise InvalidArgument(f"batches are numbered from 0, there is no batch {reprlib.repr(batch)}")
+
+
+def _wanted(parts: object) -> tuple[Part, ...]:
+    """The parts of a batch that there are, if they go together."""
+    given: tuple[object, ...] = tuple(parts) if isinstance(parts, Iterable) else (parts,)
+    wanted = tuple(part for part in given if isinstance(part, Part))
+    wrong = [part for part in given if part is not None and not isinstance(part, Part)]
+    if wrong or not isinstance(parts, Iterable):
+        raise InvalidArgument(
+            "a batch consists of parts as stage() returns them, in a list or the like, not of "
+            f"{reprlib.repr(wrong[0] if wrong else parts)}"
+        )
+    ordered = {(part.topic, part.ordered) for part in wanted}
     if len(ordered) > len({topic for topic, _ in ordered}):
         raise InvalidArgument("of one topic, either all parts of a batch have positions or none has: stage them alike")
+    return wanted

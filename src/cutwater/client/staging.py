@@ -154,6 +154,8 @@ class AsyncStager:
             self._size.rows,
             self._size.bytes,
             self._is_ordered,
+            self._staged.run,
+            self._staged.batch,
         )
 
     async def close(self) -> None:

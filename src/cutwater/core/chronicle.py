@@ -72,6 +72,8 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
         case d.MoveGroup():
             told = f"batch {decision.batch} of run {decision.run} goes to log stream {decision.stream}"
             return f"{told} of topic number {decision.topic}", decision.reason
+        case d.DropRun():
+            return f"run {decision.run} was dropped, and what it had not published is lost", decision.reason
         case d.ExpireStaged():
             return f"what was staged for run {decision.run} and not decided on expired", decision.reason
         case d.Cut() | d.CommitCursor() | d.OpenProducer() | d.DecideBatch() | d.GroupPublished():

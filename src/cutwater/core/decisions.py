@@ -253,7 +253,14 @@ class ExpireStaged(Dated, frozen=True, tag=True):
     reason: str = ""
 
 
-RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged
+class DropRun(Dated, frozen=True, tag=True):
+    """The run is over, and what was decided for it and is not in the log will not be."""
+
+    run: RunId
+    reason: str = ""
+
+
+RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged | DropRun
 
 Decision = (
     Cut
@@ -280,6 +287,7 @@ Decision = (
     | GroupPublished
     | MoveGroup
     | ExpireStaged
+    | DropRun
 )
 
 CATALOG_DECISIONS = (

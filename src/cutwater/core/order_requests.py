@@ -10,7 +10,7 @@ from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.names import check_name, check_topic_name
 from cutwater.core.order_state import LogStream, Node, OrderState, Topic
-from cutwater.core.run_requests import Outcome, open_run, publish, staged
+from cutwater.core.run_requests import Outcome, drop_run, open_run, publish, staged
 from cutwater.core.staffing import loads, place
 from cutwater.errors import (
     AlreadyExists,
@@ -107,6 +107,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return open_run(request, state)
         case r.PublishRequest():
             return publish(request, state)
+        case r.DropRunRequest():
+            return drop_run(request, state)
         case r.StagedRequest():
             return staged(request, state, around.staged_expire_after_us)
         case r.CatalogRequest():

@@ -69,8 +69,8 @@ class Publisher:
 
     def take_ready(self, decision: d.Decision) -> list[Asked]:
         """Who waited for this decision, perhaps, and should ask again."""
-        if isinstance(decision, (d.DeleteTopic, d.OpenRun)):
-            # Something may never have to be published, or a run may have been fenced.
+        if isinstance(decision, (d.DeleteTopic, d.OpenRun, d.DropRun)):
+            # Something may never have to be published, or a run may be over.
             return self.take_waiting()
         if not isinstance(decision, d.GroupPublished):
             return []

@@ -190,6 +190,12 @@ class PublishRequest(Struct, frozen=True, tag=True):
     parts: tuple[Part, ...]
 
 
+class DropRunRequest(Struct, frozen=True, tag=True):
+    """Give up what was decided for this run and is not in the log: for parts that are lost for good."""
+
+    run: RunId
+
+
 class StagedBatch(Struct, frozen=True, array_like=True):
     """What a storage node has staged of one batch in one generation of a run, and how long it has been there."""
 
@@ -227,6 +233,7 @@ Request = (
     | DropCursorRequest
     | OpenRunRequest
     | PublishRequest
+    | DropRunRequest
     | StagedRequest
     | CatalogRequest
     | ClockRequest

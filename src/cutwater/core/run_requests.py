@@ -8,7 +8,7 @@ from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.order_state import OrderState
 from cutwater.core.runs import Run
-from cutwater.errors import InvalidArgument, NotFound, RunFenced, StagedExpired, Unavailable
+from cutwater.errors import InvalidArgument, NotFound, Refused, RunFenced, StagedExpired, Unavailable
 from cutwater.types import BatchNumber, LogStreamId, Part, RunId, TopicId
 
 NAME_LENGTH_MAX = 255
@@ -55,6 +55,16 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
     return (decided,), None if groups else r.PublishAnswer()
 
 
+def drop_run(request: r.DropRunRequest, state: OrderState) -> Outcome:
+    run = state.runs.get(request.run)
+    if run is None:
+        raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten")
+    if not run.unpublished:
+        raise Refused(f"run {run.run} holds nothing up: all that was decided for it is in the log")
+    lost = "; ".join(f"{group.rows} rows for topic {state.topics[group.topic].name!r}" for group in run.unpublished)
+    return (d.DropRun(run.run, f"an operator gave up batch {run.batch}: {lost}"),), r.Done()
+
+
 def _answer(request: r.PublishRequest, run: Run) -> r.PublishAnswer | None:
     """The first decision stands: whatever is asked for now, the answer is about that."""
     if request.batch < run.batch:
@@ -81,6 +91,11 @@ def _check_parts(request: r.PublishRequest, run: Run, state: OrderState) -> None
     for part in request.parts:
         if part.topic not in state.topics:
             raise NotFound(f"topic number {part.topic} does not exist (any more): nothing of the batch was published")
+        if part.run and (part.run, part.batch) != (run.run, request.batch):
+            raise InvalidArgument(
+                f"part {part.part} was staged for batch {part.batch} of run {part.run}, not for batch {request.batch} "
+                f"of run {run.run}: publish what was staged for this batch"
+            )
         if part.generation != run.generation:
             raise StagedExpired(run.run, part.generation, run.generation)
         if not part.part or len(part.part) > NAME_LENGTH_MAX or min(part.rows, part.entries, part.bytes) < 0:

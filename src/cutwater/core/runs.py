@@ -50,6 +50,7 @@ class Run(Struct):
     decided: DecisionIndex = DecisionIndex(0)
     groups: tuple[Group, ...] = ()
     fenced_by: RunId = RunId(0)
+    """The run that has taken its name over; itself, if it was dropped."""
 
     @property
     def unpublished(self) -> tuple[Group, ...]:
@@ -113,6 +114,8 @@ class Runs:
             return "the run is unknown"
         if isinstance(decision, d.ExpireStaged):
             return ""
+        if isinstance(decision, d.DropRun):
+            return "" if run.unpublished else "it holds nothing up"
         if isinstance(decision, d.DecideBatch):
             return self._problem_of_batch(run, decision, open_streams)
         group = run.group(decision.topic) if run.batch == decision.batch else None
@@ -162,6 +165,8 @@ class Runs:
                 run.replace(structs.replace(group, stream=decision.stream))
             case d.ExpireStaged():
                 run.generation += 1
+            case d.DropRun():
+                self._drop(run)
         self._note(run)
 
     def _open(self, decision: d.OpenRun) -> None:
@@ -182,6 +187,12 @@ class Runs:
             decided = sorted((run for run in unnamed if run.batch >= 0), key=lambda run: run.decided)
             self._forget(decided, UNNAMED_RUNS_MAX)
             self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX)
+
+    def _drop(self, run: Run) -> None:
+        run.groups = tuple(group for group in run.groups if group.is_published)
+        if not run.fenced_by:
+            run.fenced_by = run.run
+            self._by_name.pop(run.name, None)
 
     def _forget(self, runs: list[Run], keep: int) -> None:
         """Only the last ones are kept, by numbers that were decided, so that everyone forgets the same."""

@@ -13,6 +13,7 @@ The rules, which are Flink's:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, islice
 from typing import Any
 
@@ -143,7 +144,8 @@ class WindowFunction(ProcessFunction):
         """Set while rows are processed that were added to their incomplete windows before."""
         self._names = list(aggregates)
         self._key_columns = key_columns
-        self._write_time = write_time
+        # Many keys have the same windows.
+        self._write_time = lru_cache(maxsize=1_024)(write_time)
         self._late_output = late_output
 
     @property
@@ -253,7 +255,10 @@ class WindowFunction(ProcessFunction):
         left = self.windows.get()
         if fires_at is not None and all(pane[2] != fires_at for pane in left.values()):
             ctx.timers.delete_processing_time(fires_at)
-        for time in self._times(span) - {time for other in left for time in self._times(other)}:
+        times = self._times(span)
+        if left:
+            times -= {time for other in left for time in self._times(other)}
+        for time in times:
             ctx.timers.delete(time)
 
     def _merged(self, span: Span, ctx: Context) -> Span:
