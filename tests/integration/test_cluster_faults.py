@@ -14,7 +14,7 @@ from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
 from cutwater.testing.fault_proxy import FaultProxy, opened_by
-from cutwater.testing.real_run import Load, leader_of
+from cutwater.testing.real_run import Load, leader_of, who_leads
 from cutwater.types import LogStreamId
 from cutwater.wire import storage_api
 from cutwater.wire.addresses import parse_address
@@ -287,9 +287,13 @@ async def _is_refused(directory: Path, cluster: LocalCluster, paused: Member, pr
     resume(paused)
 
     # It does not say so if it had not come as far as to lead, or had been replaced just before it was paused.
-    itself = LocalCluster("", [paused], [])
-    await until(lambda: _leads_without(itself, paused), "the old leader knows of the new one")
+    await until(lambda: _follows(paused), "the old leader knows of the new one")
     return "the store refuses decision" in log.read_bytes()[begun:].decode()
+
+
+async def _follows(member: Member) -> bool:
+    told = await who_leads(member)
+    return told is not None and told.leader not in (0, member.id)
 
 
 async def _leads_without(cluster: LocalCluster, paused: Member) -> bool:
