@@ -13,13 +13,14 @@ from py4j.protocol import Py4JError
 
 import cutwater
 from cutwater.errors import Refused, Unavailable
-from cutwater.pipeline import Pipeline, ProcessFunction, ValueState
+from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState
 from cutwater.savepoints import Manifest, Savepoint, new_savepoint
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.manifest import RunPoint
+from cutwater.savepoints.program import ProgramInfo, described
 from cutwater.savepoints.writing import write_savepoint
 from cutwater.spark import savepoints
-from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.checkpoints import Checkpoint, require_same_program
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_program import Program
@@ -40,12 +41,16 @@ class Last(ProcessFunction):
         self.last.set(record.amount)
 
 
-def pipeline(name: str, log: cutwater.Client, function: ProcessFunction | None = None, key: str = "user") -> Pipeline:
+def pipeline(
+    name: str, log: cutwater.Client, function: ProcessFunction | None = None, key: Any = "user", window: Any = None
+) -> Pipeline:
     if "pays" not in {topic.name for topic in log.topics()}:
         log.create_topic("pays", schema=SCHEMA, event_time="at")
     p = Pipeline(name, log=log.servers)
-    p.source("pays").process(key=key, function=function or Last(), uid="last", schema="user string").sink(
-        f"{name}-out", uid="out"
+    pays = p.source("pays")
+    pays.process(key=key, function=function or Last(), uid="last", schema="user string").sink(f"{name}-out", uid="out")
+    pays.window(key="user", window=window or Tumbling("10s"), aggregate={"n": "count(*)"}, uid="w").sink(
+        f"{name}-windows", uid="windows"
     )
     return p
 
@@ -191,3 +196,14 @@ def test_paths_of_this_machine_may_be_written_as_addresses(tmp_path: Path) -> No
     assert savepoints.absolute(place) == str(tmp_path)
     (tmp_path / "part").write_text("x")
     assert list(LocalFiles().settle([f"{place}/part"])) == [f"{place}/part"]
+
+
+def test_a_checkpoint_keeps_the_types_of_keys_and_the_kinds_of_windows(log: cutwater.Client) -> None:
+    def info(**options: Any) -> ProgramInfo:
+        return described(program("kinds", log, **options).plan)
+
+    for same in (info(window=Tumbling("20s")), info(key=lambda row: row.user)):
+        require_same_program("run", info(), same)
+    for changed, uid in ((info(key="amount"), "last"), (info(window=Session("10s")), "w")):
+        with pytest.raises(Refused, match=f"differs in the operators {uid}: "):
+            require_same_program("run", info(), changed)
