@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.errors import Refused, Unavailable
@@ -23,13 +25,16 @@ from cutwater.spark import savepoints
 from cutwater.spark.checkpoints import Checkpoint, require_same_program
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
+from cutwater.spark.pipeline_errors import WorkerFailed
+from cutwater.spark.pipeline_planning import Offset
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_sink import PipelineWriter
-from cutwater.spark.pipeline_source import RunOptions
+from cutwater.spark.pipeline_source import PipelineReader, RunOptions
 from cutwater.spark.restoring import Beginning, Wish, beginning
 from cutwater.spark.run import PipelineRun, Query, program_of
 
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
 NO_SPARK: Any = None
 UNUSED_SPARK: Any = object()
 
@@ -207,3 +212,17 @@ def test_a_checkpoint_keeps_the_types_of_keys_and_the_kinds_of_windows(log: cutw
     for changed, uid in ((info(key="amount"), "last"), (info(window=Session("10s")), "w")):
         with pytest.raises(Refused, match=f"differs in the operators {uid}: "):
             require_same_program("run", info(), changed)
+
+
+def test_what_was_trimmed_after_a_savepoint_without_clocks_is_missed(log: cutwater.Client) -> None:
+    own = program("misses", log)
+    acks = [log.append("pays", [{"user": "a", "amount": i, "at": T0}]) for i in range(3)]
+    log.trim("pays", before=acks[1].glsn + 1)
+    begin = Offset(int(acks[0].glsn) - 1, own.slices)
+    reader = PipelineReader(own, Where(servers=log.servers), RunOptions(begin=begin))
+    try:
+        start = reader.initialOffset()
+        with pytest.raises(WorkerFailed, match="trimmed"):
+            reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    finally:
+        reader.stop()
