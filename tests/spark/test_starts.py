@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.errors import Refused, Unavailable
+from cutwater.errors import PipelineFailed, Refused, Unavailable
 from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState
 from cutwater.savepoints import Manifest, Savepoint, new_savepoint
 from cutwater.savepoints.files import LocalFiles
@@ -32,6 +32,7 @@ from cutwater.spark.pipeline_sink import PipelineWriter
 from cutwater.spark.pipeline_source import PipelineReader, RunOptions
 from cutwater.spark.restoring import Beginning, Wish, beginning
 from cutwater.spark.run import PipelineRun, Query, program_of
+from cutwater.types import GLSN
 
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -136,7 +137,7 @@ class Recorded(Query):
         place = Checkpoint(self.checkpoint, LocalFiles())
         for batch in place.planned() if len(STARTED) > 1 else ():
             place.files.write(f"{self.checkpoint}/commits/{batch}", b"")
-        return SimpleNamespace(id="A", isActive=False, stop=lambda: None, awaitTermination=lambda *_: True)
+        return SimpleNamespace(id="stopped", isActive=False, stop=lambda: None, awaitTermination=lambda *_: True)
 
 
 STARTED: list[RunOptions] = []
@@ -149,7 +150,7 @@ def stopped(log: cutwater.Client, place: Path, name: str, offsets: list[dict[str
     begin = checkpointed(log, place, own, offsets, done)
     options, where = RunOptions(until=21, drain=True), Where(servers=log.servers)
     query = Recorded(NO_SPARK, own, NO_SPARK, where, options, "", str(place), None, None, begin)
-    PipelineRun(query)._finish_decided()
+    PipelineRun(query)._finish_planned()
     return STARTED[1:]
 
 
@@ -158,7 +159,7 @@ def checkpointed(
 ) -> Beginning:
     """A checkpoint in which so many micro-batches are planned, and so many done."""
     files, begin = LocalFiles(), begun(log, own, place)
-    files.write(str(place / "metadata"), b'{"id":"A"}')
+    files.write(str(place / "metadata"), b'{"id":"stopped"}')
     for batch, offset in enumerate(offsets):
         files.write(str(place / "offsets" / str(batch)), b"v1\n{}\n" + msgspec.json.encode(offset))
     for batch in range(done):
@@ -169,6 +170,26 @@ def checkpointed(
 def test_a_stop_does_not_end_the_input_of_a_run_that_drains(log: cutwater.Client, tmp_path: Path) -> None:
     (last,) = stopped(log, tmp_path / "run", "drains", [{"glsn": 11, "slices": 4}], done=0)
     assert (last.until, last.drain) == (11, False)
+
+
+def test_a_stop_finishes_what_may_still_be_published(
+    log: cutwater.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = [{"glsn": 11, "slices": 4}, {"glsn": 15, "slices": 4}]
+    (last,) = stopped(log, tmp_path / "under way", "finishes", two, done=1)
+    assert last.until == 15
+    assert not stopped(log, tmp_path / "done", "finishes", two, done=2)
+    ends = [two[0], {"glsn": 21, "slices": 4, "ended": True}]
+    assert not stopped(log, tmp_path / "ends", "finishes", ends, done=1)
+
+    def fails(*_: Any) -> None:
+        raise PipelineFailed("no", pipeline="finishes", uid="last", glsn=GLSN(12))
+
+    monkeypatch.setattr(PipelineRun, "wait", fails)
+    stopped(log, tmp_path / "fails", "finishes", two, done=1)
+    published(log, "finishes", "stopped", 1)
+    with pytest.raises(PipelineFailed):
+        stopped(log, tmp_path / "fails and is published", "finishes", two, done=1)
 
 
 def test_a_savepoint_that_cannot_be_written_is_an_error_in_words(
