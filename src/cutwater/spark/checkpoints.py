@@ -20,6 +20,10 @@ from cutwater.spark.pipeline_planning import Offset
 
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
+CHANGED: Final = (
+    "a changed program starts from a savepoint, with a new checkpoint. Take one with `cutwater pipeline savepoint` or "
+    "take_savepoint(checkpoint, target), and run(from_savepoint=…, checkpoint=…)"
+)
 
 
 class Origin(Struct, frozen=True):
@@ -127,7 +131,7 @@ class Checkpoint:
             raise NotFound(f"the checkpoint {self.path} has just removed micro-batch {batch}: try again") from None
 
 
-def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo) -> None:
+def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo, way_out: str = CHANGED) -> None:
     """Refuse a program that keeps something else than the checkpoint has."""
     # What a function makes of a row has no declared type that could be compared.
     typed = {own.uid for own in before.operators if own.key} & {own.uid for own in after.operators if own.key}
@@ -143,11 +147,7 @@ def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo) -> 
         return
     changed = {own.uid for own in set(old) ^ set(new)} if old != new else set()
     what = f"the operators {', '.join(sorted(changed))}" if changed else f"the sources, {topics[0]} and {topics[1]}"
-    raise Refused(
-        f"the checkpoint {path} is of a program that differs in {what}: a changed program starts from a savepoint, "
-        "with a new checkpoint. Take one with `cutwater pipeline savepoint` or take_savepoint(checkpoint, target), and "
-        "run(from_savepoint=…, checkpoint=…)"
-    )
+    raise Refused(f"the checkpoint {path} is of a program that differs in {what}: {way_out}")
 
 
 class _Kept(Struct, frozen=True):
