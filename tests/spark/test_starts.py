@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import cutwater
 from cutwater.errors import PipelineFailed, Refused, Unavailable
 from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState
-from cutwater.savepoints import Manifest, Savepoint, new_savepoint
+from cutwater.savepoints import Manifest, Savepoint, diff, new_savepoint
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.manifest import RunPoint
 from cutwater.savepoints.program import ProgramInfo, described
@@ -120,7 +120,7 @@ def test_the_first_micro_batch_looks_at_the_output_when_nobody_else_can_publish_
 
 
 def test_a_checkpoint_belongs_to_one_log(log: cutwater.Client, tmp_path: Path) -> None:
-    begun(log, program("moved", log), tmp_path / "run")
+    checkpointed(log, tmp_path / "run", program("moved", log), [{"glsn": 1, "slices": 4}], done=1)
     begun(log, program("moved", log), tmp_path / "run")
     with (
         cutwater.open(tmp_path / "other") as other,
@@ -247,3 +247,38 @@ def test_what_was_trimmed_after_a_savepoint_without_clocks_is_missed(log: cutwat
             reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
     finally:
         reader.stop()
+
+
+class Fixed(Last):
+    more = ValueState("string")
+
+
+def test_a_program_that_never_finished_anything_can_be_corrected(log: cutwater.Client, tmp_path: Path) -> None:
+    before, after = program("corrected", log), program("corrected", log, function=Fixed())
+    begun(log, before, tmp_path / "run")
+    begun(log, after, tmp_path / "run")
+    checkpointed(log, tmp_path / "run", after, [{"glsn": 1, "slices": 4}], done=0)
+    with pytest.raises(Refused, match=r"differs in the operators last: no micro-batch of it was finished.* Remove"):
+        begun(log, before, tmp_path / "run")
+    LocalFiles().write(str(tmp_path / "run" / "metadata"), b'{"id":"corrected"}')
+    published(log, "corrected", "corrected", 0)
+    with pytest.raises(Refused, match="its first micro-batch is published and not finished"):
+        begun(log, before, tmp_path / "run")
+
+
+def test_before_the_first_micro_batch_a_savepoint_is_a_copy_of_the_one_it_began_with(
+    log: cutwater.Client, tmp_path: Path
+) -> None:
+    table = pa.table({"user": ["a", "b"], "last": [1, 2]})
+    p = pipeline("idles", log)
+    first = new_savepoint(tmp_path / "first", p, glsn=0, states={"last": table}, schemas={"pays": SCHEMA})
+    begun(log, program("idles", log), tmp_path / "run", first)
+    copy = savepoints.take_savepoint(tmp_path / "run", tmp_path / "copy", spark=UNUSED_SPARK)
+    copy.verify()
+    assert copy.manifest.id != first.manifest.id
+    assert not diff(first, copy).operators
+    begun(log, program("idles", log), tmp_path / "run-2", copy)
+    wish = Wish(first.path, replay_output=True)
+    beginning(NO_SPARK, log, program("idles", log), str(tmp_path / "run-3"), wish)
+    with pytest.raises(Refused, match="which is still its state"):
+        savepoints.take_savepoint(tmp_path / "run-3", tmp_path / "never", spark=UNUSED_SPARK)

@@ -98,6 +98,16 @@ def edited_savepoint(
     return write_savepoint(target, source.manifest, whole, files=files)
 
 
+def copied_savepoint(source: Savepoint, target: Path, *, files: Files | None = None) -> Savepoint:
+    """The same files and the same position: a savepoint of its own, with a new id."""
+    made = source.manifest
+    place, files = place_of(target, files)
+    begin(place, files, {"pipeline": made.pipeline, "created": now()})
+    for file in made.files:
+        files.write(f"{place}/{file.path}", source.content(file))
+    return finish(place, files, replace(made, id=uuid4().hex, created=now()), made.operators)
+
+
 def write_savepoint(
     target: Path, manifest: Manifest, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:

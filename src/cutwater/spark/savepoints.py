@@ -28,6 +28,7 @@ from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints import savepoint as places
 from cutwater.savepoints import writing
+from cutwater.savepoints.evolution import restoration
 from cutwater.savepoints.files import Files, is_local, local
 from cutwater.savepoints.manifest import (
     FORMAT,
@@ -42,7 +43,7 @@ from cutwater.savepoints.program import OperatorInfo
 from cutwater.savepoints.savepoint import Path, Savepoint, directory_of
 from cutwater.savepoints.tables import compacted, table_schema, to_table
 from cutwater.savepoints.writing import finish, now
-from cutwater.spark.checkpoints import Checkpoint, Note, Point
+from cutwater.spark.checkpoints import Checkpoint, Note, Origin, Point
 from cutwater.spark.files import files_at
 from cutwater.spark.pipeline_program import balanced_keys
 from cutwater.spark.pipeline_state import SliceManifest, StoredChunk, decode_manifest
@@ -79,7 +80,10 @@ def take_savepoint(
 
 
 def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batch: int | None) -> Savepoint:
-    note, point = kept.require_note(), kept.point(batch)
+    note = kept.require_note()
+    if batch is None and note.origin is not None and not kept.planned():
+        return _as_it_began(spark, note, note.origin, place, files)
+    point = kept.point(batch)
     places.begin(place, files, {"pipeline": note.pipeline, "created": now(), "versions": versions()})
     for left in reversed(range(TRIES)):
         try:
@@ -92,6 +96,24 @@ def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batc
                 raise _unread(kept.path, point, error) from None
             point = kept.point()
     return finish(place, files, _manifest(note, point), states)
+
+
+def _as_it_began(spark: SparkSession, note: Note, origin: Origin, place: str, files: Files) -> Savepoint:
+    """Nothing was done since the pipeline was started from a savepoint: a copy of that, if it can be started from in
+    the same way without any leave.
+    """
+    began = open_savepoint(spark, origin.savepoint)
+    try:
+        restoration(began.manifest, note.program)
+        is_free = not origin.may_replay
+    except Refused:
+        is_free = False
+    if not is_free or began.manifest.id != origin.id:
+        raise Refused(
+            f"the pipeline has not finished a micro-batch since it was started from {origin.savepoint}, which is still "
+            "its state: start from that one again, or wait for the first micro-batch"
+        )
+    return writing.copied_savepoint(began, place, files=files)
 
 
 def _unread(path: str, point: Point, error: Exception) -> CutwaterError:
