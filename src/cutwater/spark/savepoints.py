@@ -8,7 +8,7 @@ system that Hadoop knows. The driver only writes the manifest, after everything 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -17,6 +17,7 @@ from uuid import uuid4
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -219,10 +220,32 @@ def _operator(
     if not chunks:
         return OperatorState(operator, 0, 0, ())
     first = balanced_keys(count)[0]
+    done = source.spark.sparkContext.accumulator(frozenset(), _Union())
     rows = source.pieces([chunk for own in chunks.values() for chunk in own]).mapInArrow(
-        partial(_compacted, operator, chunks, first), from_arrow_schema(table_schema(operator))
+        partial(_compacted, operator, chunks, first, done), from_arrow_schema(table_schema(operator))
     )
-    return OperatorState(operator, *_saved(source.spark, rows, place, directory, files))
+    state = OperatorState(operator, *_saved(source.spark, rows, place, directory, files))
+    require_all(operator.uid, set(chunks), done.value)
+    return state
+
+
+class _Union(AccumulatorParam[frozenset[int]]):
+    """What tasks have done; what one has done twice counts once."""
+
+    def zero(self, value: frozenset[int]) -> frozenset[int]:
+        return frozenset()
+
+    def addInPlace(self, value1: frozenset[int], value2: frozenset[int]) -> frozenset[int]:  # noqa: N802
+        return value1 | value2
+
+
+def require_all(uid: str, wanted: Set[int], done: Set[int]) -> None:
+    """A slice of which nothing was read at all leaves no trace in what was written."""
+    if wanted - done:
+        raise Unavailable(
+            f"the state store gave nothing of {uid!r} in {len(wanted - done)} of {len(wanted)} slices, though they "
+            "have state: the half-written savepoint is refused. Take another one"
+        )
 
 
 def _saved(
@@ -256,10 +279,12 @@ def _compacted(
     operator: OperatorInfo,
     chunks: Mapping[int, Sequence[StoredChunk]],
     first: int,
+    done: Accumulator[frozenset[int]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """In a task: from the pieces of some slices to their rows. All pieces of a slice come together, so no more than one
     slice is held at a time. ``first``: the key of the slice that gives broadcast state, of which all have a copy.
+    ``done``: takes the slices that were written.
     """
     waiting: dict[int, dict[tuple[str, int], bytes]] = {}
     for batch in batches:
@@ -270,6 +295,7 @@ def _compacted(
                 rows = to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
                 for start in range(0, rows.num_rows, ROWS_PER_BATCH):
                     yield rows.slice(start, ROWS_PER_BATCH)
+                done.add(frozenset({key}))
     if waiting:
         raise Refused(
             f"the state store lacks pieces of {operator.uid!r} in {len(waiting)} slices: the micro-batch was removed "
