@@ -282,3 +282,9 @@ def test_before_the_first_micro_batch_a_savepoint_is_a_copy_of_the_one_it_began_
     beginning(NO_SPARK, log, program("idles", log), str(tmp_path / "run-3"), wish)
     with pytest.raises(Refused, match="which is still its state"):
         savepoints.take_savepoint(tmp_path / "run-3", tmp_path / "never", spark=UNUSED_SPARK)
+
+
+def test_a_slice_of_which_nothing_was_read_is_missed() -> None:
+    savepoints.require_all("last", {1, 2}, {2, 1})
+    with pytest.raises(Unavailable, match="gave nothing of 'last' in 1 of 2 slices"):
+        savepoints.require_all("last", {1, 2}, {2})
