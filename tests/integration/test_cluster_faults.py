@@ -14,7 +14,7 @@ from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
 from cutwater.testing.fault_proxy import FaultProxy, opened_by
-from cutwater.testing.real_run import Load, leader_of
+from cutwater.testing.real_run import Load, leader_of, who_leads
 from cutwater.types import LogStreamId
 from cutwater.wire import storage_api
 from cutwater.wire.addresses import parse_address
@@ -286,11 +286,14 @@ async def _is_refused(directory: Path, cluster: LocalCluster, paused: Member, pr
     proxy.break_off()
     resume(paused)
 
-    async def is_over() -> bool:
-        return "leads no more" in log.read_bytes()[begun:].decode()
-
-    await until(is_over, "the old leader is over")
+    # It does not say so if it had not come as far as to lead, or had been replaced just before it was paused.
+    await until(lambda: _follows(paused), "the old leader knows of the new one")
     return "the store refuses decision" in log.read_bytes()[begun:].decode()
+
+
+async def _follows(member: Member) -> bool:
+    told = await who_leads(member)
+    return told is not None and told.leader not in (0, member.id)
 
 
 async def _leads_without(cluster: LocalCluster, paused: Member) -> bool:

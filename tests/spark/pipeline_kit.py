@@ -193,7 +193,9 @@ def placed(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -
             place = {"_stream": int(record.stream), "_glsn": int(record.glsn), "_time": record.ingested_us // 1000}
             if record.glsn in declared:
                 place["_watermark"] = declared[record.glsn]
-            rows.append({**record.row, **place})
+            # A topic without a schema has records, but no row of named columns.
+            plain = {"key": record.key, "value": record.value, "timestamp": record.timestamp}
+            rows.append({**(record.row or plain), **place})
         rows += fences
         taken |= {row["_glsn"] for row in rows}
     marks = link.loop.run(link.ranges.marks(0, end, 10))  # type: ignore[arg-type]

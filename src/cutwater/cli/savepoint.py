@@ -140,7 +140,9 @@ def inspect(
         show({one: rows.slice(0, shown).to_pylist() for one, rows in tables.items()}, "")
         return
     for one, rows in tables.items():
-        show(None, _shown(found.operator(one).operator, rows, shown))
+        more = f"; the first {shown}" if shown is not None and rows.num_rows > shown else ""
+        show(None, f"operator {one!r}: {rows.num_rows} key{'' if rows.num_rows == 1 else 's'}{more}")
+        show(None, _shown(found.operator(one).operator, rows.slice(0, shown)))
 
 
 def _selected(savepoint: Savepoint, uid: str, key: list[str] | None) -> pa.Table:
@@ -160,17 +162,15 @@ def _selected(savepoint: Savepoint, uid: str, key: list[str] | None) -> pa.Table
     return rows
 
 
-def _shown(operator: OperatorInfo, rows: pa.Table, count: int | None) -> Any:
+def _shown(operator: OperatorInfo, rows: pa.Table) -> Any:
     names = [field.name for field in key_fields(operator)]
     states = [state.name for state in operator.states]
     lines = []
-    for row in rows.slice(0, count).to_pylist():
+    for row in rows.to_pylist():
         own = row["key"] or dict.fromkeys(names)
         timers = [time_of_ms(at) for at in (row["event_timers"] or []) + (row["processing_timers"] or [])]
         lines.append((*(own[name] for name in names), timers, *(_value(row[f"{PREFIX}{name}"]) for name in states)))
-    more = f"; the first {count}" if count is not None and rows.num_rows > count else ""
-    title = f"operator {operator.uid!r}: {rows.num_rows} key{'' if rows.num_rows == 1 else 's'}{more}"
-    return table([*names, "timers", *states], lines, title)
+    return table([*names, "timers", *states], lines)
 
 
 def _value(value: Any) -> Any:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn
 
-from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import how_it_ended, session_members
 from cutwater.jobs.messages import (
     Ended,
@@ -40,6 +40,8 @@ from cutwater.jobs.program_file import load_pipeline
 from cutwater.jobs.restarts import is_hopeless
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
+from cutwater.savepoints.files import LocalFiles, is_local
+from cutwater.spark.checkpoints import Checkpoint, Note
 
 TOKEN = "CUTWATER_TOKEN"
 OPEN_SECONDS = 60.0
@@ -117,6 +119,19 @@ def _print_to(path: str) -> None:
     os.close(output)
 
 
+def sizes(start: Start, note: Note | None) -> tuple[int, int]:
+    """Parallelism and slices: those that a checkpoint was made with, whoever made it, or else those that are wanted."""
+    if note is None:
+        slices = max(SLICES_DEFAULT, start.parallelism or 1)
+        return start.parallelism or min(os.cpu_count() or 1, slices), slices
+    if start.parallelism not in (None, note.parallelism):
+        raise Refused(
+            f"the checkpoint {start.checkpoint} was made with parallelism {note.parallelism}, not {start.parallelism}: "
+            "leave --parallelism out and then say `cutwater pipeline rescale`, or start from a savepoint"
+        )
+    return note.parallelism, note.slices
+
+
 class _Program:
     def __init__(self, supervisor: Supervisor, pipeline: Pipeline, start: Start) -> None:
         self._supervisor, self._pipeline, self._start = supervisor, pipeline, start
@@ -130,8 +145,8 @@ class _Program:
         start, pipeline = self._start, self._pipeline
         where = self._where()
         until = self._until(where)
-        slices = max(SLICES_DEFAULT, start.parallelism or 1)
-        parallelism = start.parallelism or min(os.cpu_count() or 1, slices)
+        note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
+        parallelism, slices = sizes(start, note)
         spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{parallelism}]")
         gateway: Any = spark.sparkContext._gateway
         jvm = gateway.proc
@@ -159,7 +174,6 @@ class _Program:
 
     def _beginning(self, spark: Any) -> dict[str, Any]:
         """A checkpoint that has begun holds what it began with, also when the savepoint is deleted."""
-        from cutwater.spark.checkpoints import Checkpoint  # noqa: PLC0415
         from cutwater.spark.files import files_at  # noqa: PLC0415
 
         start = self._start

@@ -63,14 +63,14 @@ async def leader_of(cluster: LocalCluster, seconds: float = 20.0) -> Member:
     async with asyncio.timeout(seconds):
         while True:
             for member in cluster.metadata:
-                told = await _who_leads(member)
+                told = await who_leads(member)
                 for found in cluster.metadata:
                     if told is not None and found.id == told.leader and processes.is_running(found.pid):
                         return found
             await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def _who_leads(member: Member) -> metadata_api.MetadataNode | None:
+async def who_leads(member: Member) -> metadata_api.MetadataNode | None:
     try:
         connection = await connect(Endpoint(ANY_CLUSTER, "test"), *parse_address(member.address), timeout_ms=500)
         try:
