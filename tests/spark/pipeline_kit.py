@@ -18,6 +18,7 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_operator import LevelProcessor
+from cutwater.spark.pipeline_planning import Offset
 from cutwater.spark.pipeline_sink import PipelineWriter
 from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
 from cutwater.spark.pipeline_state import NO_QUERY, forget
@@ -67,13 +68,17 @@ class InOneProcess:
         follow: bool = False,
         start: str = "earliest",
         until: int | None = None,
+        after: int | None = None,
     ) -> None:
-        """``follow``: it has no end, and ``step`` takes one micro-batch."""
+        """``follow``: it has no end, and ``step`` takes one micro-batch. ``after``: the position of a savepoint without
+        clocks, in place of ``start``.
+        """
         self._where = Where(servers=servers)
         client = self._client = connected(self._where)
         self._pipeline, self._program = pipeline, program_of(pipeline, client, parallelism, slices)
         end = None if follow else until or int(client.tail())
-        self._options = RunOptions(start=start, rows_max=rows_max or RECORDS_MAX, until=end, drain=drain and not follow)
+        begin = None if after is None else Offset(after, slices)
+        self._options = RunOptions(start, rows_max or RECORDS_MAX, end, drain and not follow, begin)
         self._key = f"one process {random.random()}"
         self._offset: dict[str, Any] | None = None
         self.state: dict[tuple[int, int], dict[Any, Any]] = {}

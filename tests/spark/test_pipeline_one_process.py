@@ -275,10 +275,11 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
         monkeypatch.setattr("cutwater.spark.pipeline_planning.LOOK_BACK", back)
         monkeypatch.setattr("cutwater.spark.pipeline_planning.WALK_POSITIONS", 3 * back)
         start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
-        run_here(log, p, start=str(start), until=until, drain=False, rows_max=choice.choice([None, 3]))
-        found = written(log, f"{topic}-out")[found_before:]
-        found_before += len(found)
-        assert found == [row for row in wanted if start <= row["place"] <= until], (back, start, until)
+        for begins in ({"start": str(start)}, {"after": start - 1}):
+            run_here(log, p, **begins, until=until, drain=False, rows_max=choice.choice([None, 3]))
+            found = written(log, f"{topic}-out")[found_before:]
+            found_before += len(found)
+            assert found == [row for row in wanted if start <= row["place"] <= until], (back, begins, until)
 
 
 @pytest.mark.parametrize("how", ["column", "function"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,25 +11,31 @@ import msgspec
 import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.errors import Refused, Unavailable
-from cutwater.pipeline import Pipeline, ProcessFunction, ValueState
-from cutwater.savepoints import Manifest, Savepoint, new_savepoint
+from cutwater.errors import PipelineFailed, Refused, Unavailable
+from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState
+from cutwater.savepoints import Manifest, Savepoint, diff, new_savepoint
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.manifest import RunPoint
+from cutwater.savepoints.program import ProgramInfo, described
 from cutwater.savepoints.writing import write_savepoint
 from cutwater.spark import savepoints
-from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.checkpoints import Checkpoint, require_same_program
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
+from cutwater.spark.pipeline_errors import WorkerFailed
+from cutwater.spark.pipeline_planning import Offset
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_sink import PipelineWriter
-from cutwater.spark.pipeline_source import RunOptions
+from cutwater.spark.pipeline_source import PipelineReader, RunOptions
 from cutwater.spark.restoring import Beginning, Wish, beginning
 from cutwater.spark.run import PipelineRun, Query, program_of
+from cutwater.types import GLSN
 
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
 NO_SPARK: Any = None
 UNUSED_SPARK: Any = object()
 
@@ -40,12 +47,16 @@ class Last(ProcessFunction):
         self.last.set(record.amount)
 
 
-def pipeline(name: str, log: cutwater.Client, function: ProcessFunction | None = None, key: str = "user") -> Pipeline:
+def pipeline(
+    name: str, log: cutwater.Client, function: ProcessFunction | None = None, key: Any = "user", window: Any = None
+) -> Pipeline:
     if "pays" not in {topic.name for topic in log.topics()}:
         log.create_topic("pays", schema=SCHEMA, event_time="at")
     p = Pipeline(name, log=log.servers)
-    p.source("pays").process(key=key, function=function or Last(), uid="last", schema="user string").sink(
-        f"{name}-out", uid="out"
+    pays = p.source("pays")
+    pays.process(key=key, function=function or Last(), uid="last", schema="user string").sink(f"{name}-out", uid="out")
+    pays.window(key="user", window=window or Tumbling("10s"), aggregate={"n": "count(*)"}, uid="w").sink(
+        f"{name}-windows", uid="windows"
     )
     return p
 
@@ -109,7 +120,7 @@ def test_the_first_micro_batch_looks_at_the_output_when_nobody_else_can_publish_
 
 
 def test_a_checkpoint_belongs_to_one_log(log: cutwater.Client, tmp_path: Path) -> None:
-    begun(log, program("moved", log), tmp_path / "run")
+    checkpointed(log, tmp_path / "run", program("moved", log), [{"glsn": 1, "slices": 4}], done=1)
     begun(log, program("moved", log), tmp_path / "run")
     with (
         cutwater.open(tmp_path / "other") as other,
@@ -126,7 +137,7 @@ class Recorded(Query):
         place = Checkpoint(self.checkpoint, LocalFiles())
         for batch in place.planned() if len(STARTED) > 1 else ():
             place.files.write(f"{self.checkpoint}/commits/{batch}", b"")
-        return SimpleNamespace(id="A", isActive=False, stop=lambda: None, awaitTermination=lambda *_: True)
+        return SimpleNamespace(id="stopped", isActive=False, stop=lambda: None, awaitTermination=lambda *_: True)
 
 
 STARTED: list[RunOptions] = []
@@ -139,7 +150,7 @@ def stopped(log: cutwater.Client, place: Path, name: str, offsets: list[dict[str
     begin = checkpointed(log, place, own, offsets, done)
     options, where = RunOptions(until=21, drain=True), Where(servers=log.servers)
     query = Recorded(NO_SPARK, own, NO_SPARK, where, options, "", str(place), None, None, begin)
-    PipelineRun(query)._finish_decided()
+    PipelineRun(query)._finish_planned()
     return STARTED[1:]
 
 
@@ -148,7 +159,7 @@ def checkpointed(
 ) -> Beginning:
     """A checkpoint in which so many micro-batches are planned, and so many done."""
     files, begin = LocalFiles(), begun(log, own, place)
-    files.write(str(place / "metadata"), b'{"id":"A"}')
+    files.write(str(place / "metadata"), b'{"id":"stopped"}')
     for batch, offset in enumerate(offsets):
         files.write(str(place / "offsets" / str(batch)), b"v1\n{}\n" + msgspec.json.encode(offset))
     for batch in range(done):
@@ -159,6 +170,26 @@ def checkpointed(
 def test_a_stop_does_not_end_the_input_of_a_run_that_drains(log: cutwater.Client, tmp_path: Path) -> None:
     (last,) = stopped(log, tmp_path / "run", "drains", [{"glsn": 11, "slices": 4}], done=0)
     assert (last.until, last.drain) == (11, False)
+
+
+def test_a_stop_finishes_what_may_still_be_published(
+    log: cutwater.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = [{"glsn": 11, "slices": 4}, {"glsn": 15, "slices": 4}]
+    (last,) = stopped(log, tmp_path / "under way", "finishes", two, done=1)
+    assert last.until == 15
+    assert not stopped(log, tmp_path / "done", "finishes", two, done=2)
+    ends = [two[0], {"glsn": 21, "slices": 4, "ended": True}]
+    assert not stopped(log, tmp_path / "ends", "finishes", ends, done=1)
+
+    def fails(*_: Any) -> None:
+        raise PipelineFailed("no", pipeline="finishes", uid="last", glsn=GLSN(12))
+
+    monkeypatch.setattr(PipelineRun, "wait", fails)
+    stopped(log, tmp_path / "fails", "finishes", two, done=1)
+    published(log, "finishes", "stopped", 1)
+    with pytest.raises(PipelineFailed):
+        stopped(log, tmp_path / "fails and is published", "finishes", two, done=1)
 
 
 def test_a_savepoint_that_cannot_be_written_is_an_error_in_words(
@@ -191,3 +222,69 @@ def test_paths_of_this_machine_may_be_written_as_addresses(tmp_path: Path) -> No
     assert savepoints.absolute(place) == str(tmp_path)
     (tmp_path / "part").write_text("x")
     assert list(LocalFiles().settle([f"{place}/part"])) == [f"{place}/part"]
+
+
+def test_a_checkpoint_keeps_the_types_of_keys_and_the_kinds_of_windows(log: cutwater.Client) -> None:
+    def info(**options: Any) -> ProgramInfo:
+        return described(program("kinds", log, **options).plan)
+
+    for same in (info(window=Tumbling("20s")), info(key=lambda row: row.user)):
+        require_same_program("run", info(), same)
+    for changed, uid in ((info(key="amount"), "last"), (info(window=Session("10s")), "w")):
+        with pytest.raises(Refused, match=f"differs in the operators {uid}: "):
+            require_same_program("run", info(), changed)
+
+
+def test_what_was_trimmed_after_a_savepoint_without_clocks_is_missed(log: cutwater.Client) -> None:
+    own = program("misses", log)
+    acks = [log.append("pays", [{"user": "a", "amount": i, "at": T0}]) for i in range(3)]
+    log.trim("pays", before=acks[1].glsn + 1)
+    begin = Offset(int(acks[0].glsn) - 1, own.slices)
+    reader = PipelineReader(own, Where(servers=log.servers), RunOptions(begin=begin))
+    try:
+        start = reader.initialOffset()
+        with pytest.raises(WorkerFailed, match="trimmed"):
+            reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    finally:
+        reader.stop()
+
+
+class Fixed(Last):
+    more = ValueState("string")
+
+
+def test_a_program_that_never_finished_anything_can_be_corrected(log: cutwater.Client, tmp_path: Path) -> None:
+    before, after = program("corrected", log), program("corrected", log, function=Fixed())
+    begun(log, before, tmp_path / "run")
+    begun(log, after, tmp_path / "run")
+    checkpointed(log, tmp_path / "run", after, [{"glsn": 1, "slices": 4}], done=0)
+    with pytest.raises(Refused, match=r"differs in the operators last: no micro-batch of it was finished.* Remove"):
+        begun(log, before, tmp_path / "run")
+    LocalFiles().write(str(tmp_path / "run" / "metadata"), b'{"id":"corrected"}')
+    published(log, "corrected", "corrected", 0)
+    with pytest.raises(Refused, match="its first micro-batch is published and not finished"):
+        begun(log, before, tmp_path / "run")
+
+
+def test_before_the_first_micro_batch_a_savepoint_is_a_copy_of_the_one_it_began_with(
+    log: cutwater.Client, tmp_path: Path
+) -> None:
+    table = pa.table({"user": ["a", "b"], "last": [1, 2]})
+    p = pipeline("idles", log)
+    first = new_savepoint(tmp_path / "first", p, glsn=0, states={"last": table}, schemas={"pays": SCHEMA})
+    begun(log, program("idles", log), tmp_path / "run", first)
+    copy = savepoints.take_savepoint(tmp_path / "run", tmp_path / "copy", spark=UNUSED_SPARK)
+    copy.verify()
+    assert copy.manifest.id != first.manifest.id
+    assert not diff(first, copy).operators
+    begun(log, program("idles", log), tmp_path / "run-2", copy)
+    wish = Wish(first.path, replay_output=True)
+    beginning(NO_SPARK, log, program("idles", log), str(tmp_path / "run-3"), wish)
+    with pytest.raises(Refused, match="which is still its state"):
+        savepoints.take_savepoint(tmp_path / "run-3", tmp_path / "never", spark=UNUSED_SPARK)
+
+
+def test_a_slice_of_which_nothing_was_read_is_missed() -> None:
+    savepoints.require_all("last", {1, 2}, {2, 1})
+    with pytest.raises(Unavailable, match="gave nothing of 'last' in 1 of 2 slices"):
+        savepoints.require_all("last", {1, 2}, {2})

@@ -396,6 +396,19 @@ def test_operators_see_what_is_under_way_and_why() -> None:
     assert description.runs == (r.RunDescription(RunId(1), "query", "k", 1, BatchNumber(0), RunId(0), (group,)),)
 
 
+def test_of_each_name_the_last_run_that_has_published_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is over, and however many came after it."""
+    monkeypatch.setattr("cutwater.core.publishing.DESCRIBED_RUNS_MAX", 2)
+    leader = leads()
+    for key in "abcdef":
+        open_run(leader, key)
+        if key in "ab":
+            leader.answer(publish(run=1 + "abcdef".index(key)))
+    described = leader.answer(r.DescribeRequest())
+    assert isinstance(described, r.Description)
+    assert [run.key for run in described.runs] == ["b", "e", "f"]
+
+
 def test_staged_rows_expire_after_the_time_in_the_options() -> None:
     leader = leads(options=structs.replace(OPTIONS, staged_expire_after_us=SECOND))
     open_run(leader)

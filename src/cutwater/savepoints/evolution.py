@@ -70,7 +70,7 @@ def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
         raise _misfit(
             before, "what its state belongs to", _OWNERS[before.layout], _OWNERS[after.layout], "use another uid"
         )
-    if _key_kinds(before) != _key_kinds(after) and before.key and after.key:
+    if key_kinds(before) != key_kinds(after) and before.key and after.key:
         raise _misfit(before, "its key", before.key, after.key, "the state of a key is found by the key's bytes")
     if before.layout == BATCHES and before.max_parallelism != after.max_parallelism:
         raise _misfit(
@@ -89,7 +89,7 @@ def _require_fit(before: OperatorInfo, after: OperatorInfo) -> None:
 
 
 def _require_window(before: OperatorInfo, after: OperatorInfo) -> None:
-    if before.window.split()[:1] != after.window.split()[:1]:
+    if window_kind(before) != window_kind(after):
         raise _misfit(before, "its window", before.window, after.window, "windows of one kind only can be taken over")
     for name, given in after.aggregates.items():
         if before.aggregates.get(name) != given:
@@ -127,10 +127,15 @@ def _misfit(operator: OperatorInfo, what: str, before: object, after: object, hi
     )
 
 
-def _key_kinds(operator: OperatorInfo) -> list[str]:
+def key_kinds(operator: OperatorInfo) -> list[str]:
     """What decides the bytes of a key: integers of all sizes have the same."""
     kinds = [field.type for field in parse_schema(operator.key)] if operator.key else []
     return ["integer" if pa.types.is_integer(kind) else shown(kind) for kind in kinds]
+
+
+def window_kind(operator: OperatorInfo) -> str:
+    """The first word of what a window is written as; empty where there is none."""
+    return "".join(operator.window.split()[:1])
 
 
 def widens(before: pa.DataType, after: pa.DataType) -> bool:

@@ -64,7 +64,8 @@ class Savepoint:
             raise NotFound(f"the savepoint {self.path} has no operator {uid!r}: it has {known}")
         return found
 
-    def _read(self, file: FileInfo, schema: pa.Schema) -> pa.Table:
+    def content(self, file: FileInfo) -> bytes:
+        """A file, held against its checksum."""
         path = f"{self.path}/{file.path}"
         try:
             data = self._files.read(path)
@@ -72,7 +73,10 @@ class Savepoint:
             raise damaged(path, "it is missing") from None
         if sha256(data).hexdigest() != file.sha256:
             raise damaged(path, "its checksum is not the one in the manifest")
-        table = pq.ParquetFile(BytesIO(data)).read()
+        return data
+
+    def _read(self, file: FileInfo, schema: pa.Schema) -> pa.Table:
+        table = pq.ParquetFile(BytesIO(self.content(file))).read()
         return pa.Table.from_arrays([as_type(table[field.name], field.type) for field in schema], schema=schema)
 
     def __repr__(self) -> str:

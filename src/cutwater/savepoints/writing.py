@@ -39,6 +39,7 @@ from cutwater.savepoints.savepoint import Path, Savepoint, begin, directory_of, 
 from cutwater.savepoints.tables import PREFIX, as_type, key_fields, shown_keys, table_schema
 
 TIMERS = ("event_timers", "processing_timers")
+_MISFITS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
 def new_savepoint(
@@ -97,6 +98,16 @@ def edited_savepoint(
     return write_savepoint(target, source.manifest, whole, files=files)
 
 
+def copied_savepoint(source: Savepoint, target: Path, *, files: Files | None = None) -> Savepoint:
+    """The same files and the same position: a savepoint of its own, with a new id."""
+    made = source.manifest
+    place, files = place_of(target, files)
+    begin(place, files, {"pipeline": made.pipeline, "created": now()})
+    for file in made.files:
+        files.write(f"{place}/{file.path}", source.content(file))
+    return finish(place, files, replace(made, id=uuid4().hex, created=now()), made.operators)
+
+
 def write_savepoint(
     target: Path, manifest: Manifest, tables: Mapping[str, pa.Table], *, files: Files | None = None
 ) -> Savepoint:
@@ -122,7 +133,7 @@ def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
         raise InvalidArgument(f"the table for {operator.uid!r} lacks the column {missing[0]!r}: {schema.names}")
     try:
         columns = [as_type(table[field.name], field.type) for field in schema]
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+    except _MISFITS as error:
         raise InvalidArgument(f"the table for {operator.uid!r} does not have the types of its state: {error}") from None
     data, keys = columns[1], columns[2]
     if data.null_count or len(pc.unique(data)) < len(data):
@@ -131,7 +142,18 @@ def _checked(operator: OperatorInfo, table: pa.Table) -> pa.Table:
         raise InvalidArgument(
             f"the table for {operator.uid!r} has a key that is not what its key_bytes say: a new key needs both"
         )
+    for name in TIMERS:
+        index = schema.get_field_index(name)
+        columns[index] = _ascending(columns[index])
     return pa.table(columns, schema=schema)
+
+
+def _ascending(times: pa.Array) -> pa.Array:
+    """Timers of a key as operators keep them: each once, the next one first."""
+    if times.null_count == len(times):
+        return times
+    rows = times.to_pylist()
+    return pa.array([None if row is None else sorted({at for at in row if at is not None}) for row in rows], times.type)
 
 
 def finish(place: str, files: Files, manifest: Manifest, operators: Sequence[OperatorState]) -> Savepoint:
@@ -179,6 +201,7 @@ def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
             f"the table for {operator.uid!r} has the columns {', '.join(table.column_names)}: it needs "
             f"{', '.join(keys)} for the key, and may have {', '.join(known[len(keys) :])}"
         )
+    table = _with_key_types(operator, table)
     data = _bytes(table, keys)
     schema = table_schema(operator)
     size = table.num_rows
@@ -194,12 +217,27 @@ def _bootstrapped(operator: OperatorInfo, table: pa.Table) -> pa.Table:
         column = table[state.name] if state.name in table.column_names else pa.nulls(size, kind)
         try:
             columns[f"{PREFIX}{state.name}"] = column.cast(kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):
+        except _MISFITS:
             raise InvalidArgument(
                 f"the column {state.name!r} for {operator.uid!r} is {shown(column.type)}: the state is kept as "
                 f"{state.stored}"
             ) from None
     return pa.table([columns[field.name] for field in schema], schema=schema)
+
+
+def _with_key_types(operator: OperatorInfo, table: pa.Table) -> pa.Table:
+    """With columns of the key in the types that the program declares: the bytes of a key depend on them."""
+    for field in key_fields(operator) if operator.key else ():
+        column = table[field.name]
+        try:
+            cast = column.cast(field.type)
+        except _MISFITS:
+            raise InvalidArgument(
+                f"the column {field.name!r} for {operator.uid!r} is {shown(column.type)}: the key is "
+                f"{shown(field.type)}, and not every value is one"
+            ) from None
+        table = table.set_column(table.column_names.index(field.name), field, cast)
+    return table
 
 
 def _bytes(table: pa.Table, keys: Sequence[str]) -> list[bytes]:

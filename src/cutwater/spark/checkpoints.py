@@ -13,12 +13,17 @@ from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.savepoints.evolution import key_kinds, window_kind
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.program import OperatorInfo, ProgramInfo
 from cutwater.spark.pipeline_planning import Offset
 
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
+CHANGED: Final = (
+    "a changed program starts from a savepoint, with a new checkpoint. Take one with `cutwater pipeline savepoint` or "
+    "take_savepoint(checkpoint, target), and run(from_savepoint=…, checkpoint=…)"
+)
 
 
 class Origin(Struct, frozen=True):
@@ -126,9 +131,14 @@ class Checkpoint:
             raise NotFound(f"the checkpoint {self.path} has just removed micro-batch {batch}: try again") from None
 
 
-def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo) -> None:
+def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo, way_out: str = CHANGED) -> None:
     """Refuse a program that keeps something else than the checkpoint has."""
-    old, new = (tuple(map(_kept, sorted(info.operators, key=lambda own: own.uid))) for info in (before, after))
+    # What a function makes of a row has no declared type that could be compared.
+    typed = {own.uid for own in before.operators if own.key} & {own.uid for own in after.operators if own.key}
+    old, new = (
+        tuple(_kept(own, own.uid in typed) for own in sorted(info.operators, key=lambda own: own.uid))
+        for info in (before, after)
+    )
     topics = (
         tuple(sorted(source.topic for source in before.sources)),
         tuple(sorted(source.topic for source in after.sources)),
@@ -137,11 +147,7 @@ def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo) -> 
         return
     changed = {own.uid for own in set(old) ^ set(new)} if old != new else set()
     what = f"the operators {', '.join(sorted(changed))}" if changed else f"the sources, {topics[0]} and {topics[1]}"
-    raise Refused(
-        f"the checkpoint {path} is of a program that differs in {what}: a changed program starts from a savepoint, "
-        "with a new checkpoint. Take one with `cutwater pipeline savepoint` or take_savepoint(checkpoint, target), and "
-        "run(from_savepoint=…, checkpoint=…)"
-    )
+    raise Refused(f"the checkpoint {path} is of a program that differs in {what}: {way_out}")
 
 
 class _Kept(Struct, frozen=True):
@@ -153,9 +159,11 @@ class _Kept(Struct, frozen=True):
     sources: tuple[str, ...]
     states: tuple[tuple[str, str, str], ...]
     aggregates: tuple[tuple[str, str], ...]
+    window: str
+    key: tuple[str, ...]
 
 
-def _kept(operator: OperatorInfo) -> _Kept:
+def _kept(operator: OperatorInfo, is_typed: bool) -> _Kept:
     """What decides how state is kept; whatever else changes, the checkpoint goes on."""
     return _Kept(
         operator.uid,
@@ -166,4 +174,6 @@ def _kept(operator: OperatorInfo) -> _Kept:
         operator.sources,
         tuple((state.name, state.kind, state.stored) for state in operator.states),
         tuple(operator.aggregates.items()),
+        window_kind(operator),
+        tuple(key_kinds(operator)) if is_typed else (),
     )

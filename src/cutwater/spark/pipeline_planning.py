@@ -150,7 +150,7 @@ class PipelinePlanner:
         time is not the topic's own, they do not know, and all records that are left are looked at.
         """
         view = self._view()
-        floor = min((view.topics[name].trimmed_before for name in self._sources), default=GLSN(1)) - 1
+        floor = min(glsn, *(view.topics[name].trimmed_before - 1 for name in self._sources))
         if glsn <= 0:
             return None
         back = LOOK_BACK if all(map(self._is_known_to_the_log, self._sources)) else glsn

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-from msgspec import Struct
+from msgspec import Struct, structs
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -100,8 +100,17 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks more than once, and the run has one beginning."""
         with told():
             if self._first is None:
-                self._first = self._options.begin or self._planning().first()
+                self._first = self._beginning()
             return self._first.plain()
+
+    def _beginning(self) -> Offset:
+        begin = self._options.begin
+        if begin is None:
+            return self._planning().first()
+        if begin.clock is None:
+            # A savepoint that was made from tables has a position and no clocks: they are those that the log has there.
+            return structs.replace(begin, clock=self._planning().clock_at(begin.glsn))
+        return begin
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._options.rows_max)

@@ -27,7 +27,7 @@ from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.savepoints.tables import as_type, to_chunk
-from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin, require_same_program
+from cutwater.spark.checkpoints import CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
 from cutwater.spark.files import files_at
 from cutwater.spark.output_guard import OutputGuard
 from cutwater.spark.pipeline_envelope import packed
@@ -75,7 +75,8 @@ def beginning(spark: SparkSession, client: Client, program: Program, place: str,
     savepoint = None if wish.savepoint is None else open_savepoint(spark, absolute(wish.savepoint))
     if savepoint is not None:
         _require_new(checkpoint, note, savepoint)
-    if note is None:
+    if note is None or (note.origin is None and not checkpoint.planned()):
+        # Where nothing is planned yet, nothing hangs on what was noted.
         origin = None if savepoint is None else _origin(client, program, info, savepoint, wish)
         note = Note(
             FORMAT, 1, program.name, program.slices, program.parallelism, client.cluster_key(), info, versions(), origin
@@ -83,7 +84,7 @@ def beginning(spark: SparkSession, client: Client, program: Program, place: str,
         checkpoint.write(note)
     else:
         _require_same_log(client, place, note)
-        require_same_program(place, note.program, info)
+        require_same_program(place, note.program, info, _way_out(client, checkpoint, program.name))
     if note.origin is None:
         return Beginning()
     offset = Offset(note.origin.glsn, note.slices, note.origin.clock)
@@ -121,6 +122,21 @@ def _require_same_log(client: Client, place: str, note: Note) -> None:
             f"the positions in the checkpoint {place} are those of another log: it was made on the cluster {note.log}, "
             f"and this one is {key}. Run with the log of before, or a copy of its data; or name a new checkpoint"
         )
+
+
+def _way_out(client: Client, checkpoint: Checkpoint, name: str) -> str:
+    """What to do with a changed program."""
+    if checkpoint.committed():
+        return CHANGED
+    if any(run.key == checkpoint.key and run.last_batch >= 0 for run in client.find_runs(name)):
+        return (
+            "its first micro-batch is published and not finished. Run the program as it was until that is done, then "
+            "start the changed one from a savepoint"
+        )
+    return (
+        "no micro-batch of it was finished, so there is nothing to keep. Remove that directory, or name another one "
+        "with checkpoint=… (--checkpoint)"
+    )
 
 
 def _require_new(checkpoint: Checkpoint, note: Note | None, savepoint: Savepoint) -> None:

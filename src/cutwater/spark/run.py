@@ -51,7 +51,7 @@ from cutwater.spark.session import start as start_query
 OPEN_SECONDS = 60.0
 RETAIN_MIN = 2
 FINISH_SECONDS = 600.0
-"""What a micro-batch may take that has to be done again before a savepoint."""
+"""What a micro-batch may take that has to be done before a savepoint."""
 _PARTITIONS = "spark.sql.shuffle.partitions"
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
@@ -186,32 +186,46 @@ class PipelineRun:
                 forget(self._id)
             if savepoint is None:
                 return None
-            self._finish_decided()
+            self._finish_planned()
             return self.savepoint(savepoint)
         finally:
             self._let_go(is_stopped=True)
 
-    def _finish_decided(self) -> None:
-        """If rows of a micro-batch are published that Spark has not committed, do it again: the rows stay as they are,
-        and its state is kept.
+    def _finish_planned(self) -> None:
+        """Do the micro-batch that is planned, and that Spark has not noted as done.
+
+        Its rows may be published; or the commit may still be on its way to the log, from a process that has not noticed
+        the end of the query. Which it is nobody can know, and when the micro-batch is done it makes no difference: what
+        was decided first stays as it is, and its state is kept.
         """
         kept = Checkpoint(self.checkpoint, files_at(self._plan.spark, self.checkpoint))
         done, planned = kept.committed(), kept.planned()
         if not planned or done[-1:] == planned[-1:]:
             return
-        with connected(self._plan.where) as client:
-            runs = client.find_runs(self.name)
-        is_published = any(run.key == kept.key and run.last_batch >= planned[-1] for run in runs)
-        if is_published or not done:
-            # The input ends where a run says so, and not where this one happens to be stopped.
-            options = structs.replace(self._plan.options, until=kept.offset(planned[-1]).glsn, drain=False)
+        end = kept.offset(planned[-1])
+        if done and end.ended and not self._is_published(kept.key, planned[-1]):
+            # With it the input would end, and nothing could be started from the savepoint.
+            return
+        # The input ends where a run says so, and not where this one happens to be stopped.
+        options = structs.replace(self._plan.options, until=end.glsn, drain=False)
+        try:
             last = PipelineRun(replace(self._plan, options=options))
-            if not last.wait(FINISH_SECONDS):
-                last.stop()
-                raise DeadlineExceeded(
-                    f"pipeline {self.name!r} is stopped, but its last micro-batch was not finished in "
-                    f"{FINISH_SECONDS:g} seconds, so there is no savepoint: run it again, then stop it anew"
-                )
+            if last.wait(FINISH_SECONDS):
+                return
+            last.stop()
+        except CutwaterError:
+            # What fails was never so far as to be committed, so it can be left to whoever starts from the savepoint.
+            if done and not self._is_published(kept.key, planned[-1]):
+                return
+            raise
+        raise DeadlineExceeded(
+            f"pipeline {self.name!r} is stopped, but its last micro-batch was not finished in {FINISH_SECONDS:g} "
+            "seconds, so there is no savepoint: run it again, then stop it anew"
+        )
+
+    def _is_published(self, key: str | None, batch: int) -> bool:
+        with connected(self._plan.where) as client:
+            return any(run.key == key and run.last_batch >= batch for run in client.find_runs(self.name))
 
 
 def run_pipeline(

@@ -8,7 +8,7 @@ system that Hadoop knows. The driver only writes the manifest, after everything 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -17,6 +17,7 @@ from uuid import uuid4
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -28,6 +29,7 @@ from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints import savepoint as places
 from cutwater.savepoints import writing
+from cutwater.savepoints.evolution import restoration
 from cutwater.savepoints.files import Files, is_local, local
 from cutwater.savepoints.manifest import (
     FORMAT,
@@ -42,7 +44,7 @@ from cutwater.savepoints.program import OperatorInfo
 from cutwater.savepoints.savepoint import Path, Savepoint, directory_of
 from cutwater.savepoints.tables import compacted, table_schema, to_table
 from cutwater.savepoints.writing import finish, now
-from cutwater.spark.checkpoints import Checkpoint, Note, Point
+from cutwater.spark.checkpoints import Checkpoint, Note, Origin, Point
 from cutwater.spark.files import files_at
 from cutwater.spark.pipeline_program import balanced_keys
 from cutwater.spark.pipeline_state import SliceManifest, StoredChunk, decode_manifest
@@ -79,7 +81,10 @@ def take_savepoint(
 
 
 def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batch: int | None) -> Savepoint:
-    note, point = kept.require_note(), kept.point(batch)
+    note = kept.require_note()
+    if batch is None and note.origin is not None and not kept.planned():
+        return _as_it_began(spark, note, note.origin, place, files)
+    point = kept.point(batch)
     places.begin(place, files, {"pipeline": note.pipeline, "created": now(), "versions": versions()})
     for left in reversed(range(TRIES)):
         try:
@@ -92,6 +97,24 @@ def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batc
                 raise _unread(kept.path, point, error) from None
             point = kept.point()
     return finish(place, files, _manifest(note, point), states)
+
+
+def _as_it_began(spark: SparkSession, note: Note, origin: Origin, place: str, files: Files) -> Savepoint:
+    """Nothing was done since the pipeline was started from a savepoint: a copy of that, if it can be started from in
+    the same way without any leave.
+    """
+    began = open_savepoint(spark, origin.savepoint)
+    try:
+        restoration(began.manifest, note.program)
+        is_free = not origin.may_replay
+    except Refused:
+        is_free = False
+    if not is_free or began.manifest.id != origin.id:
+        raise Refused(
+            f"the pipeline has not finished a micro-batch since it was started from {origin.savepoint}, which is still "
+            "its state: start from that one again, or wait for the first micro-batch"
+        )
+    return writing.copied_savepoint(began, place, files=files)
 
 
 def _unread(path: str, point: Point, error: Exception) -> CutwaterError:
@@ -197,10 +220,32 @@ def _operator(
     if not chunks:
         return OperatorState(operator, 0, 0, ())
     first = balanced_keys(count)[0]
+    done = source.spark.sparkContext.accumulator(frozenset(), _Union())
     rows = source.pieces([chunk for own in chunks.values() for chunk in own]).mapInArrow(
-        partial(_compacted, operator, chunks, first), from_arrow_schema(table_schema(operator))
+        partial(_compacted, operator, chunks, first, done), from_arrow_schema(table_schema(operator))
     )
-    return OperatorState(operator, *_saved(source.spark, rows, place, directory, files))
+    state = OperatorState(operator, *_saved(source.spark, rows, place, directory, files))
+    require_all(operator.uid, set(chunks), done.value)
+    return state
+
+
+class _Union(AccumulatorParam[frozenset[int]]):
+    """What tasks have done; what one has done twice counts once."""
+
+    def zero(self, value: frozenset[int]) -> frozenset[int]:
+        return frozenset()
+
+    def addInPlace(self, value1: frozenset[int], value2: frozenset[int]) -> frozenset[int]:  # noqa: N802
+        return value1 | value2
+
+
+def require_all(uid: str, wanted: Set[int], done: Set[int]) -> None:
+    """A slice of which nothing was read at all leaves no trace in what was written."""
+    if wanted - done:
+        raise Unavailable(
+            f"the state store gave nothing of {uid!r} in {len(wanted - done)} of {len(wanted)} slices, though they "
+            "have state: the half-written savepoint is refused. Take another one"
+        )
 
 
 def _saved(
@@ -234,10 +279,12 @@ def _compacted(
     operator: OperatorInfo,
     chunks: Mapping[int, Sequence[StoredChunk]],
     first: int,
+    done: Accumulator[frozenset[int]],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """In a task: from the pieces of some slices to their rows. All pieces of a slice come together, so no more than one
     slice is held at a time. ``first``: the key of the slice that gives broadcast state, of which all have a copy.
+    ``done``: takes the slices that were written.
     """
     waiting: dict[int, dict[tuple[str, int], bytes]] = {}
     for batch in batches:
@@ -248,6 +295,7 @@ def _compacted(
                 rows = to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
                 for start in range(0, rows.num_rows, ROWS_PER_BATCH):
                     yield rows.slice(start, ROWS_PER_BATCH)
+                done.add(frozenset({key}))
     if waiting:
         raise Refused(
             f"the state store lacks pieces of {operator.uid!r} in {len(waiting)} slices: the micro-batch was removed "

@@ -133,7 +133,9 @@ def test_what_is_different_is_told(tmp_path: Path) -> None:
 
 
 def test_a_savepoint_is_made_of_a_table(tmp_path: Path) -> None:
-    table = pa.table({"user": ["a", "b"], "last": pa.array([1, 2], pa.int64()), "event_timers": [[5, 6], None]})
+    table = pa.table(
+        {"user": ["a", "b"], "last": pa.array([1, 2], pa.int64()), "event_timers": [[6, None, 5, 6], None]}
+    )
     made = new_savepoint(tmp_path / "sp", pipeline(), glsn=7, states={"last": table})
     assert made.manifest.glsn == 7
     (row,) = made.table("last", key="a").to_pylist()
@@ -142,6 +144,7 @@ def test_a_savepoint_is_made_of_a_table(tmp_path: Path) -> None:
         ({"user": ["a", "a"]}, "more than once"),
         ({"who": ["a"]}, "needs user for the key"),
         ({"user": ["a"], "last": ["x"]}, "the state is kept as int"),
+        ({"user": [[1]]}, "'user' for 'last' is array<bigint>: the key is string"),
     ):
         with pytest.raises(InvalidArgument, match=match):
             new_savepoint(tmp_path / "wrong", pipeline(), glsn=7, states={"last": pa.table(wrong)})
@@ -160,6 +163,9 @@ def test_a_copy_with_other_rows_is_a_savepoint_of_its_own(tmp_path: Path) -> Non
     assert after.manifest.glsn == before.manifest.glsn
     (last,) = diff(before, after).operators
     assert (last.uid, last.examples) == ("last", ("-u3",))
+    turned = pa.array([None if row is None else row[::-1] for row in table["event_timers"].to_pylist()])
+    again = edited_savepoint(before, tmp_path / "again", {"last": table.set_column(3, "event_timers", turned)})
+    assert not diff(before, again).operators
     renamed = pa.StructArray.from_arrays([pa.array(["x"] * len(table))], names=["user"])
     wrong = table.set_column(2, "key", renamed)
     for given, match in (
