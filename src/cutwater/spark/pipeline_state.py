@@ -29,7 +29,7 @@ from cutwater.spark.pipeline_envelope import packed
 PIECE_BYTES: Final = 8 << 20
 """What goes to the state store at a time."""
 
-NO_QUERY: Final = "none"
+NO_QUERY: Final = f"none-{os.getpid()}"
 """In the place of a query's id where there is no Spark."""
 OLD_SECONDS: Final = 24 * 3_600
 """So long after its last chunk the copies of a query may be removed. If it still runs, it reads them once more."""
