@@ -47,7 +47,7 @@ BATCH = 200_000
 BATCHES = 5
 BATCH_PER_KEY = 10_000
 """Of the operator that asks the state store for each key."""
-KEYS = (1_000, 100_000, 1_000_000)
+KEYS = (1_000, 100_000, 1_000_000, 10_000_000)
 KEYS_FOR_ALL = 1_000_000
 """With more keys than these only the first case is measured: to get to know them all takes the longest."""
 
