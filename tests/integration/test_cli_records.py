@@ -141,9 +141,11 @@ def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
     row = '{"at":"2026-01-31T12:00:00Z","n":9007199254740993}\n'
     cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row)
     assert cutwater("subscribe", "rows", "-o", "value", "--path", path) == row
-    told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row + '{"at":1,"m":2}\n', code=2)
+    told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row + '{"n":1,"m":2}\n', code=2)
     assert "standard input, line 2: column 'm'" in told
     assert "code invalid_record" in told
+    told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given='{"at":1777636800000}\n', code=2)
+    assert "column 'at': a time is a text in ISO 8601" in told
 
 
 def test_what_was_appended_before_an_error_is_told(log: library.Client, path: str) -> None:

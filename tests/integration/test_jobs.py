@@ -151,6 +151,12 @@ def test_a_pipeline_that_comes_to_its_end_is_finished_and_the_next_run_goes_on_w
     assert kit.job().from_savepoint == "/s"
     # The program found out how many tasks there are, and that stays.
     assert (kit.lives()[-1]["parallelism"], kit.job().parallelism) == (None, 2)
+    # A start that comes to nothing does not change with which checkpoint the next one goes on.
+    assert ended(kit.run("hopeless", options=("--from-savepoint", "/nope")))[0] == 2
+    assert kit.lives()[-1]["checkpoint"].endswith("run-3")
+    assert (kit.job().from_savepoint, kit.job().parallelism) == ("/s", 2)
+    assert ended(kit.run("finish"))[0] == 0
+    assert kit.lives()[-1]["checkpoint"].endswith("run-2")
 
 
 def test_a_program_that_does_not_go_after_its_last_word_is_ended(kit: Kit) -> None:

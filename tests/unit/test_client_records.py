@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
@@ -183,6 +184,9 @@ def test_rows_of_many_kinds(records: Any) -> None:
     [
         ([ROWS[0], {"user": "bob", "amount": "many", "at": NOON}], "amount", 1),
         ([ROWS[0], {"user": "bob", "amount": 2**40, "at": NOON}], "amount", 1),
+        ([ROWS[0], {"user": "bob", "amount": 1.5, "at": NOON}], "amount", 1),
+        ([ROWS[0], {"user": "bob", "amount": Decimal("1.5"), "at": NOON}], "amount", 1),
+        ([ROWS[0], {"user": "bob", "at": 1.5}], "at", 1),
         ([ROWS[0], {"user": "bob", "at": NOON.replace(tzinfo=None)}], "at", 1),
         ([ROWS[0], {"user": "bob"}], "at", 1),
         ([{"user": "bob"}], "at", None),
@@ -199,6 +203,18 @@ def test_a_mismatch_names_column_and_row(records: Any, column: str, at: int | No
     with pytest.raises(InvalidRecord) as caught:
         to_batch(TYPED, records, now_us=NOW)
     assert (caught.value.column, caught.value.row) == (column, at)
+
+
+def test_a_number_is_whole_where_one_is_wanted_also_inside_of_others() -> None:
+    """Arrow would cut the fraction off."""
+    kinds = {"l": pa.list_(pa.int64()), "s": pa.struct({"n": pa.int8()}), "m": pa.map_(pa.string(), pa.int32())}
+    schema = TopicSchema("t", [pa.schema(list(kinds.items()))])
+    fine = {"l": [1, 2.0, None], "s": {"n": 3.0}, "m": {"a": 4}}
+    assert to_batch(schema, [fine], now_us=NOW).num_rows == 1
+    for name, value in {"l": [1, 2.5], "s": {"n": 3.5}, "m": {"a": 4.5}}.items():
+        with pytest.raises(InvalidRecord, match="round it, or let the column be double") as caught:
+            to_batch(schema, [fine, {**fine, name: value}], now_us=NOW)
+        assert (caught.value.column, caught.value.row) == (name, 1)
 
 
 def test_key_and_value_have_no_place_in_a_topic_with_a_schema() -> None:

@@ -53,11 +53,18 @@ class Rows:
         """JSON has no times; in a column of times, a text is one."""
         if isinstance(value, dict):
             for name, convert in self._convert.items():
-                if isinstance(text := value.get(name), str):
-                    try:
-                        value[name] = convert(text)
-                    except ValueError as error:
-                        raise InvalidArgument(f"{piece.place(row)}, column {name!r}: {error}") from None
+                text = value.get(name)
+                if text is None:
+                    continue
+                if not isinstance(text, str):
+                    raise InvalidArgument(
+                        f"{piece.place(row)}, column {name!r}: a time is a text in ISO 8601, such as "
+                        f"2026-01-31T12:00:00Z, not {text!r}, of which nobody can tell the unit"
+                    )
+                try:
+                    value[name] = convert(text)
+                except ValueError as error:
+                    raise InvalidArgument(f"{piece.place(row)}, column {name!r}: {error}") from None
         return value
 
 

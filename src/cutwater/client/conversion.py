@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -295,6 +297,14 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
             for row, time in enumerate(column):
                 if isinstance(time, datetime) and time.tzinfo is None and field.type.tz is not None:
                     time_us(time, field.name, row)
+        if _has_fraction(field.type, column):
+            row = next(row for row, value in enumerate(column) if _has_fraction(field.type, [value]))
+            raise InvalidRecord(
+                f"{_shown(column, row)} cannot be {field.type} without being changed: round it, or let the column be "
+                "double",
+                column=field.name,
+                row=row,
+            )
         return _tried(field, len(column), lambda start, end: pa.array(column[start:end], field.type), column)
     return _tried(
         field,
@@ -302,6 +312,28 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
         lambda start, end: _one_chunk(pa.Array.from_pandas(column.iloc[start:end], type=field.type)),
         column.iloc,
     )
+
+
+def _has_fraction(kind: pa.DataType, values: Iterable[Any]) -> bool:
+    """Whether there is a number in the place of a whole one, or of a time, that is neither. Arrow would cut it off."""
+    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+        given = list(values)
+        # Which types there are is found out quickly, and usually none of them can have a fraction.
+        if not any(issubclass(own, Real | Decimal) and not issubclass(own, Integral) for own in set(map(type, given))):
+            return False
+        return any(isinstance(value, Real | Decimal) and value != value // 1 for value in given)
+    if not pa.types.is_nested(kind):
+        return False
+    present = [value for value in values if value is not None]
+    if pa.types.is_struct(kind):
+        rows = [value for value in present if isinstance(value, Mapping)]
+        return any(_has_fraction(field.type, [row.get(field.name) for row in rows]) for field in kind)
+    if pa.types.is_map(kind):
+        pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
+        return _has_fraction(kind.key_type, [pair[0] for pair in pairs]) or _has_fraction(
+            kind.item_type, [pair[1] for pair in pairs]
+        )
+    return _has_fraction(kind.value_type, [item for value in present for item in value])
 
 
 def _cast(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -17,8 +17,9 @@ class Hold:
 
     def __init__(self, pipeline: str, checkpoint: str | os.PathLike[str] | None, from_savepoint: str | None) -> None:
         self._directory, self._job = JobDirectory(ROOT, pipeline), None
+        self._before = self._directory.load()
         if checkpoint is None:
-            other = self._directory.load()
+            other = self._before
             if other is not None and other.is_alive and other.pid != os.getpid():
                 raise Refused(
                     f"pipeline {pipeline!r} is run by process {other.pid}, as {self._directory.path} says: stop that "
@@ -30,8 +31,8 @@ class Hold:
         if self._job is not None:
             self._directory.change(self._job, State.RUNNING)
 
-    def let_go(self, error: BaseException | None = None, *, is_stopped: bool = False) -> None:
-        """The query has ended. Whatever comes after the first call changes nothing."""
+    def let_go(self, error: BaseException | None = None, *, is_stopped: bool = False, has_begun: bool = True) -> None:
+        """The query has ended, or has not begun. Whatever comes after the first call changes nothing."""
         if self._lock is not None:
             self._lock.release()
         if self._job is None:
@@ -40,6 +41,8 @@ class Hold:
         if error is not None:
             code = error.code if isinstance(error, CutwaterError) else type(error).__name__
             job.last_error = Trouble(code, str(error), time.time())
+        if not has_begun and self._before is not None:
+            job.go_back_to(self._before)
         self._directory.change(
             job, State.FAILED if error is not None else State.STOPPED if is_stopped else State.FINISHED
         )

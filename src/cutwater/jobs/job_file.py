@@ -88,6 +88,11 @@ class Job(Struct):
     since: float = 0.0
     """When the state changed, in seconds since 1970."""
 
+    def go_back_to(self, before: Job) -> None:
+        """A start with another checkpoint has come to nothing, so the next one goes on with the one of before."""
+        self.checkpoint, self.from_savepoint = before.checkpoint, before.from_savepoint
+        self.parallelism = before.parallelism
+
     @property
     def is_alive(self) -> bool:
         """Whether a process has it in hand."""

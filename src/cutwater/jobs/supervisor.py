@@ -96,6 +96,8 @@ class Supervisor:
         self._directory: JobDirectory | None = None
         self._lock: FileLock | None = None
         self._job: Job | None = None
+        self._before: Job | None = None
+        """The job as it was, until the program has run."""
         self._child: Child | None = None
         self._progress: Progress | None = None
         self._pending: _Pending | None = None
@@ -208,7 +210,7 @@ class Supervisor:
     def _runs(self, message: Running) -> None:
         """What it found out is the same for its later lives."""
         assert self._job is not None
-        self._deadline, self._job.jvm = None, message.jvm
+        self._before, self._deadline, self._job.jvm = None, None, message.jvm
         self._job.parallelism, self._job.from_savepoint = message.parallelism, message.from_savepoint
         until = self._start.until if message.until is None else message.until
         self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
@@ -247,7 +249,7 @@ class Supervisor:
             f"the job of pipeline {pipeline!r} in {directory.path}",
             "`cutwater pipeline list` shows it; stop it, or run this one with another --jobs-dir",
         )
-        before = directory.load()
+        self._before = before = directory.load()
         if before is not None and before.is_alive:
             raise Refused(f"pipeline {pipeline!r} is run by process {before.pid}: stop that one first")
         job = Job(pipeline, "", file=asked.file, control=str(self._scratch / "control"), **here())
@@ -428,6 +430,8 @@ class Supervisor:
         """The job ends like this, with this savepoint. Whoever waits hears whether that is what was asked for."""
         assert self._job is not None
         self._job.control = ""
+        if self._before is not None:
+            self._job.go_back_to(self._before)
         self._change(state)
         request = self._pending and self._pending.request
         if isinstance(request, Stop) and request.savepoint == savepoint and state is not State.FINISHED:

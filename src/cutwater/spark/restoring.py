@@ -23,9 +23,11 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed import OperatorSpec
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import Restoration, evolved, restoration
+from cutwater.savepoints.files import is_local
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint
+from cutwater.savepoints.savepoint import open_savepoint as open_here
 from cutwater.savepoints.tables import as_type, to_chunk
 from cutwater.spark.checkpoints import CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
 from cutwater.spark.files import files_at
@@ -274,4 +276,7 @@ def wish_of(savepoint: Path | Savepoint | None, replay_output: bool, allow_non_r
     if savepoint is None and (replay_output or allow_non_restored_state):
         raise InvalidArgument("replay_output and allow_non_restored_state are about a savepoint: give from_savepoint=…")
     path = savepoint.path if isinstance(savepoint, Savepoint) else savepoint
+    if path is not None and is_local(os.fspath(path)):
+        # What can be told at once need not wait for Spark.
+        open_here(path)
     return Wish(None if path is None else os.fspath(path), replay_output, allow_non_restored_state)

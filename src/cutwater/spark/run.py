@@ -292,7 +292,7 @@ def run_pipeline(
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
         run = PipelineRun(query, hold)
     except BaseException as error:
-        hold.let_go(error)
+        hold.let_go(error, has_begun=False)
         raise
     if wait:
         run.wait()
