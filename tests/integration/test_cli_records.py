@@ -50,16 +50,15 @@ def as_json(*arguments: str, **more: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[library.Client]:
-    """Open here, so that commands connect to it."""
-    with library.open(tmp_path_factory.mktemp("log")) as client:
-        yield client
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("log"))
 
 
 @pytest.fixture(scope="module")
-def path(log: library.Client, tmp_path_factory: pytest.TempPathFactory) -> str:
-    (found,) = tmp_path_factory.getbasetemp().glob("log[0-9]*")
-    return str(found)
+def log(path: str) -> Iterator[library.Client]:
+    """Open here, so that commands connect to it."""
+    with library.open(path) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

@@ -189,6 +189,8 @@ def test_runs_in_the_hands_of_others(fresh: cutwater.Client) -> None:
     assert (published.topic, published.count) == ("plain", 2)
     assert staging.open_run(link, "name", "key").last_batch == 4
     assert values(fresh, "plain") == [b"a", b"b"]
-    stale = [replace(part, generation=part.generation - 1) for part in parts]
+    with pytest.raises(InvalidArgument, match="was staged for batch 4 of run 1, not for batch 5"):
+        staging.publish(link, run, 5, parts)
+    stale = [replace(part, generation=part.generation - 1, batch=5) for part in parts]
     with pytest.raises(StagedExpired):
         staging.publish(link, run, 5, stale)
