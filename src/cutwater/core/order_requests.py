@@ -202,7 +202,8 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
     _check_schema(request.schema)
     if state.topic_named(request.name) is not None:
         raise AlreadyExists(
-            f"topic {request.name!r} exists already: use it as it is (exist_ok, or --exist-ok, does that), or choose another name"
+            f"topic {request.name!r} exists already: use it as it is (exist_ok, or --exist-ok, does that), or choose "
+            "another name"
         )
     topic = TopicId(state.last_topic + 1)
     extra: dict[StorageNodeId, int] = {}
