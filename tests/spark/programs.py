@@ -3,17 +3,19 @@
 ``python programs.py MASTER PATH-OR-SERVERS TOPIC [DIRECTORY [PIPELINE]]``: prints, as JSON, how many rows a batch and
 a stream read. Both are copied into the topic whose name ends with ``-copy``. With a directory that is not empty, one
 task of the batch is so slow that Spark starts a second attempt of it; attempts that have staged their rows leave a file
-there. A pipeline of the name that is given runs as well.
+there. A pipeline of the name that is given runs as well, and loses an executor.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,36 @@ def pipeline(name: str, log: str, topic: str) -> Pipeline:
     return p
 
 
+def run_pipeline(built: Pipeline, spark: Any, checkpoint: str) -> None:
+    """In several micro-batches; after the first one an executor is killed."""
+    run = built.run(
+        spark=spark,
+        until="now",
+        drain=True,
+        parallelism=2,
+        slices=4,
+        max_records_per_trigger=700,
+        checkpoint=checkpoint,
+        wait=False,
+    )
+    while not (run.progress and run.progress["batchId"] >= 0 and list(Path(checkpoint, "commits").glob("0"))):
+        time.sleep(0.05)
+    assert run.is_active, "it was over before an executor could be killed"
+    os.kill(executors(spark)[0], signal.SIGKILL)
+    run.wait()
+
+
+def executors(spark: Any) -> list[int]:
+    """The processes of the executors of this application."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if spark.sparkContext.applicationId.encode() in words and any(b"ExecutorBackend" in word for word in words):
+                found.append(int(path.parent.name))
+    return found
+
+
 def main(master: str, where: str, topic: str, directory: str = "", name: str = "") -> None:
     spark = cutwater.spark.session("program", master=master, config=SPECULATION if directory else {})
     spark.sparkContext.setLogLevel("ERROR")
@@ -107,9 +139,7 @@ def main(master: str, where: str, topic: str, directory: str = "", name: str = "
         query = cutwater.spark.start(writer.trigger(availableNow=True))
         query.awaitTermination()
         if name:
-            pipeline(name, where, topic).run(
-                spark=spark, until="now", drain=True, parallelism=2, slices=4, checkpoint=f"{checkpoint}/pipeline"
-            )
+            run_pipeline(pipeline(name, where, topic), spark, f"{checkpoint}/pipeline")
     streamed = sum(progress["numInputRows"] for progress in query.recentProgress)
     java = spark.sparkContext._jvm.System.getProperty("java.home")
     told = {"batch": batch.n, "positions": batch.g, "bytes": batch.bytes, "streamed": streamed, "java": java}

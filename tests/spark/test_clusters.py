@@ -68,7 +68,8 @@ def run(master: str, where: str, topic: str, directory: Path, *more: Path | str,
 
 @pytest.mark.timeout(PROGRAM_SECONDS + 50)
 def test_local_cluster(log: cutwater.Client, tmp_path: Path) -> None:
-    """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread."""
+    """Executors are processes of their own, for queries and for a pipeline, whose output is that of one thread also if
+    one of them is killed."""
     fill(log, "local-cluster")
     told = run("local-cluster[2,1,1024]", log.servers, "local-cluster", tmp_path, "", "counting")
     assert (told["batch"], told["positions"], told["bytes"], told["streamed"]) == (ROWS, ROWS, ROWS * SIZE, ROWS)
