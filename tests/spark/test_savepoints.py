@@ -129,6 +129,7 @@ def test_stopped_scaled_moved_changed_and_started_again(spark: SparkSession, tmp
         )  # fmt: skip
         for topic in OUTPUTS:
             assert written(log, topic) == wanted[topic]
+        same_state(take_savepoint(there / "run-3", there / "third", spark=spark), wanted)
         after = {topic: wanted[topic][before[topic] :] for topic in OUTPUTS}
         beside_and_again(spark, log, there, after, until)
         assert len(written(log, "out")) == len(wanted["out"]) + len(after["out"])
@@ -190,6 +191,8 @@ def beside_and_again(
     assert written(log, "beside") == fixed
     assert written(log, "beside-windows") == after["out-windows"]
     assert written(log, "beside-limits") == after["out-limits"]
+    alone = beside.test(placed(log, beside, until))
+    same_state(take_savepoint(place / "run-b", place / "besides", spark=spark), alone)
 
     again = payments("pays", log.servers, FixedTotals(), "out")
     options: dict[str, Any] = {
@@ -202,6 +205,7 @@ def beside_and_again(
     assert written(log, "out")[-len(fixed) :] == fixed
     ended = take_savepoint(place / "run-4", place / "ended", spark=spark)
     assert ended.manifest.ended
+    same_state(ended, alone)
     with pytest.raises(Refused, match="had ended"):
         again.run(**{**options, "checkpoint": place / "run-5", "from_savepoint": ended})
 

@@ -204,14 +204,16 @@ class Load:
                         return frame.entry.batch
         raise NotFound(f"storage node {node} has nothing at GLSN {glsn}")
 
-    async def until_readable(self, nodes: Iterable[StorageNodeId], seconds: float) -> None:
-        """Every acknowledged append is readable at its GLSN from each of these nodes that has a replica."""
+    async def until_readable(self, nodes: Iterable[StorageNodeId], seconds: float, last: int = 0) -> None:
+        """Every acknowledged append, or the ``last`` of them, is readable at its GLSN from each of these nodes that
+        has a replica."""
         catalog = await self.catalog(fresh=True)
         replicas = {s.stream: s.replicas for s in catalog.streams}
         live = set(nodes)
+        acknowledged = [op for op in self.record.appends if op.ack is not None]
         wanted = [
             (op, node)
-            for op in self.record.appends
+            for op in acknowledged[-last:]
             if op.ack is not None
             for node in live & set(replicas[op.ack.stream])
         ]
