@@ -12,6 +12,7 @@ import inspect
 import itertools
 import ssl
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ class Raw(asyncio.BufferedProtocol):
         return error
 
 
-class Network:
+class Network(ABC):
     """What the tests need of a network. Everything made here is closed after the test."""
 
     loop_factory = staticmethod(new_event_loop)
@@ -152,14 +153,16 @@ class Network:
             left = listener.gate.snapshot()
             assert (left.connections, left.handshakes, left.refusals, left.bytes) == (0, 0, 0, 0)
 
-    async def _listen(self, endpoint: Endpoint, limits: ListenerOptions | None, more: dict[str, Any]) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    async def _listen(self, endpoint: Endpoint, limits: ListenerOptions | None, more: dict[str, Any]) -> Any: ...
 
-    async def _connect(self, listener: Any, endpoint: Endpoint, timeout_ms: int, more: dict[str, Any]) -> Connection:
-        raise NotImplementedError
+    @abstractmethod
+    async def _connect(
+        self, listener: Any, endpoint: Endpoint, timeout_ms: int, more: dict[str, Any]
+    ) -> Connection: ...
 
-    async def _raw(self, listener: Any, raw: Raw) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _raw(self, listener: Any, raw: Raw) -> None: ...
 
 
 class Memory(Network):
