@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
+from operator import setitem
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -102,21 +103,21 @@ class BoundWindows:
         holder = self._holder
         panes = holder._values[self._slot]
         if panes is None:
-            holder._undo.append((holder._values.__setitem__, (self._slot, None)))
+            holder._undo.append((setitem, holder._values, self._slot, None))
             holder._values[self._slot] = {span: pane}
             return
         old = panes.get(span)
-        holder._undo.append((panes.pop, (span,)) if old is None else (panes.__setitem__, (span, old)))
+        holder._undo.append((panes.pop, span) if old is None else (setitem, panes, span, old))
         panes[span] = pane
 
     def remove(self, span: Span) -> None:
         holder = self._holder
         panes = holder._values[self._slot]
         if len(panes) == 1:
-            holder._undo.append((holder._values.__setitem__, (self._slot, panes)))
+            holder._undo.append((setitem, holder._values, self._slot, panes))
             holder._values[self._slot] = None
             return
-        holder._undo.append((panes.__setitem__, (span, panes[span])))
+        holder._undo.append((setitem, panes, span, panes[span]))
         del panes[span]
 
 

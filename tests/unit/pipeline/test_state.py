@@ -140,7 +140,7 @@ def filled(store: KeyedStore, keys: range) -> None:
     for key in keys:
         entry = store.live.get(key) or store.entry(key)
         entry.values[:] = [key, [(key, "x")], {"a": 0.5}]
-        entry.event_timers = {1000 + key, 5000}
+        entry.event_timers = [1000 + key, 5000]
         store.dirty.add(entry)
 
 
@@ -154,10 +154,10 @@ def test_a_micro_batch_makes_only_those_keys_live_that_it_touches() -> None:
     base = first.checkpoint()
     second = KeyedStore(states(), 128, [base])
     own = queues()
-    second.load([7, 200], 1003, -1, own)
-    assert sorted(second.live) == [0, 1, 2, 3, 7]
-    assert [(time, entry.key) for time, entry in own[0].take(1500, end=False)] == [
-        (1000, 0), (1001, 1), (1002, 2), (1003, 3),
+    second.load([7, 200], (1003, -1), own)
+    assert sorted(second.live) == [0, 1, 2, 3, 7, 200]
+    assert [(time, [entry.key for entry in entries]) for time, entries in own[0].due_until(1500)] == [
+        (1000, [0]), (1001, [1]), (1002, [2]), (1003, [3]),
     ]  # fmt: skip
     assert second.live[7].values == [7, [(7, "x")], {"a": 0.5}]
 
@@ -175,7 +175,7 @@ def test_later_chunks_replace_earlier_ones_and_may_say_that_a_key_is_gone() -> N
     assert delta is not None
     assert (len(delta), 4 in store.live) == (2, False)
     again = KeyedStore(states(), 128, store.chunks)
-    again.load(range(10), 2000, -1, queues())
+    again.load(range(10), (2000, -1), queues())
     assert again.live[3].values[0] == 33
     assert again.live[4].empty
     before = contents(store.entries())
@@ -203,7 +203,7 @@ def test_compaction_drops_what_has_expired(watermark: int) -> None:
         chosen = (0, 1, 2, (0, 2), (0, 1, 2, 3), ())[key % 6]
         for slot in chosen if isinstance(chosen, tuple) else (chosen,):
             entry.values[slot] = values[slot]
-        entry.event_timers = {key} if key % 7 == 0 or not chosen else None
+        entry.event_timers = [key] if key % 7 == 0 or not chosen else None
     kept = [
         entry.key
         for entry in store.entries()
