@@ -244,13 +244,22 @@ def column_of(batch: pa.RecordBatch, name: str) -> list[Any]:
 # ------------------------------------------------------------------------------------------------------------- timers
 
 
-def due_rows(batch: pa.RecordBatch, clock: str, limit: int) -> list[int]:
-    """The rows that have a timer up to a time."""
-    firsts = batch.column(f"next_{clock}_timer")
+def due_timers(batch: pa.RecordBatch, clock: str, limit: int) -> list[tuple[int, list[int]]]:
+    """The timers up to a time: each time that there is, and which rows have it."""
+    firsts, every = batch.column(f"next_{clock}_timer"), batch.column(f"{clock}_timers")
     if firsts.null_count == len(firsts):
         return []
-    rows: list[int] = pc.indices_nonzero(pc.less_equal(firsts, limit)).to_pylist()
-    return rows
+    rows = pc.indices_nonzero(pc.and_(pc.less_equal(firsts, limit), every.is_null())).to_numpy().astype(np.int64)
+    times = firsts.take(pa.array(rows)).to_numpy()
+    if every.null_count < len(every):
+        listed = every.flatten().to_numpy()
+        due = listed <= limit
+        rows = np.concatenate([rows, pc.list_parent_indices(every).to_numpy()[due]])
+        times = np.concatenate([times, listed[due]])
+    order = np.argsort(times, kind="stable")
+    rows, times = rows[order], times[order]
+    starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+    return [(int(times[start]), own.tolist()) for start, own in zip(starts, np.split(rows, starts[1:]), strict=False)]
 
 
 def timers_of(batch: pa.RecordBatch, clock: str) -> Iterable[list[int] | None]:

@@ -8,7 +8,7 @@ which is handed on only when the call has succeeded.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 from types import GeneratorType
@@ -29,6 +29,7 @@ DEAD_LETTERS: Final = ".dead"
 
 _data: Final = attrgetter("data")
 _ONE_ROW: Final = (dict, Row)
+_remove: Final = list.remove
 
 
 class KeyEntry(Struct, eq=False, gc=False):
@@ -74,14 +75,6 @@ class TimerQueue:
         self.registered: list[tuple[int, bytes, KeyEntry]] = []
         self._fresh: set[tuple[int, bytes]] | None = None
 
-    def add_all(self, timers: Iterable[tuple[Iterable[int], KeyEntry]], limit: int) -> None:
-        """Timers of many keys, each in order, as far as they do not lie beyond a limit."""
-        for times, entry in timers:
-            for time in times:
-                if time > limit:
-                    break
-                self.add(time, entry)
-
     def add(self, time: int, entry: KeyEntry) -> None:
         entries = self._entries.get(time)
         if entries is None:
@@ -89,6 +82,15 @@ class TimerQueue:
             heappush(self._times, time)
         else:
             entries.append(entry)
+
+    def add_all(self, time: int, entries: list[KeyEntry]) -> None:
+        """Timers of many keys that have one time."""
+        known = self._entries.get(time)
+        if known is None:
+            self._entries[time] = entries
+            heappush(self._times, time)
+        else:
+            known += entries
 
     def register(self, time: int, entry: KeyEntry, when: int) -> None:
         """A function registers a timer at a moment."""
@@ -198,7 +200,7 @@ class Timers:
         if own is None:
             own = entry.event_timers = []
         if put_in(own, time):
-            context._undo.append((own.remove, time))
+            context._undo.append((_remove, own, time))
             if time <= context._event_queue.horizon:
                 context._event_queue.register(time, entry, context._moment)
 
@@ -213,7 +215,7 @@ class Timers:
         if own is None:
             own = entry.processing_timers = []
         if put_in(own, time):
-            context._undo.append((own.remove, time))
+            context._undo.append((_remove, own, time))
             if time <= context._processing_queue.horizon:
                 context._processing_queue.register(time, entry, context._moment)
 

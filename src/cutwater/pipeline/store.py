@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import compress, repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -27,7 +27,7 @@ from cutwater.pipeline.chunks import (
     Sought,
     chunk_schema,
     column_of,
-    due_rows,
+    due_timers,
     groups_of,
     hashes_of,
     merged,
@@ -41,13 +41,14 @@ from cutwater.pipeline.chunks import (
 from cutwater.pipeline.context import KeyEntry, TimerQueue
 from cutwater.pipeline.keys import bytes_of_keys, key_bytes, key_of_bytes, keys_of_bytes
 from cutwater.pipeline.state import State
-from cutwater.pipeline.steps import MAX_TIME
 
 if TYPE_CHECKING:
     from cutwater.pipeline.chunks import Indexes
 
 Limits: TypeAlias = tuple[int, int]
 """How far event time and processing time come in a micro-batch."""
+
+_hash: Final = attrgetter("hash")
 
 
 class KeyedStore:
@@ -131,7 +132,8 @@ class KeyedStore:
         for entry in self.entries():
             self.live[entry.key] = entry
             for queue, times in zip(queues, (entry.event_timers, entry.processing_timers), strict=True):
-                queue.add_all([(times or (), entry)], MAX_TIME)
+                for time in times or ():
+                    queue.add(time, entry)
         self.chunks = []
 
     def _enliven(
@@ -141,9 +143,8 @@ class KeyedStore:
         entries = self._entries(batch, keys)
         self.live.update(zip(keys, entries, strict=True))
         for name, limit, queue in zip(CLOCKS, limits, queues, strict=True):
-            due = due_rows(batch, name, limit)
-            timers = attrgetter(f"{name}_timers")
-            queue.add_all(((timers(entries[i]), entries[i]) for i in due), limit)
+            for time, rows in due_timers(batch, name, limit):
+                queue.add_all(time, [entries[row] for row in rows])
 
     # ---------------------------------------------------------------------------------------------------------- packing
 
@@ -221,7 +222,7 @@ class KeyedStore:
         return int(entry.key) if self._groups is None else entry.hash % self._groups
 
     def _packed(self, entries: Sequence[KeyEntry]) -> Chunk:
-        hashes = hashes_of((entry.hash for entry in entries), len(entries))
+        hashes = hashes_of(map(_hash, entries), len(entries))
         order = order_of(hashes)
         entries = [entries[i] for i in order.tolist()]
         hashes = hashes[order]
