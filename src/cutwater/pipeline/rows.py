@@ -138,13 +138,17 @@ class RowType:
                 return self.row(map(call, self._converters, self._values(value)))
             except (KeyError, InvalidArgument):
                 pass
-        try:
-            row = self.row(map(call, self._converters, map(value.get, self.names)))
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{error.message} (a row of {self})") from None
+        row = self.of_values(map(value.get, self.names))
         if self._required or value.keys() != self._name_set:
             self._check_names(value)
         return row
+
+    def of_values(self, values: Iterable[Any]) -> Row:
+        """A row of this type from a value for each column, in order."""
+        try:
+            return self.row(map(call, self._converters, values))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error.message} (a row of {self})") from None
 
     def _check_names(self, value: Mapping[str, Any]) -> None:
         unknown = [name for name in value if name not in self.names]

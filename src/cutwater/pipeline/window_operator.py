@@ -17,7 +17,7 @@ from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
 from cutwater.pipeline.records import Entries, Records
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.steps import Ticks
+from cutwater.pipeline.steps import NO_TIME, Ticks
 from cutwater.pipeline.store import KeyedStore
 from cutwater.pipeline.window_function import WindowFunction
 from cutwater.pipeline.windows import Sliding, Span, Tumbling
@@ -87,7 +87,8 @@ class WindowOperator(KeyedOperator):
             context._moment, context.key, context._entry, context._values = when, entry.key, entry, entry.values
             context.timestamp = span[1] - 1
             try:
-                add(span, rows, context)
+                # The window is not complete, so all that is to wake it is to come.
+                add(span, rows, context, NO_TIME)
             except Exception as error:
                 self._failed(error, when, b"", row=rows[0])
             context._undo.clear()
