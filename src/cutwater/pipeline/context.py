@@ -97,11 +97,12 @@ class TimerQueue:
         if time <= self._limit:
             heappush(self.registered, (time, entry.data, entry))
             return
-        self.add(time, entry)
         if self._fresh is not None:
             self._fresh.add((time, entry.data))
-        if time <= self.steps.last:
+        # A time that the queue has already comes due no earlier than before.
+        if time not in self._entries and time <= self.steps.last:
             self.due = min(self.due, self.steps.next_reaching(time, when))
+        self.add(time, entry)
 
     def look_ahead(self, when: int) -> None:
         """Find the next moment anew, from ``when`` on."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.pipeline.chunks import (
     BROADCAST_GROUP,
@@ -149,19 +148,23 @@ class KeyedStore:
     # ---------------------------------------------------------------------------------------------------------- packing
 
     def checkpoint(self) -> Chunk | None:
-        """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""
+        """What has changed, as a chunk. Nothing is live any more."""
         if not self.dirty:
             return None
         chunk = self._packed(list(self.dirty))
         self.chunks.append(chunk)
-        if pc.any(chunk.batch.column("gone")).as_py():
-            self._forget_empty()
+        self.live.clear()
         self.dirty.clear()
         return chunk
 
     def settle(self) -> None:
-        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot."""
-        self._forget_empty()
+        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot. Entries
+        that hold nothing any more are forgotten.
+        """
+        for entry in self.dirty:
+            if entry.empty and entry is not self.broadcast:
+                self.live.pop(entry.key, None)
+        self.dirty.clear()
 
     def snapshot(self, watermark: int) -> pa.Table:
         """All that is kept, as one table."""
@@ -171,12 +174,6 @@ class KeyedStore:
         whole = self.compact(watermark)
         self.chunks = []
         return whole
-
-    def _forget_empty(self) -> None:
-        for entry in self.dirty:
-            if entry.empty and entry is not self.broadcast:
-                self.live.pop(entry.key, None)
-        self.dirty.clear()
 
     def merge(self, watermark: int) -> None:
         """Merge chunks until each is at least twice as large as the next."""
