@@ -148,12 +148,11 @@ class KeyedStore:
     # ---------------------------------------------------------------------------------------------------------- packing
 
     def checkpoint(self) -> Chunk | None:
-        """What has changed, as a chunk. Nothing is live any more."""
+        """What has changed, as a chunk. The next micro-batch begins with the chunks, in a store of its own."""
         if not self.dirty:
             return None
         chunk = self._packed(list(self.dirty))
         self.chunks.append(chunk)
-        self.live.clear()
         self.dirty.clear()
         return chunk
 
