@@ -19,6 +19,7 @@ from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import Settings
 from cutwater.cli.pipeline_output import size, time_of_ms
 from cutwater.cli.tables import show, table
+from cutwater.core.words import counted
 from cutwater.errors import InvalidArgument
 from cutwater.savepoints.diffs import Difference
 from cutwater.savepoints.diffs import diff as difference
@@ -95,7 +96,7 @@ def describe(path: PathArgument) -> None:
         f"savepoint {found.path} of pipeline {made.pipeline!r}, taken at {made.created}",
         f"  position:    GLSN {made.glsn}{', the end of the input' if made.ended else ''}",
         f"  watermark:   {time_of_ms(made.watermark_ms)}",
-        f"  parallelism: {made.parallelism}, {made.slices} slices",
+        f"  parallelism: {made.parallelism}, {counted(made.slices, 'slice')}",
         f"  output:      batch {made.run.batch} of run {made.run.name!r}",
         f"  reads:       {', '.join(f'{source.topic} ({source.watermark})' for source in made.sources)}",
         f"  writes:      {', '.join(f'{sink.topic} ({sink.uid})' for sink in made.sinks)}",
@@ -141,7 +142,7 @@ def inspect(
         return
     for one, rows in tables.items():
         more = f"; the first {shown}" if shown is not None and rows.num_rows > shown else ""
-        show(None, f"operator {one!r}: {rows.num_rows} key{'' if rows.num_rows == 1 else 's'}{more}")
+        show(None, f"operator {one!r}: {counted(rows.num_rows, 'key')}{more}")
         show(None, _shown(found.operator(one).operator, rows.slice(0, shown)))
 
 
@@ -195,7 +196,7 @@ def verify(path: PathArgument) -> None:
         found.verify()
     made = found.manifest
     told = {"intact": True, "files": len(made.files), "bytes": made.bytes}
-    show(told, f"{found.path} is intact: {len(made.files)} files, {size(made.bytes)}")
+    show(told, f"{found.path} is intact: {counted(len(made.files), 'file')}, {size(made.bytes)}")
 
 
 @command(app)
@@ -214,7 +215,7 @@ def _told(found: Difference) -> Iterator[str]:
     yield from (f"- operator {uid!r}" for uid in found.only_first)
     yield from (f"+ operator {uid!r}" for uid in found.only_second)
     for own in found.operators:
-        yield f"~ operator {own.uid!r}: {own.added} keys added, {own.removed} removed, {own.changed} changed"
+        yield f"~ operator {own.uid!r}: {counted(own.added, 'key')} added, {own.removed} removed, {own.changed} changed"
         yield from (f"    {one}" for one in (*own.states, *own.examples))
     if found.is_empty:
         yield "the same state"

@@ -14,6 +14,7 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import EXIT_CODES
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
+from cutwater.core.words import counted
 
 app = verbs()
 
@@ -42,11 +43,12 @@ def verify(
         return await verify_all(description, timeout_ms=round(replica_timeout * 1_000), access=log.access())
 
     found = log.administer(work)
+    replicas = counted(found.replicas, "replica")
     if not found.findings:
-        show(found, f"all is intact: {found.replicas} replicas")
+        show(found, f"all is intact: {replicas}")
         return
     rows = [(f.node, f.stream, f.what, f.where) for f in found.findings]
-    title = f"{len(rows)} findings; {found.replicas} replicas were looked at"
+    title = f"{counted(len(rows), 'finding')}; {replicas} looked at"
     show(found, table(["storage node", "log stream", "what", "where"], rows, title))
     is_damaged = any(finding.is_damage for finding in found.findings)
     raise typer.Exit(EXIT_CODES["damaged" if is_damaged else "unavailable"])
