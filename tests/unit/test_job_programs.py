@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from cutwater.cli import pipeline
-from cutwater.cli.pipeline import OneJob, RunOptions
+from cutwater.cli.pipeline import OneJob, RunOptions, split_name
 from cutwater.cli.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, State
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line
-from cutwater.jobs.program_file import load_pipeline, split_name
+from cutwater.jobs.program_file import load_pipeline
 
 HEAD = "from cutwater.pipeline import Pipeline\n"
 

@@ -23,7 +23,6 @@ from cutwater.jobs import detached
 from cutwater.jobs.control import ask
 from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, list_jobs
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
-from cutwater.jobs.program_file import split_name
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
 
@@ -164,6 +163,12 @@ class RunOptions(Bundle):
             allow_non_restored_state=self.allow_non_restored_state,
             retain=self.retain,
         )
+
+
+def split_name(given: str) -> tuple[str, str]:
+    """``fraud.py:p`` is the variable or function ``p`` of the file."""
+    path, colon, name = given.rpartition(":")
+    return (path, name) if colon and name.isidentifier() else (given, "")
 
 
 def _until(text: str | None) -> int | str | None:

@@ -10,9 +10,7 @@ from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table, text
-from cutwater.client.schemas import decode_schema
 from cutwater.core.words import counted
-from cutwater.pipeline.ddl import parse_schema, shown_columns
 from cutwater.types import GLSN, SECOND, Retention
 
 app = noun("Topics: names for sets of log streams.")
@@ -48,6 +46,8 @@ def create(
     log: Log,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
+    from cutwater.pipeline.ddl import parse_schema  # noqa: PLC0415
+
     with open_client(log, may_create=True) as client:
         created = client.create_topic(
             name,
@@ -82,6 +82,10 @@ def list_topics(log: Log) -> None:
 @command(app, timeout=10.0)
 def describe(name: NameArgument, log: Log) -> None:
     """A topic and its log streams."""
+    # Arrow comes with these, which is much to load for those who only list topics.
+    from cutwater.client.schemas import decode_schema  # noqa: PLC0415
+    from cutwater.pipeline.ddl import shown_columns  # noqa: PLC0415
+
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
     columns = ["log stream", "open", "epoch", "members", "missing", "records", "last GLSN"]
