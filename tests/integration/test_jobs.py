@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cutwater.admin import processes
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
@@ -182,6 +182,28 @@ def test_stop_savepoint_and_rescale(kit: Kit) -> None:
     assert (kit.job().state_now, kit.job().savepoint) == (State.STOPPED, "/s/3")
     with pytest.raises(Refused, match="does not run, it is stopped: `cutwater pipeline run"):
         ask(kit.job(), Cancel(), 30)
+
+
+def test_a_rescale_whose_start_is_refused_goes_back_to_the_checkpoint_of_before(kit: Kit) -> None:
+    process = kit.run(
+        "run", "hopeless", "run", "fail", "run", "planned", options=("--restart", "none", "--parallelism", "2")
+    )
+    job = kit.until_running()
+    with pytest.raises(InvalidArgument, match=r"no sense\n.* goes on as it was, with parallelism 2; .* /s/1 is there"):
+        ask(job, Rescale(5, "/s/1", 30), 30)
+    job = kit.until_running(lives=3)
+    assert (job.parallelism, job.from_savepoint, job.savepoint) == (2, None, "/s/1")
+    # Neither does a failure end the job that might pass, but after which the strategy allows for no start.
+    with pytest.raises(Unavailable, match="no luck"):
+        ask(job, Rescale(5, "/s/2", 30), 30)
+    job = kit.until_running(lives=5)
+    assert [Path(life["checkpoint"]).name for life in kit.lives()] == ["run-1", "run-2", "run-1", "run-2", "run-1"]
+    assert [life["parallelism"] for life in kit.lives()] == [2, 5, 2, 5, 2]
+    # What has begun with a new checkpoint goes on there and nowhere else.
+    with pytest.raises(InvalidArgument, match=r"no sense$"):
+        ask(job, Rescale(5, "/s/3", 30), 30)
+    assert ended(process)[0] == 2
+    assert Path(kit.job().checkpoint).name == "run-2"
 
 
 def test_a_stop_whose_savepoint_fails_lets_the_pipeline_run_on(kit: Kit) -> None:

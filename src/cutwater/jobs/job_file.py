@@ -180,6 +180,13 @@ def here() -> dict[str, Any]:
     return {"pid": os.getpid(), "started": processes.started_at(os.getpid()), "directory": str(Path.cwd())}
 
 
+def has_begun(checkpoint: str) -> bool:
+    """Whether a micro-batch was planned in a checkpoint on this machine. Then it may be published, and its output goes
+    on from there and from nowhere else.
+    """
+    return any((Path(checkpoint) / "offsets").glob("[0-9]*"))
+
+
 def list_jobs(root: str | os.PathLike[str]) -> Iterator[Job]:
     """All jobs under a directory, by name."""
     for path in sorted(Path(root).glob(f"*/{JOB_FILE}")):
