@@ -420,7 +420,7 @@ class Supervisor:
         request = pending.request
         what = f"not done within {request.seconds:g} s"
         if isinstance(request, Savepoint):
-            what = f"the savepoint was {what}, and may still be finished: allow for more with --timeout"
+            what = f"the savepoint was {what}, and is given up: allow for more with --timeout"
         elif pending.is_switched:
             what = f"the savepoint {self._start.from_savepoint} is taken, but the start from it was {what}; it goes on"
         else:

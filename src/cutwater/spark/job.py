@@ -225,29 +225,29 @@ class _Program:
         while not run.wait(WAIT_SECONDS):
             with suppress(queue.Empty):
                 match self._supervisor.commands.get_nowait():
-                    case Stop(savepoint):
-                        return self._stop(run, savepoint)
-                    case Savepoint(target):
-                        self._supervisor.tell(self._savepoint(run, target))
+                    case Stop() as stop:
+                        return self._stop(run, stop)
+                    case Savepoint() as wanted:
+                        self._supervisor.tell(self._savepoint(run, wanted))
             progress = watcher.look(run.progress)
             if progress is not None:
                 self._supervisor.tell(Moved(progress))
         return Ended(is_finished=True)
 
-    def _stop(self, run: Any, savepoint: str | None) -> FromProgram:
-        if savepoint is None:
+    def _stop(self, run: Any, stop: Stop) -> FromProgram:
+        if stop.savepoint is None:
             run.stop()
-            return Ended(is_finished=False)
-        run.stop(savepoint=savepoint)
-        return Ended(is_finished=False, savepoint=savepoint)
+        else:
+            run.stop(savepoint=stop.savepoint, timeout=stop.seconds)
+        return Ended(is_finished=False, savepoint=stop.savepoint)
 
-    def _savepoint(self, run: Any, target: str) -> Taken:
+    def _savepoint(self, run: Any, wanted: Savepoint) -> Taken:
         try:
-            run.savepoint(target)
+            run.savepoint(wanted.target, timeout=wanted.seconds)
         except Exception as error:
             # Whatever keeps it from being taken is no reason to end the pipeline.
-            return Taken(target, Told.of(_ours(error)))
-        return Taken(target)
+            return Taken(wanted.target, Told.of(_ours(error)))
+        return Taken(wanted.target)
 
     def _watch_jvm(self, jvm: Any) -> None:
         """Calls into a dead JVM fail in many ways, or hang; this is the one that says what happened."""
