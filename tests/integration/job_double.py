@@ -17,6 +17,7 @@ from pathlib import Path
 
 from cutwater.errors import InvalidArgument, Unavailable
 from cutwater.jobs.child import session_members
+from cutwater.jobs.job_file import Restored
 from cutwater.jobs.messages import (
     Ended,
     Failed,
@@ -33,7 +34,7 @@ from cutwater.jobs.messages import (
     read_to_program,
 )
 
-PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0)
+PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0, {"w": 1, "v": 2})
 
 
 def main(events: str, file: str, variable: str, log: str) -> None:
@@ -59,7 +60,8 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         error = Unavailable("no luck") if life == "fail" else InvalidArgument("no sense")
         tell(Failed(Told.of(error, is_hopeless=life != "fail")))
         sys.exit(1)
-    tell(Running(jvm.pid, start.parallelism or 2, 20, start.from_savepoint))  # type: ignore[union-attr]
+    restored = Restored(start.checkpoint, 16, 2)  # type: ignore[union-attr]
+    tell(Running(jvm.pid, start.parallelism or 2, 20, start.from_savepoint, restored))  # type: ignore[union-attr]
     tell(Moved(PROGRESS))
     if life in ("finish", "linger"):
         tell(Ended(is_finished=True))

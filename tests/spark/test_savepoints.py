@@ -25,6 +25,7 @@ from cutwater.pipeline import Pipeline
 from cutwater.pipeline.keys import key_of_bytes
 from cutwater.savepoints import Savepoint, delete_savepoint, open_savepoint
 from cutwater.spark.files import HadoopFiles
+from cutwater.spark.pipeline_operator import dropped_late
 from cutwater.spark.savepoints import frame, new_savepoint, take_savepoint
 from tests.spark.pipeline_kit import placed, written
 from tests.spark.savepoint_programs import FixedTotals, Totals, payments, reminders
@@ -119,6 +120,8 @@ def test_stopped_scaled_moved_changed_and_started_again(spark: SparkSession, tmp
             open_savepoint(there / "late")
         second = run.savepoint(there / "second")
         same_state(second, p.test(placed(log, p), drain=False))
+        # Also those of before the savepoint, and whichever slice had them.
+        assert dropped_late(run.progress or {}) == {"windows": second.operator("windows").dropped_late}
         as_frame = frame(spark, second.path, "totals").selectExpr("key.user", "state_n").collect()
         assert {row[0]: row[1] for row in as_frame} == kept(second, "totals", "n")
         through_hadoop(spark, second)

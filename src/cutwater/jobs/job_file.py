@@ -59,6 +59,18 @@ class Trouble(Struct, frozen=True):
     at: float = 0.0
 
 
+class Restored(Struct, frozen=True, omit_defaults=True):
+    """What a start went on from, and the position there: the checkpoint after a micro-batch, or else a savepoint."""
+
+    path: str
+    glsn: int
+    batch: int | None = None
+
+    def __str__(self) -> str:
+        what = "savepoint" if self.batch is None else f"micro-batch {self.batch} of checkpoint"
+        return f"{what} {self.path}, GLSN {self.glsn}"
+
+
 class Job(Struct):
     """What ``job.json`` says."""
 
@@ -74,6 +86,8 @@ class Job(Struct):
     """That of the present checkpoint, as far as it is known."""
     from_savepoint: str | None = None
     """What the present checkpoint began with."""
+    restored: Restored | None = None
+    """What the last start went on from; nothing if it began anew."""
     savepoint: str | None = None
     """The last one that was taken of it."""
     pid: int = 0

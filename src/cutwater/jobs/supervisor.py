@@ -167,7 +167,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------- the program
 
     def _spawn(self) -> None:
-        self._restart_at, self._last_word = None, None
+        self._restart_at, self._last_word, self._progress = None, None, None
         asked = self._asked
         more = {"CUTWATER_TOKEN": asked.token} if asked.token else {}
         arguments = [asked.file, asked.variable, asked.log]
@@ -216,6 +216,7 @@ class Supervisor:
         self._before = self._start_before = self._deadline = None
         self._job.jvm = message.jvm
         self._job.parallelism, self._job.from_savepoint = message.parallelism, message.from_savepoint
+        self._job.restored = message.restored
         until = self._start.until if message.until is None else message.until
         self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
         self._change(State.RUNNING)
@@ -332,7 +333,6 @@ class Supervisor:
             replay_output=False,
             allow_non_restored_state=False,
         )
-        self._progress = None
         self._spawn()
 
     def _go_back(self, error: Told, start: Start) -> None:
@@ -420,7 +420,8 @@ class Supervisor:
         request = pending.request
         what = f"not done within {request.seconds:g} s"
         if isinstance(request, Savepoint):
-            what = f"the savepoint was {what}, and is given up: allow for more with --timeout"
+            why = ", as no micro-batch was done," if self._progress is None else ""
+            what = f"the savepoint was {what}{why} and is given up: allow for more with --timeout"
         elif pending.is_switched:
             what = f"the savepoint {self._start.from_savepoint} is taken, but the start from it was {what}; it goes on"
         else:

@@ -35,7 +35,7 @@ from cutwater.spark.holder import servers_of
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import COLUMNS
 from cutwater.spark.pipeline_errors import heard, of_spark
-from cutwater.spark.pipeline_operator import LevelProcessor
+from cutwater.spark.pipeline_operator import LevelProcessor, observed
 from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink
@@ -84,7 +84,7 @@ class Query:
             processor, state = LevelProcessor(program, level), initial_state(spark, self.begin, program, level)
             grouped = None if state is None else state.groupBy("slice")
             rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None", grouped)
-            rows = self.transforms.after(rows, level + 1)
+            rows = self.transforms.after(observed(rows, program.plan, level), level + 1)
         writer = (
             rows.writeStream.format(SINK_FORMAT)
             .queryName(program.name)
