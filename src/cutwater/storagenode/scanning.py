@@ -1,17 +1,20 @@
-"""Tells those who are about to read a large range how much lies where, and what the headers of batches say."""
+"""Serves those who read large ranges: tells how much lies where and what the headers of batches say, and gives the
+records, many batches at a time."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
 from cutwater.errors import Damaged, InvalidArgument, Trimmed
+from cutwater.storage.checksum import Buffer
+from cutwater.storage.frames import Frame
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import indexed_end
+from cutwater.storagenode.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext
 from cutwater.wire import scan_api as api
@@ -45,22 +48,26 @@ class Scanning:
             self._node.damage_met(asked.stream, error)
             raise
 
+    async def scan(self, call: Call[api.ScanArguments]) -> Reply[api.ScanAnswer]:
+        asked = call.argument
+        driver = self._node.driver(asked.stream)
+        driver.require_readable()
+        await until_indexed(driver)
+        try:
+            reply = await driver.in_reader(lambda: _scan(driver, asked))
+        except Damaged as error:
+            self._node.damage_met(asked.stream, error)
+            raise
+        count_read(self._node, reply.body)
+        return reply
+
 
 def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAnswer:
     # In this order, because commits go on: what was complete before is still complete after the search.
     through, contexts = complete_through(driver), driver.storage.contexts
-    llsns = [_last_llsn(contexts, glsn) for glsn in positions]
+    llsns = [last_llsn_at(contexts, glsn) for glsn in positions]
     sizes = driver.storage.bytes_through(llsns)
     return api.MeasureAnswer(tuple(llsns), tuple(sizes), through)
-
-
-def _last_llsn(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
-    """The last one that has this GLSN or one below."""
-    i = bisect_right(contexts, glsn, key=_first_glsn) - 1
-    if i < 0:
-        return LLSN(0) if not contexts or contexts[0].first_llsn == 1 else api.UNKNOWN
-    found = contexts[i]
-    return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
 
 
 def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsAnswer]:
@@ -71,7 +78,7 @@ def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsA
     first = storage.from_glsn(asked.from_glsn)
     start = LLSN(end + 1) if first is None else first
     at = bisect_right(contexts, asked.to_glsn, key=_first_glsn) - 1
-    stop = min(_last_llsn(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
+    stop = min(last_llsn_at(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
     columns = [array("q") for _ in api.COLUMNS]
     commits = _commits(contexts, _commit_of(contexts, start), at + 1)
     commit = next(commits, None)
@@ -97,6 +104,44 @@ def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsA
     if len(columns[0]) == asked.heads_max:
         through = min(through, GLSN(columns[1][-1] + columns[2][-1] - 1))
     return Reply(api.HeadsAnswer(_before(driver, contexts, begin), through), api.pack(columns))
+
+
+def _scan(driver: ReplicaDriver, asked: api.ScanArguments) -> Reply[api.ScanAnswer]:
+    found = find(driver, asked.from_glsn, asked.to_glsn, asked.bytes_max)
+    part = found.part
+    if part is None:
+        return Reply(api.ScanAnswer(0, found.complete_through))
+    places: Iterable[tuple[int, int, int]]
+    pieces: list[Buffer]
+    if asked.projection:
+        from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
+
+        places, pieces = pick_blocks(part.frames, asked.projection)
+    else:
+        places, pieces = _as_stored(part.frames), [part.data]
+    commits = iter(part.commits)
+    commit = next(commits)
+    runs = []
+    for frame, place in zip(part.frames, places, strict=False):
+        header = frame.header
+        while commit.last_llsn < header.first_llsn:
+            commit = next(commits)
+        schema = header.schema if header.kind is BatchKind.DATA else api.NOTHING
+        first = header.first_llsn
+        runs.append((first, commit.glsn_of(first), header.count, commit.time, header.time_min, schema, *place))
+    through = found.complete(part.frames[len(runs) - 1].header.last_llsn)
+    columns = [array("q", column) for column in zip(*runs, strict=True)]
+    return Reply(api.ScanAnswer(len(runs), through), [api.pack(columns), *pieces])
+
+
+def _as_stored(frames: Sequence[Frame]) -> Iterator[tuple[int, int, int]]:
+    """Where the body of each frame lies in all of them, and its checksum."""
+    start = 0
+    for frame in frames:
+        header = frame.header
+        is_fence = header.kind is BatchKind.FENCE
+        yield (0, 0, 0) if is_fence else (start + header.header_bytes, header.body_bytes, header.checksum)
+        start += header.frame_bytes
 
 
 def _commits(contexts: Sequence[CommitContext], start: int, stop: int) -> Iterator[CommitContext]:
