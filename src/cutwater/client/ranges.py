@@ -42,6 +42,8 @@ from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.options import MIB
 from cutwater.wire.scan_api import (
     COLUMNS,
+    GROUP_COLUMNS,
+    GROUPS,
     HEADS,
     HEADS_MAX,
     MEASURE,
@@ -137,10 +139,15 @@ class Ranges:
     async def connect(cls, servers: str, access: Access = ANYONE, *, timeout: float) -> Ranges:
         repository = Repository(Endpoint(ClusterId(ANY_CLUSTER), "client"), parse_servers(servers), access)
         try:
-            catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
+            return await cls.by(repository, access, timeout=timeout)
         except BaseException:
             repository.close()
             raise
+
+    @classmethod
+    async def by(cls, repository: Repository, access: Access, *, timeout: float) -> Ranges:
+        """For those who know the repository already. Whoever closes one closes both."""
+        catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
         catalogs = Catalogs(repository)
         catalogs.take(catalog)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
@@ -197,6 +204,23 @@ class Ranges:
                 column.extend(more)
             from_glsn = GLSN(through + 1)
         return Heads(before, columns)
+
+    async def groups(
+        self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
+    ) -> tuple[tuple[array[int], ...], GLSN]:
+        """What runs have published in a range, column by column as in ``wire.scan_api``, and up to where that is all:
+        at least one position further. ``Trimmed`` if the range begins below what is left."""
+        deadline = Deadline(timeout)
+
+        async def ask(connection: Connection) -> tuple[tuple[array[int], ...], GLSN]:
+            arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX)
+            received = await connection.call(GROUPS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+            through = received.value.complete_through
+            if through < from_glsn:
+                raise _Behind(info.stream, to_glsn)
+            return unpack(received.body, len(GROUP_COLUMNS)), through
+
+        return await self._reading.ask(info, ask, deadline)
 
     def feed(self, selection: Selection, start: GLSN, view: View) -> Feed:
         """For whoever waits for something new: runs come with no more than their event times."""

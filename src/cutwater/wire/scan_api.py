@@ -70,6 +70,18 @@ COLUMNS: Final = ("first_llsn", "first_glsn", "count", "time", "time_max", "decl
 """What is told of each batch, as 64-bit integers; ``time`` is that of its cut. A fence has no ``time_max``."""
 
 
+class GroupsAnswer(Struct, frozen=True):
+    """The answer to ``HeadsArguments`` from one who wants to know what runs have published: the body is what is told of
+    each batch that belongs to a group, packed. No other one lies at or below ``complete_through``."""
+
+    complete_through: GLSN
+
+
+GROUP_COLUMNS: Final = ("first_glsn", "count", "run", "batch", "rows", "decided")
+"""Only the last batch of a group says which one that is, how many ``rows`` all of it has, and which decision made it.
+Those before it have 0 there."""
+
+
 class ScanArguments(Struct, frozen=True):
     """The committed records of a stream that have positions from ``from_glsn`` to ``to_glsn``, as many as fit.
     ``projection`` is as in ``ReadArguments``."""
@@ -125,4 +137,5 @@ def unpack(data: Body, count: int) -> tuple[array[int], ...]:
 
 MEASURE: Method[MeasureArguments, MeasureAnswer] = Method("measure", MeasureArguments, MeasureAnswer)
 HEADS: Method[HeadsArguments, HeadsAnswer] = Method("heads", HeadsArguments, HeadsAnswer)
+GROUPS: Method[HeadsArguments, GroupsAnswer] = Method("groups", HeadsArguments, GroupsAnswer)
 SCAN: Method[ScanArguments, ScanAnswer] = Method("scan", ScanArguments, ScanAnswer)
