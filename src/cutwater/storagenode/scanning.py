@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument, Trimmed
-from cutwater.storage.checksum import Buffer
+from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.node import StorageNode
@@ -159,7 +159,7 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments) -> Reply[api.ScanAnsw
     found = find(driver, asked.from_glsn, asked.to_glsn, asked.bytes_max)
     part = found.part
     if part is None:
-        return Reply(api.ScanAnswer(0, found.complete_through))
+        return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
     places: Iterable[tuple[int, int, int]]
     pieces: list[Buffer]
     if asked.projection:
@@ -169,18 +169,20 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments) -> Reply[api.ScanAnsw
     else:
         places, pieces = _as_stored(part.frames), [part.data]
     commits = iter(part.commits)
-    commit = next(commits)
+    commit = next(commits, None)
     runs = []
     for frame, place in zip(part.frames, places, strict=False):
         header = frame.header
-        while commit.last_llsn < header.first_llsn:
-            commit = next(commits)
+        while commit is not None and commit.last_llsn < header.first_llsn:
+            commit = next(commits, None)
+        if commit is None or commit.last_llsn < header.last_llsn:
+            raise Damaged(f"log stream {asked.stream}: LLSN {header.last_llsn} has no commit")
         schema = header.schema if header.kind is BatchKind.DATA else api.NOTHING
         first = header.first_llsn
         runs.append((first, commit.glsn_of(first), header.count, commit.time, header.time_min, schema, *place))
     through = found.complete(part.frames[len(runs) - 1].header.last_llsn)
-    columns = [array("q", column) for column in zip(*runs, strict=True)]
-    return Reply(api.ScanAnswer(len(runs), through), [api.pack(columns), *pieces])
+    packed = api.pack([array("q", column) for column in zip(*runs, strict=True)])
+    return Reply(api.ScanAnswer(len(runs), through, crc32c(packed)), [packed, *pieces])
 
 
 def _as_stored(frames: Sequence[Frame]) -> Iterator[tuple[int, int, int]]:

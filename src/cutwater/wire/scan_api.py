@@ -94,11 +94,13 @@ class ScanArguments(Struct, frozen=True):
 
 
 class ScanAnswer(Struct, frozen=True):
-    """The body begins with ``runs`` runs, packed. What follows are Arrow record batches, as stored or with the wanted
-    columns only. No other record lies from ``from_glsn`` to ``complete_through``."""
+    """The body begins with ``runs`` runs, packed, and ``checksum`` is their CRC32C. What follows are Arrow record
+    batches, as stored or with the wanted columns only. No other record lies from ``from_glsn`` to
+    ``complete_through``."""
 
     runs: int
     complete_through: GLSN
+    checksum: int
 
 
 RUN_COLUMNS: Final = (
