@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from cutwater.admin.operations import Admin
+from cutwater.admin.published import verify_published
 from cutwater.admin.verification import Verification
 from cutwater.admin.verification import verify as verify_all
 from cutwater.cli.commands import command, verbs
@@ -32,7 +34,8 @@ def verify(
     *,
     log: AnsweringLog,
 ) -> None:
-    """Let every storage node check the checksums of all that it holds.
+    """Let every storage node check the checksums of all that it holds, and hold what runs have published against what
+    was decided.
 
     Exit code 0 if everything is intact, 20 if something is damaged, 34 if something could not be looked at. What is
     damaged is repaired afterwards from an intact copy, if there is one.
@@ -40,12 +43,19 @@ def verify(
 
     async def work(admin: Admin) -> Verification:
         description = await admin.describe()
-        return await verify_all(description, timeout_ms=round(replica_timeout * 1_000), access=log.access())
+        stored = await verify_all(description, timeout_ms=round(replica_timeout * 1_000), access=log.access())
+        ranges = await admin.ranges()
+        try:
+            groups, findings = await verify_published(ranges, admin.describe, timeout=log.timeout)
+        finally:
+            await ranges.close()
+        return replace(stored, findings=(*stored.findings, *findings), groups=groups)
 
     found = log.administer(work)
     replicas = counted(found.replicas, "replica")
     if not found.findings:
-        show(found, f"all is intact: {replicas}")
+        groups = counted(found.groups, "group")
+        show(found, f"all is intact: {replicas}, {groups} that runs have published")
         return
     rows = [(f.node, f.stream, f.what, f.where) for f in found.findings]
     title = f"{counted(len(rows), 'finding')}; {replicas} looked at"
