@@ -151,7 +151,9 @@ class KeyedStore:
         """What has changed, as a chunk. The next micro-batch begins with the chunks, in a store of its own."""
         if not self.dirty:
             return None
-        chunk = self._packed(list(self.dirty))
+        # In the order in which they were made, memory is read from front to back; they are nearly sorted then, too.
+        changed = [entry for entry in (*self.live.values(), self.broadcast) if entry in self.dirty]
+        chunk = self._packed(changed)
         self.chunks.append(chunk)
         self.dirty.clear()
         return chunk
