@@ -133,7 +133,7 @@ class Batches:
         for end in range(1, len(blocks) + 1):
             if end == len(blocks) or blocks[end].schema != blocks[start].schema:
                 last = blocks[end].first_run if end < len(blocks) else len(found)
-                yield self._batch(_Table(self._layout, runs, blocks[start:end], last), first)
+                yield self._batch(_Table(self._layout, found, runs, blocks[start:end], last), first)
                 start = end
 
     def _batch(self, table: _Table, first: GLSN) -> pa.RecordBatch:
@@ -188,7 +188,9 @@ class Batches:
 class _Table:
     """Some runs of one schema, and their rows."""
 
-    def __init__(self, layout: Layout, runs: Sequence[Numbers], blocks: Sequence[Block], end: int) -> None:
+    def __init__(
+        self, layout: Layout, found: Scanned, runs: Sequence[Numbers], blocks: Sequence[Block], end: int
+    ) -> None:
         """The runs from the first of these blocks up to ``end``."""
         begin = blocks[0].first_run
         within = slice(begin, end)
@@ -202,7 +204,7 @@ class _Table:
         per_block = np.add.reduceat(counts, [block.first_run - begin for block in blocks])
         firsts = runs[FIRST_GLSN]
         self._blocks = [
-            layout.rows(block.schema, block.body, int(count), int(firsts[block.first_run]))
+            layout.rows(block.schema, block.body, int(count), int(firsts[block.first_run]), is_stored=found.is_stored)
             for block, count in zip(blocks, per_block, strict=True)
         ]
 
