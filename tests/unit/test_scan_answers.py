@@ -23,7 +23,8 @@ RUNS = [
 
 def scan_answer(runs: Sequence[tuple[int, ...]], rows: bytes = b"rows") -> Scanned:
     columns = [array("q", column) for column in zip(*runs, strict=True)]
-    return scanned(ASKED, ScanAnswer(len(runs), GLSN(40)), pack(columns) + rows)
+    packed = pack(columns)
+    return scanned(ASKED, ScanAnswer(len(runs), GLSN(40), crc32c(packed)), packed + rows)
 
 
 def test_an_answer_to_a_scan_tells_where_the_rows_of_each_run_are() -> None:
@@ -38,11 +39,11 @@ def test_an_answer_to_a_scan_tells_where_the_rows_of_each_run_are() -> None:
         ({0: {6: 1}}, Damaged, "the batch at GLSN 10 arrived damaged: read it again"),
         ({0: {6: -4}}, Damaged, "arrived damaged"),
         ({0: {7: 3}}, Damaged, "arrived damaged"),
-        ({1: {0: 14}}, ProtocolViolation, "GLSN 20 with LLSN 14 was not asked for"),
-        ({1: {1: 19}}, ProtocolViolation, "GLSN 19 with LLSN 13 was not asked for"),
-        ({2: {1: 41}}, ProtocolViolation, "GLSN 41 with LLSN 14 was not asked for"),
-        ({0: {2: 0}}, ProtocolViolation, "was not asked for"),
-        ({0: {1: 2}}, ProtocolViolation, "GLSN 2 with LLSN 3 was not asked for"),
+        ({1: {0: 14}}, ProtocolViolation, "from GLSN 20 and LLSN 14 on cannot be here"),
+        ({1: {1: 19}}, ProtocolViolation, "from GLSN 19 and LLSN 13 on cannot be here"),
+        ({2: {1: 41}}, ProtocolViolation, "from GLSN 41 and LLSN 14 on cannot be here"),
+        ({0: {2: 0}}, ProtocolViolation, "0 records from GLSN 10"),
+        ({0: {1: 2}}, ProtocolViolation, "from GLSN 2 and LLSN 3 on cannot be here"),
         ({2: {5: 2}}, ProtocolViolation, "the batch at GLSN 21 came without its rows"),
     ],
 )
@@ -56,4 +57,14 @@ def test_an_answer_to_a_scan_that_cannot_be_true_is_not_taken(
 
 def test_an_answer_to_a_scan_that_is_too_short_for_its_runs_is_not_taken() -> None:
     with pytest.raises(ProtocolViolation, match="2 runs do not fit into 100 bytes"):
-        scanned(ASKED, ScanAnswer(2, GLSN(40)), bytes(100))
+        scanned(ASKED, ScanAnswer(2, GLSN(40), 0), bytes(100))
+
+
+@pytest.mark.parametrize("place", range(0, 8 * 9 * 3, 5))
+def test_no_bit_of_what_is_told_of_runs_can_change_on_the_way(place: int) -> None:
+    packed = pack([array("q", column) for column in zip(*RUNS, strict=True)])
+    answer = ScanAnswer(len(RUNS), GLSN(40), crc32c(packed))
+    damaged = bytearray(packed + b"rows")
+    damaged[place] ^= 1
+    with pytest.raises(Damaged, match="from GLSN 15 on arrived damaged"):
+        scanned(ASKED, answer, bytes(damaged))

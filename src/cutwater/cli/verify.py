@@ -16,6 +16,7 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import EXIT_CODES
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
+from cutwater.core.words import counted
 
 app = verbs()
 
@@ -51,11 +52,13 @@ def verify(
         return replace(stored, findings=(*stored.findings, *findings), groups=groups)
 
     found = log.administer(work)
+    replicas = counted(found.replicas, "replica")
     if not found.findings:
-        show(found, f"all is intact: {found.replicas} replicas, {found.groups} groups that runs have published")
+        groups = counted(found.groups, "group")
+        show(found, f"all is intact: {replicas}, {groups} that runs have published")
         return
     rows = [(f.node, f.stream, f.what, f.where) for f in found.findings]
-    title = f"{len(rows)} findings; {found.replicas} replicas were looked at"
+    title = f"{counted(len(rows), 'finding')}; {replicas} looked at"
     show(found, table(["storage node", "log stream", "what", "where"], rows, title))
     is_damaged = any(finding.is_damage for finding in found.findings)
     raise typer.Exit(EXIT_CODES["damaged" if is_damaged else "unavailable"])

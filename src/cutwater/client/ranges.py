@@ -122,12 +122,16 @@ def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body, stored: Body |
     data = memoryview(body)
     if size > len(data):
         raise ProtocolViolation(f"log stream {asked.stream}: {answer.runs} runs do not fit into {len(data)} bytes")
+    if crc32c(data[:size]) != answer.checksum:
+        raise Damaged(f"what was told of the batches from GLSN {asked.from_glsn} on arrived damaged: read it again")
     runs, data = unpack(data[:size], len(RUN_COLUMNS)), data[size:] if stored is None else memoryview(stored)
     blocks: list[Block] = []
     next_llsn, free = (runs[FIRST_LLSN][0], 0) if answer.runs else (0, 0)
     for number, (llsn, glsn, count, _, _, schema, offset, length, crc) in enumerate(zip(*runs, strict=True)):
         if llsn != next_llsn or count < 1 or not free <= glsn <= asked.to_glsn or glsn + count <= asked.from_glsn:
-            raise ProtocolViolation(f"log stream {asked.stream}: GLSN {glsn} with LLSN {llsn} was not asked for")
+            raise ProtocolViolation(
+                f"log stream {asked.stream}: {count} records from GLSN {glsn} and LLSN {llsn} on cannot be here"
+            )
         next_llsn, free = llsn + count, glsn + count
         if schema == NOTHING:
             continue

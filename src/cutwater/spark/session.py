@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from cutwater.spark.home import provide_home
 from cutwater.spark.java import provide_java
 from cutwater.spark.source import source_class
 
@@ -38,6 +39,8 @@ ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driv
 """Nobody else can connect."""
 
 
+HARMLESS = ("org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer",)
+"""Loggers whose warnings are none: this one tells of every value that is looked for and not there."""
 STARTS_MAX = 5
 STARTING = "Initializing sources"
 LATE_WORKER = "failed to connect back"
@@ -56,6 +59,7 @@ def session(
     >>> spark.read.format("cutwater").option("subscribe", "orders").load("./data").show()          # doctest: +SKIP
     """
     provide_java()
+    provide_home()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = dict(SETTINGS)
     if master.startswith("local"):
@@ -69,6 +73,7 @@ def session(
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     _leave_out_checksum_files(spark)
+    _quieten(spark)
     register(spark)
     return spark
 
@@ -80,6 +85,14 @@ def _leave_out_checksum_files(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
     files.setWriteChecksum(False)
+
+
+def _quieten(spark: SparkSession) -> None:
+    """What says nothing to anyone is not logged."""
+    context: Any = spark.sparkContext
+    log4j = context._jvm.org.apache.logging.log4j
+    for name in HARMLESS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
 
 
 def register(spark: SparkSession) -> None:

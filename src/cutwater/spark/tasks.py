@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -20,7 +21,11 @@ from cutwater.spark.event_time import Numbers, Seen, seen_by
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where
 from cutwater.types import GLSN, LogStreamId
+from cutwater.wire.options import MIB
 from cutwater.wire.scan_api import NOTHING
+
+BATCH_BYTES_MAX = 32 * MIB
+"""A batch for Spark has at most so much and one block more."""
 
 _log = logging.getLogger(__name__)
 
@@ -126,15 +131,30 @@ class Batches:
         self._repeated: dict[str, pa.Array] = {}
 
     def batches(self, found: Scanned, first: GLSN) -> Iterator[pa.RecordBatch]:
-        """The rows from a position on. Neighbours of one schema become one batch."""
+        """The rows from a position on. Neighbours of one schema become one batch, unless that gets too large: what is
+        compressed may become a hundred times as much."""
         runs = [np.frombuffer(column, np.int64) for column in found.runs]
         blocks = found.blocks
-        start = 0
-        for end in range(1, len(blocks) + 1):
-            if end == len(blocks) or blocks[end].schema != blocks[start].schema:
-                last = blocks[end].first_run if end < len(blocks) else len(found)
-                yield self._batch(_Table(self._layout, found, runs, blocks[start:end], last), first)
-                start = end
+        together: list[_Rows] = []
+        size = 0
+        for i, block in enumerate(blocks):
+            end = blocks[i + 1].first_run if i + 1 < len(blocks) else len(found)
+            rows = self._decoded(block, runs, end, found.is_stored)
+            if together and (together[0].schema != rows.schema or size > BATCH_BYTES_MAX):
+                yield self._batch(_Table(runs, together), first)
+                together, size = [], 0
+            together.append(rows)
+            size += rows.rows.nbytes
+        if together:
+            yield self._batch(_Table(runs, together), first)
+
+    def _decoded(self, block: Block, runs: Sequence[Numbers], end: int, is_stored: bool) -> _Rows:
+        within = slice(block.first_run, end)
+        # A fence has no rows. Its neighbours may be in one block.
+        count = runs[COUNT][within].sum(where=runs[SCHEMA][within] != NOTHING)
+        first_glsn = int(runs[FIRST_GLSN][block.first_run])
+        rows = self._layout.rows(block.schema, block.body, int(count), first_glsn, is_stored=is_stored)
+        return _Rows(block.schema, block.first_run, end, rows)
 
     def _batch(self, table: _Table, first: GLSN) -> pa.RecordBatch:
         arrays = [self._column(field, table) for field in self._columns]
@@ -185,28 +205,26 @@ class Batches:
         return pa.array(found, pa.int64(), mask=is_none if is_none.any() else None).cast(TIMESTAMP)
 
 
+class _Rows(NamedTuple):
+    """A block, decoded, and the runs that it has the rows of."""
+
+    schema: int
+    first_run: int
+    end_run: int
+    rows: pa.RecordBatch
+
+
 class _Table:
     """Some runs of one schema, and their rows."""
 
-    def __init__(
-        self, layout: Layout, found: Scanned, runs: Sequence[Numbers], blocks: Sequence[Block], end: int
-    ) -> None:
-        """The runs from the first of these blocks up to ``end``."""
-        begin = blocks[0].first_run
-        within = slice(begin, end)
-        # A fence has no rows. Its neighbours may be in one block.
+    def __init__(self, runs: Sequence[Numbers], blocks: Sequence[_Rows]) -> None:
+        within = slice(blocks[0].first_run, blocks[-1].end_run)
         is_data = runs[SCHEMA][within] != NOTHING
         own = [column[within][is_data] for column in runs[:SCHEMA]]
         self.first_llsn, self.first_glsn, self.counts, self.times, self.times_min = own
         self.rows = int(self.counts.sum())
         self.last_glsn = int(self.first_glsn[-1] + self.counts[-1] - 1)
-        counts = np.where(is_data, runs[COUNT][within], 0)
-        per_block = np.add.reduceat(counts, [block.first_run - begin for block in blocks])
-        firsts = runs[FIRST_GLSN]
-        self._blocks = [
-            layout.rows(block.schema, block.body, int(count), int(firsts[block.first_run]), is_stored=found.is_stored)
-            for block, count in zip(blocks, per_block, strict=True)
-        ]
+        self._blocks = [block.rows for block in blocks]
 
     def stored(self, name: str) -> pa.Array | None:
         """A column as it was appended; None if this schema does not have it."""

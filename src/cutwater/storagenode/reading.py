@@ -98,17 +98,19 @@ def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
     replica, storage = driver.replica, driver.storage
     # In this order: what was complete before is still complete after the read.
     through, revision, end = replica.complete_through, replica.revision, replica.committed_end
-    indexed = indexed_end(driver)
+    # Once: more commits may be written at any moment, and both of what follows must be of the same one.
+    last = storage.last_commit
+    indexed = last.last_llsn if last is not None else replica.hard_state.base_llsn
     if indexed < end:
         # Nothing is known to be complete beyond what can be found.
-        last = storage.last_commit
         end = indexed
         through = min(through, last.high_watermark if last is not None else GLSN(0))
     trimmed_before = replica.hard_state.trimmed_before
     if from_glsn < trimmed_before:
         raise Trimmed(from_glsn, trimmed_before)
-    if to_glsn is not None and to_glsn < through:
-        end, through = min(end, last_llsn_at(storage.contexts, to_glsn)), to_glsn
+    if to_glsn is not None:
+        through = min(through, to_glsn)
+        end = min(end, last_llsn_at(storage.contexts, through))
     first = storage.from_glsn(from_glsn)
     return Found(first if first is not None and first <= end else None, end, through, revision)
 

@@ -13,12 +13,13 @@ from typing import TypeVar
 from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument, Trimmed
+from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import FrameHeader
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.reading import READ_BYTES_MAX, count_read, find, indexed_end, last_llsn_at, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Entry
+from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Entry, LogStreamId
 from cutwater.wire import scan_api as api
 from cutwater.wire.client import is_loopback
 from cutwater.wire.connection import Connection
@@ -166,44 +167,47 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Rep
     """``is_near``: whoever asks is on this machine."""
     found = find(driver, asked.from_glsn, asked.to_glsn)
     if found.first is None:
-        return Reply(api.ScanAnswer(0, found.complete_through))
+        return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
     bytes_max = min(asked.bytes_max, READ_BYTES_MAX)
     if asked.opens_files and is_near:
         located = driver.storage.locate(found.first, found.end, bytes_max)
         if located is not None:
-            runs = _runs(located.headers, located.commits, _as_stored(located.headers))
+            count, packed = _packed(asked.stream, located.headers, located.commits, _as_stored(located.headers))
             through = found.complete(located.commits, located.headers[-1].last_llsn)
-            size = located.end - located.start
-            answer = api.ScanAnswer(len(located.headers), through, located.path, located.start, size)
-            return Reply(answer, api.pack(runs))
+            place = (located.path, located.start, located.end - located.start)
+            return Reply(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
     part = driver.storage.read(found.first, found.end, bytes_max)
     headers = [frame.header for frame in part.frames]
+    places: Iterable[tuple[int, int, int]] = _as_stored(headers)
+    pieces: list[Buffer] = [part.data]
     if asked.projection:
         from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
 
         places, pieces = pick_blocks(part.frames, asked.projection)
-        runs = _runs(headers, part.commits, places)
-    else:
-        runs, pieces = _runs(headers, part.commits, _as_stored(headers)), [part.data]
-    count = len(runs[0])
+    count, packed = _packed(asked.stream, headers, part.commits, places)
     through = found.complete(part.commits, headers[count - 1].last_llsn)
-    return Reply(api.ScanAnswer(count, through), [api.pack(runs), *pieces])
+    return Reply(api.ScanAnswer(count, through, crc32c(packed)), [packed, *pieces])
 
 
-def _runs(
-    headers: Sequence[FrameHeader], commits: Sequence[CommitContext], places: Iterable[tuple[int, int, int]]
-) -> list[array[int]]:
-    """What is told of entries, as many as have places."""
+def _packed(
+    stream: LogStreamId,
+    headers: Sequence[FrameHeader],
+    commits: Sequence[CommitContext],
+    places: Iterable[tuple[int, int, int]],
+) -> tuple[int, bytes]:
+    """What is told of entries, as many as have places, and how many those are."""
     left = iter(commits)
-    commit = next(left)
+    commit = next(left, None)
     runs = []
     for header, place in zip(headers, places, strict=False):
-        while commit.last_llsn < header.first_llsn:
-            commit = next(left)
+        while commit is not None and commit.last_llsn < header.first_llsn:
+            commit = next(left, None)
+        if commit is None or commit.last_llsn < header.last_llsn:
+            raise Damaged(f"log stream {stream}: LLSN {header.last_llsn} has no commit")
         schema = header.schema if header.kind is BatchKind.DATA else api.NOTHING
         first = header.first_llsn
         runs.append((first, commit.glsn_of(first), header.count, commit.time, header.time_min, schema, *place))
-    return [array("q", column) for column in zip(*runs, strict=True)]
+    return len(runs), api.pack([array("q", column) for column in zip(*runs, strict=True)])
 
 
 def _as_stored(headers: Sequence[FrameHeader]) -> Iterator[tuple[int, int, int]]:

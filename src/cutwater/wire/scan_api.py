@@ -96,12 +96,14 @@ class ScanArguments(Struct, frozen=True):
 
 
 class ScanAnswer(Struct, frozen=True):
-    """The body begins with ``runs`` runs, packed. What follows are Arrow record batches, as stored or with the wanted
-    columns only. No other record lies from ``from_glsn`` to ``complete_through``. With ``path``, they are in that file
-    instead, as stored, in the ``bytes`` from ``start`` on; nobody has checked them."""
+    """The body begins with ``runs`` runs, packed, and ``checksum`` is their CRC32C. What follows are Arrow record
+    batches, as stored or with the wanted columns only. No other record lies from ``from_glsn`` to ``complete_through``.
+    With ``path``, they are in that file instead, as stored, in the ``bytes`` from ``start`` on; nobody has checked
+    them."""
 
     runs: int
     complete_through: GLSN
+    checksum: int
     path: str = ""
     start: int = 0
     bytes: int = 0
