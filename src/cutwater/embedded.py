@@ -8,16 +8,17 @@
     <path>/volume/           records
 
 The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
-of the process that opened the log share an event loop and need no sockets among each other. Other processes that open
-the same path connect to the one that opened it first.
+of the process that opened the log share an event loop and need no sockets among each other: one in a thread of its own
+(``open_log``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,7 @@ from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
-from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
+from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.repository import SCHEME, Repository
@@ -59,7 +60,7 @@ class Holder(Struct, frozen=True):
 
 class EmbeddedLog:
     """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand. ``may_wait``: the event
-    loop may wait for the disk, because nobody on it has a deadline of its own to keep."""
+    loop may wait for the disk while that is quick, because nobody else on it has a deadline to keep (ADR 0032)."""
 
     def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False) -> None:
         self._path, self._lock, self._may_wait = path, lock, may_wait
@@ -145,54 +146,52 @@ def open_log(
     If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
     who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
     """
-    directory = _directory(Path(path))
-    deadline = time.monotonic() + check_timeout(timeout)
     loop = LoopThread("cutwater log")
+    # Threads that wait for this loop keep their deadlines by themselves.
+    opening = open_on_this_loop(
+        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait_for_disk=True
+    )
     try:
-        while True:
-            lock = _locked(directory)
-            if lock is not None:
-                break
-            holder = holder_of(directory)
-            if exclusive:
-                raise AlreadyExists(
-                    f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
-                    "or leave out exclusive= to connect to it"
-                )
-            if holder is not None:
-                with suppress(CutwaterError):
-                    client = loop.run(
-                        AsyncClient.connect(holder.servers, timeout=timeout, compression=compression, limits=limits)
-                    )
-                    return Client(loop, client)
-            if time.monotonic() >= deadline:
-                raise Unavailable(
-                    f"{directory} is open in another process, which does not answer: see {directory}/lock"
-                )
-            time.sleep(POLL_SECONDS)
-        return loop.run(_own(loop, directory, lock, timeout, compression, limits))
+        return Client(loop, loop.run(opening))
     except BaseException:
         loop.close()
         raise
 
 
-async def _own(
-    loop: LoopThread,
-    directory: Path,
-    lock: Lock,
+async def open_on_this_loop(
+    path: str | os.PathLike[str],
+    *,
+    exclusive: bool,
     timeout: float,
     compression: Compression | None,
     limits: Limits | None,
-) -> Client:
-    # Threads that wait for this loop keep their deadlines by themselves.
-    log = EmbeddedLog(directory, lock, may_wait=True)
+    may_wait_for_disk: bool,
+) -> AsyncClient:
+    """See ``AsyncClient.open``."""
+    deadline = Deadline(timeout)
+    directory = _directory(Path(path))
+    connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
+    while (lock := _locked(directory)) is None:
+        holder = holder_of(directory)
+        if exclusive:
+            raise AlreadyExists(
+                f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
+                "or leave out exclusive= to connect to it"
+            )
+        if holder is not None:
+            with suppress(CutwaterError):
+                return await connect(holder.servers)
+        if deadline.is_over:
+            raise Unavailable(f"{directory} is open in another process, which does not answer: see {directory}/lock")
+        await asyncio.sleep(POLL_SECONDS)
+    log = EmbeddedLog(directory, lock, may_wait=may_wait_for_disk)
     try:
-        servers = await log.start(asyncio.get_running_loop().time() + timeout)
-        client = await AsyncClient.connect(servers, timeout=timeout, compression=compression, limits=limits)
+        client = await connect(await log.start(deadline.at))
     except BaseException:
         await log.stop()
         raise
-    return Client(loop, client, on_close=log.stop)
+    client.on_close = log.stop
+    return client
 
 
 def _directory(path: Path) -> Path:

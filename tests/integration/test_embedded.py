@@ -181,6 +181,14 @@ PROGRAMS = {
         "threading.Thread(target=late).start()"
     ),
     "an error is on its way": "log.append('t', b'x'); raise SystemExit(3)",
+    "a log with asyncio is not closed": (
+        "import asyncio\n"
+        "async def main():\n"
+        "    log = await cutwater.AsyncClient.open(sys.argv[1] + '/other')\n"
+        "    await log.create_topic('t')\n"
+        "    await log.append('t', b'x')\n"
+        "asyncio.run(main())"
+    ),
 }
 
 
@@ -291,7 +299,10 @@ def test_a_disk_that_answers_after_the_end_disturbs_nobody(tmp_path: Path) -> No
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append_unknown", "deadline_exceeded"], "")
 
 
-def test_what_may_still_be_written_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_asyncio_a_disk_that_hangs_stops_neither_deadlines_nor_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what may still be written stays locked."""
     monkeypatch.setattr(embedded, "STOP_MS_MAX", 500)
     disk_answers = threading.Event()
     sync = os.fdatasync
@@ -301,26 +312,47 @@ def test_what_may_still_be_written_stays_locked(tmp_path: Path, monkeypatch: pyt
         sync(descriptor)
 
     async def test() -> None:
-        lock = OsFiles().lock(tmp_path / "lock")
-        assert lock is not None
-        served = embedded.EmbeddedLog(tmp_path, lock)
+        log = await AsyncClient.open(tmp_path)
+        assert log.on_close is not None
         try:
-            servers = await served.start(asyncio.get_running_loop().time() + 30)
-            async with await AsyncClient.connect(servers) as log:
-                await log.create_topic("t")
-                await log.append("t", b"acknowledged")
-                monkeypatch.setattr(os, "fdatasync", hang)
-                with pytest.raises(AppendUnknown):
-                    await log.append("t", b"no answer", timeout=0.3)
+            await log.create_topic("t")
+            await log.append("t", b"acknowledged")
+            monkeypatch.setattr(os, "fdatasync", hang)
+            with pytest.raises(AppendUnknown):
+                await log.append("t", b"no answer", timeout=0.3)
             with pytest.raises(DeadlineExceeded, match="stays locked"):
-                await served.stop()
+                await log.close()
             locks = [tmp_path / "lock", *(tmp_path / "volume").rglob("lock")]
             assert [OsFiles().lock(path) for path in locks] == [None, None]
         finally:
             disk_answers.set()
             monkeypatch.setattr(embedded, "STOP_MS_MAX", 30_000)
-            await served.stop()
+            await log.on_close()
 
     run(test())
     with cutwater.open(tmp_path) as again:
         assert next(again.subscribe("t", follow=False)).value == b"acknowledged"
+
+
+def test_with_asyncio_it_is_open_to_others_too_and_closed_with_its_client(tmp_path: Path) -> None:
+    def elsewhere() -> int:
+        with cutwater.open(tmp_path) as same:
+            return same.append("t", b"from another thread").glsn
+
+    async def test(*, may_wait_for_disk: bool) -> None:
+        async with await AsyncClient.open(tmp_path, may_wait_for_disk=may_wait_for_disk) as log:
+            await log.create_topic("t", exist_ok=True)
+            acks = await asyncio.gather(*(log.append("t", b"%d" % i) for i in range(100)))
+            assert len({ack.glsn for ack in acks}) == 100
+            async with await AsyncClient.open(tmp_path) as same:
+                await same.append("t", b"from the same loop")
+            assert (await log.read(await asyncio.to_thread(elsewhere))).value == b"from another thread"
+            with pytest.raises(AlreadyExists, match=f"process {os.getpid()}"):
+                await AsyncClient.open(tmp_path, exclusive=True)
+        with pytest.raises(ClientClosed):
+            await log.append("t", b"late")
+
+    run(test(may_wait_for_disk=False))
+    run(test(may_wait_for_disk=True))
+    with cutwater.open(tmp_path, exclusive=True) as log:
+        assert log.table("t").num_rows == 204

@@ -7,11 +7,13 @@ made with. The examples are written for ``cutwater.Client``; here they want ``aw
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -52,7 +54,7 @@ IDLE_AFTER = timedelta(seconds=30)
 
 
 class AsyncClient:
-    """Made by ``AsyncClient.connect``::
+    """Made by ``AsyncClient.connect``, or by ``AsyncClient.open``::
 
     async with await AsyncClient.connect("cutwater://127.0.0.1:7000") as log:
         ack = await log.append("orders", b"hello")
@@ -89,6 +91,37 @@ class AsyncClient:
         self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
+        self.on_close: Callable[[], Awaitable[None]] | None = None
+        """What ends with the client."""
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        exclusive: bool = False,
+        timeout: float = TIMEOUT_SECONDS,
+        compression: Compression | None = None,
+        limits: Limits | None = None,
+        may_wait_for_disk: bool = False,
+    ) -> AsyncClient:
+        """Open the log in a directory, as ``cutwater.open`` does, with its servers on this event loop. Close the client
+        before the loop ends, best by ``async with``: nothing is lost otherwise, but the log stays locked until the
+        process ends.
+
+        ``may_wait_for_disk``: the event loop itself syncs small writes while the disk is quick, which makes single
+        appends faster. A disk that hangs then stops the loop with everything on it, deadlines too.
+        """
+        # The servers are above the client, which knows only their name: whoever just connects need not load them.
+        opened: AsyncClient = await import_module("cutwater.embedded").open_on_this_loop(
+            path,
+            exclusive=exclusive,
+            timeout=timeout,
+            compression=compression,
+            limits=limits,
+            may_wait_for_disk=may_wait_for_disk,
+        )
+        return opened
 
     @classmethod
     async def connect(
@@ -134,6 +167,13 @@ class AsyncClient:
         if self._is_closed:
             return
         self._is_closed = True
+        try:
+            await self._close()
+        finally:
+            if self.on_close is not None:
+                await self.on_close()
+
+    async def _close(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         await self._appends.close()
         for subscription in list(self._subscriptions):

@@ -9,7 +9,7 @@ import concurrent.futures
 import ssl
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -215,15 +215,11 @@ class Client(Blocking[AsyncClient]):
             print(record.glsn, record.value)
     """
 
-    def __init__(
-        self, loop: LoopThread, wrapped: AsyncClient, on_close: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """``on_close``: what else ends with the client, on its loop."""
+    def __init__(self, loop: LoopThread, wrapped: AsyncClient) -> None:
         super().__init__(loop, wrapped)
-        self._on_close = on_close
         self._closing = threading.Lock()
         self._is_closed = False
-        loop.at_end(self._close)
+        loop.at_end(wrapped.close)
 
     @property
     def cluster(self) -> int:
@@ -264,16 +260,9 @@ class Client(Blocking[AsyncClient]):
                 return
             self._is_closed = True
         try:
-            self._loop.run(self._close())
+            self._loop.run(self._async.close())
         finally:
             self._loop.close()
-
-    async def _close(self) -> None:
-        try:
-            await self._async.close()
-        finally:
-            if self._on_close is not None:
-                await self._on_close()
 
 
 def connect(
