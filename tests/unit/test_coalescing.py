@@ -24,16 +24,17 @@ class Sea:
         self.sizes: list[int] = []
         self.hangs = False
 
-    async def ship(self, shipment: Any, topic: Any, pin: Any, load: Any, if_llsn: Any, deadline: Any) -> Ack:
+    def begin(self, shipment: Any, topic: Any, pin: Any, load: Any, deadline: Any, on_outcome: Any) -> bool:
         batch = load()
         self.sizes.append(batch.count)
-        if self.hangs:
-            await asyncio.Event().wait()
-        return Ack(GLSN(1), LLSN(1), LogStreamId(1), batch.count)
+        if not self.hangs:
+            ack = Ack(GLSN(1), LLSN(1), LogStreamId(1), batch.count)
+            asyncio.get_running_loop().call_soon(on_outcome, ack)
+        return True
 
 
 def lane_to(sea: Sea) -> Lane:
-    return Lane(TOPIC, None, sea, lambda found: Batch(found.rows.num_rows, b"", 0, EventTime(0), EventTime(0)))  # type: ignore[arg-type]
+    return Lane(TOPIC, None, sea, lambda parts: Batch(len(parts), b"", 0, EventTime(0), EventTime(0)))  # type: ignore[arg-type]
 
 
 def append(lane: Lane, count: int) -> list[asyncio.Task[Ack]]:

@@ -44,7 +44,7 @@ from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
-from cutwater.errors import InvalidArgument
+from cutwater.errors import InvalidArgument, NotFound
 from cutwater.types import GLSN, Ack, ClusterId, LogStreamId, Part, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
@@ -306,8 +306,19 @@ class AsyncClient:
         >>> log.append("t", pa.table({"value": [b"x", b"y", b"z"]})).count
         3
         """
+        begun = None
+        if headers is None and watermark is None and if_llsn is None and not self._is_closed:
+            seconds = self._timeout if timeout is None else timeout
+            begun = self._appends.begin(topic, records, key, timestamp, stream, seconds)
+            if begun is not None:
+                try:
+                    return await begun[0]
+                except NotFound:
+                    # It is certain that nothing was appended. The name may mean another topic by now.
+                    pass
+        deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
         given = Given(records, key, timestamp, headers, stream, watermark, if_llsn)
-        return await self._appends.append(topic, given, self._deadline(timeout))
+        return await self._appends.append(topic, given, deadline)
 
     def _quick_append(
         self,
@@ -324,10 +335,10 @@ class AsyncClient:
     ) -> Visit[Ack] | None:
         """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
         Any thread may call it."""
-        if self._is_closed or watermark is not None or if_llsn is not None:
+        if self._is_closed or headers is not None or watermark is not None or if_llsn is not None:
             return None
-        given = Given(records, key, timestamp, headers, stream, None, None)
-        return self._appends.quick(topic, given, self._timeout if timeout is None else timeout)
+        seconds = self._timeout if timeout is None else timeout
+        return self._appends.quick(topic, records, key, timestamp, stream, seconds)
 
     # Reading.
 

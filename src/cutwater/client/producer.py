@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import Joined, Part, joined
+from cutwater.client.coalescing import Part
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
@@ -90,7 +90,7 @@ class AsyncProducer:
         topic: str,
         name: str,
         prepare: Callable[..., tuple[Part, int, int]],
-        encode: Callable[[Joined], Batch],
+        encode: Callable[[list[Part]], Batch],
         timeout: float,
         buffer_bytes: int = BUFFER_BYTES_MAX,
     ) -> None:
@@ -262,7 +262,7 @@ class AsyncProducer:
             if not group:
                 continue
             try:
-                batch = self._encode(joined([sent.part for sent in group]))
+                batch = self._encode([sent.part for sent in group])
             except CutwaterError as error:
                 self._buffer.fail(group, error)
                 continue
