@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from cutwater.client.coalescing import Lane, Single
+from cutwater.client.coalescing import Lane
 from cutwater.client.deadlines import Deadline
+from cutwater.client.parts import Single
 from cutwater.core.requests import TopicInfo
 from cutwater.types import GLSN, LLSN, Ack, Batch, EventTime, LogStreamId, TopicId
 

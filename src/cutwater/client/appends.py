@@ -13,11 +13,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Part, Single, Values, joined
+from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes
 from cutwater.client.conversion import Records, Time, time_us, to_batch
 from cutwater.client.deadlines import Deadline, check_timeout
-from cutwater.client.encoding import Compression, Limits, encode
+from cutwater.client.encoding import Compression, Limits, encode, encode_parts
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
+from cutwater.client.parts import Part, Single, Values
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -226,8 +227,7 @@ class Appends:
         return partial(self._encoded, schema)
 
     def _encoded(self, schema: TopicSchema, parts: Sequence[Part]) -> Batch:
-        rows, times = joined(parts)
-        return encode(rows, schema, now_us(), limits=self._limits, compression=self._compression, times=times)
+        return encode_parts(parts, schema, now_us(), limits=self._limits, compression=self._compression)
 
     def _plain(self, records: Records, key: Any, timestamp: Any, now: int) -> tuple[Part | None, int, int]:
         """Small records of key and value that need no closer look, their number and size; None if they do."""

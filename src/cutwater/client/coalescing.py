@@ -8,24 +8,18 @@ or too late before its batch was sent is left out of it; afterwards it is *unkno
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import groupby
 from math import inf
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
-
-import pyarrow as pa  # type: ignore[import-untyped]
-from msgspec import Struct
+from typing import Protocol
 
 from cutwater.client.appending import Shipment, Shipping, may_retry
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.client.parts import Part
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
-from cutwater.storage.projection import no_values
 from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.deadlines import DeadlineWatch
 
@@ -42,24 +36,6 @@ RECORD_COST_BYTES = 64
 """What a record takes besides its values, about."""
 
 
-class Single(Struct, frozen=True):
-    """One record of key and value that was checked; it becomes Arrow together with its neighbours."""
-
-    value: bytes
-    key: bytes | None
-    timestamp: int
-
-
-class Values(Struct, frozen=True):
-    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
-
-    values: pa.Array
-    timestamp: int
-
-
-Part: TypeAlias = Single | Values | pa.RecordBatch
-
-
 class Outcome(Protocol):
     """Where the outcome of an append goes, once: a future, or something cheaper. If it is done before, nobody waits."""
 
@@ -74,13 +50,11 @@ class Waiting:
     """An append that has no outcome yet. ``at`` is its deadline in the time of the event loop, ``seconds`` after it was
     made."""
 
-    __slots__ = ("at", "count", "outcome", "part", "seconds", "shipment", "size")
+    __slots__ = ("at", "count", "outcome", "part", "seconds", "size")
 
     def __init__(self, part: Part, count: int, size: int, at: float, seconds: float, outcome: Outcome) -> None:
         self.part, self.count, self.size, self.at, self.seconds = part, count, size, at, seconds
         self.outcome = outcome
-        self.shipment: Shipment | None = None
-        """Set when it has left the queue."""
 
 
 class _Flight:
@@ -92,9 +66,7 @@ class _Flight:
         self.group = group
         # Others may have less time; whose is up gives up by itself.
         self.deadline = Deadline(last.seconds, last.at)
-        self.shipment = shipment = Shipment()
-        for waiting in group:
-            waiting.shipment = shipment
+        self.shipment = Shipment()
 
 
 class Lane:
@@ -139,17 +111,17 @@ class Lane:
     def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float]:
         """The same without waiting for room, or for anything else. Returns its deadline, too."""
         future: asyncio.Future[Ack] = self._loop.create_future()
-        at = self._loop.time() + seconds
-        self._put(Waiting(part, count, size, at, seconds, future))
-        return future, at
+        return future, self.put(part, count, size, seconds, future)
 
     @property
     def is_full(self) -> bool:
         return self._bytes > LANE_BYTES_MAX
 
-    def put(self, part: Part, count: int, size: int, seconds: float, outcome: Outcome) -> None:
-        """Take records in, whether or not there is room."""
-        self._put(Waiting(part, count, size, self._loop.time() + seconds, seconds, outcome))
+    def put(self, part: Part, count: int, size: int, seconds: float, outcome: Outcome) -> float:
+        """Take records in, whether or not there is room. Returns their deadline."""
+        at = self._loop.time() + seconds
+        self._put(Waiting(part, count, size, at, seconds, outcome))
+        return at
 
     def _put(self, waiting: Waiting) -> None:
         if self._is_closed:
@@ -176,15 +148,9 @@ class Lane:
 
     def _expire(self, now: float) -> float:
         """One timer for all: most get their outcome long before it fires."""
-        earliest = inf
-        for group in (self._queue, *(flight.group for flight in self._in_flight)):
-            for waiting in group:
-                if waiting.outcome.done():
-                    continue
-                if waiting.at <= now:
-                    waiting.outcome.set_exception(_late(waiting))
-                elif waiting.at < earliest:
-                    earliest = waiting.at
+        earliest = _expire(self._queue, None, now)
+        for flight in self._in_flight:
+            earliest = min(earliest, _expire(flight.group, flight.shipment, now))
         return earliest
 
     async def close(self) -> None:
@@ -231,8 +197,6 @@ class Lane:
         self._is_due = False
         while self._queue and self._may_depart():
             flight = self._next_flight()
-            if flight is None:
-                continue
             self._usual = max(len(flight.group), self._usual // 2)
             self._departed = self._loop.time()
             self._in_flight.add(flight)
@@ -242,22 +206,22 @@ class Lane:
         if self._queue and not self._is_closed:
             self._be_patient()
 
-    def _next_flight(self) -> _Flight | None:
-        queue, group = self._queue, list[Waiting]()
-        size = 0
-        last: Waiting | None = None
+    def _next_flight(self) -> _Flight:
+        queue = self._queue
+        last = queue[0]
+        group, size = list[Waiting](), 0
         while queue and (not group or size + queue[0].size <= BATCH_BYTES_MAX):
             waiting = queue.popleft()
-            self._bytes -= waiting.size
-            if not waiting.outcome.done():
-                group.append(waiting)
-                size += waiting.size
-                if last is None or waiting.at > last.at:
-                    last = waiting
+            group.append(waiting)
+            size += waiting.size
+            if waiting.at > last.at:
+                last = waiting
+        self._bytes -= size
         self._room.set()
-        return None if last is None else _Flight(group, last)
+        return _Flight(group, last)
 
     def _load(self, flight: _Flight) -> Batch:
+        """Of those who have not given up meanwhile."""
         flight.group = group = [waiting for waiting in flight.group if not waiting.outcome.done()]
         if not group:
             raise ClientClosed("nobody waits for these appends any more")
@@ -302,10 +266,10 @@ class Lane:
 def _settle(group: list[Waiting], ack: Ack) -> None:
     glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
     for waiting in group:
-        count = waiting.count
-        if not waiting.outcome.done():
-            waiting.outcome.set_result(Ack(glsn, llsn, stream, count))
-        glsn, llsn = cast("GLSN", glsn + count), cast("LLSN", llsn + count)
+        count, outcome = waiting.count, waiting.outcome
+        if not outcome.done():
+            outcome.set_result(Ack(glsn, llsn, stream, count))
+        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
 
 
 def _fail(group: Iterable[Waiting], error: CutwaterError) -> None:
@@ -314,13 +278,25 @@ def _fail(group: Iterable[Waiting], error: CutwaterError) -> None:
             waiting.outcome.set_exception(error)
 
 
-def _late(waiting: Waiting) -> CutwaterError:
-    if waiting.shipment is None or not waiting.shipment.may_have_arrived:
-        trouble = waiting.shipment.trouble if waiting.shipment is not None else ""
-        why = f": {trouble}" if trouble else ""
-        return DeadlineExceeded(f"nothing was appended within {waiting.seconds:g} s{why}")
+def _expire(group: Iterable[Waiting], shipment: Shipment | None, now: float) -> float:
+    """Tell those whose time is up, and return whose is next. Without a ``shipment`` they are still in the queue."""
+    earliest = inf
+    for waiting in group:
+        if waiting.outcome.done():
+            continue
+        if waiting.at <= now:
+            waiting.outcome.set_exception(_late(waiting.seconds, shipment))
+        elif waiting.at < earliest:
+            earliest = waiting.at
+    return earliest
+
+
+def _late(seconds: float, shipment: Shipment | None) -> CutwaterError:
+    if shipment is None or not shipment.may_have_arrived:
+        why = f": {shipment.trouble}" if shipment is not None and shipment.trouble else ""
+        return DeadlineExceeded(f"nothing was appended within {seconds:g} s{why}")
     return AppendUnknown(
-        f"no answer came within {waiting.seconds:g} s, so whether the append is in the log is not known: "
+        f"no answer came within {seconds:g} s, so whether the append is in the log is not known: "
         "read the log, or use a producer, which finds out"
     )
 
@@ -337,57 +313,6 @@ def part_of(ack: Ack, offset: int, count: int) -> Ack:
     """What the acknowledgement of a batch means for some of its records."""
     return Ack(GLSN(ack.glsn + offset), LLSN(ack.llsn + offset), ack.stream, count)
 
-
-class Joined(NamedTuple):
-    """One record batch, and the smallest and the largest event time in it, if they are known."""
-
-    rows: pa.RecordBatch
-    times: tuple[int, int] | None
-
-
-def joined(parts: Sequence[Part]) -> Joined:
-    """All parts as one record batch, in their order."""
-    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
-    if len(runs) == 1:
-        return runs[0]
-    return Joined(pa.concat_batches([run.rows for run in runs]), None)
-
-
-def _of_run(kind: type, run: list[Any]) -> Joined:
-    """Parts that are alike become Arrow together, which costs little more than one of them."""
-    if kind is Single:
-        return _of_singles(run)
-    if kind is Values:
-        return _of_values(run)
-    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
-
-
-def _of_singles(singles: list[Single]) -> Joined:
-    """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
-    times = array("q", [single.timestamp for single in singles])
-    keys = [single.key for single in singles]
-    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
-    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
-    return Joined(rows, (min(times), max(times)))
-
-
-def _of_values(run: list[Values]) -> Joined:
-    times = array("q")
-    for one in run:
-        times.extend(array("q", (one.timestamp,)) * len(one.values))
-    values = run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
-    stamps = [one.timestamp for one in run]
-    return Joined(_key_value(pa.nulls(len(times), _BINARY), values, times), (min(stamps), max(stamps)))
-
-
-def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
-    """Without headers."""
-    count = len(times)
-    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
-    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
-
-
-_BINARY = pa.binary()
 
 Lanes = dict[tuple[TopicId, LogStreamId | None, int], Lane]
 """By topic, log stream and number of the schema."""

@@ -17,10 +17,10 @@ from typing import Any
 from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import Part
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
+from cutwater.client.parts import Part
 from cutwater.client.producer_buffer import Outcome, ProducerBuffer, Sent, settle
 from cutwater.client.repository import Repository
 from cutwater.core.producer_session import (

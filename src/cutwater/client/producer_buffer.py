@@ -10,8 +10,9 @@ from collections import deque
 from contextlib import suppress
 from math import inf
 
-from cutwater.client.coalescing import Part, part_of
+from cutwater.client.coalescing import part_of
 from cutwater.client.deadlines import Deadline
+from cutwater.client.parts import Part
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
