@@ -4,9 +4,9 @@ condition by themselves."""
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from time import time_ns
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -15,7 +15,7 @@ from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes
 from cutwater.client.conversion import Records, Time, time_us, to_batch
-from cutwater.client.deadlines import Deadline, check_timeout
+from cutwater.client.deadlines import TIMEOUT_SECONDS_MAX, Deadline, check_timeout
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, Values
@@ -28,14 +28,13 @@ from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 LANES_MAX = 256
 TIMES = range(-(2**63), 2**63)
 _PLAIN = (bytes, str, bytearray, memoryview)
-_BINARY = pa.binary().id
 
 Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
 """From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
 
 
 def now_us() -> int:
-    return time.time_ns() // 1_000
+    return time_ns() // 1_000
 
 
 class Given:
@@ -74,9 +73,8 @@ class AppendVisit(Visit[Ack]):
     def begin(self) -> None:
         try:
             lane = self._enter()
-            if lane is None:
+            if lane is None or not lane.take(self._part, self._count, self._size, self._seconds, self):
                 raise NotThisWay
-            lane.put(self._part, self._count, self._size, self._seconds, self)
         except (CutwaterError, NotThisWay) as error:
             self.set_exception(error)
 
@@ -134,8 +132,10 @@ class Appends:
         lane = self._enter(topic, stream)
         if lane is None:
             return None
-        part, count, size = self._plain(records, key, timestamp, now_us())
-        return None if part is None else lane.begin(part, count, size, check_timeout(seconds))
+        part, count, size = self._plain(records, key, timestamp)
+        if part is None:
+            return None
+        return lane.begin(part, count, size, seconds if 0 < seconds <= TIMEOUT_SECONDS_MAX else check_timeout(seconds))
 
     async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:
@@ -157,13 +157,13 @@ class Appends:
         info = self._catalogs.view.topics.get(topic)
         if info is None or info.schemas:
             return None
-        part, count, size = self._plain(records, key, timestamp, now_us())
+        part, count, size = self._plain(records, key, timestamp)
         if part is None:
             return None
         return AppendVisit(partial(self._enter, topic, stream), part, count, size, check_timeout(seconds))
 
     def _enter(self, topic: str, stream: int | None) -> Lane | None:
-        """The lane for records of key and value, if the topic is known, has such records, and there is room."""
+        """The lane for records of key and value, if the topic is known and has such records."""
         if self._catalogs.view is not self._view:
             self._view = self._catalogs.view
             self._plain_lanes.clear()
@@ -174,14 +174,14 @@ class Appends:
                 return None
             lane = self._lane(info, None if stream is None else LogStreamId(stream), self._view.schema(info))
             self._plain_lanes[topic, stream] = lane
-        return None if lane.is_full else lane
+        return lane
 
     async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:
         schema = self._catalogs.view.schema(info)
         now = now_us()
         is_plain = given.watermark is None and given.if_llsn is None
         if is_plain and given.headers is None and not schema.is_typed:
-            part, count, size = self._plain(given.records, given.key, given.timestamp, now)
+            part, count, size = self._plain(given.records, given.key, given.timestamp)
             if part is not None:
                 return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
         make = partial(
@@ -210,12 +210,11 @@ class Appends:
         """For a producer. What cannot be sent at all is refused at once, not when its turn comes."""
 
         def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
-            now = now_us()
             if headers is None and not schema.is_typed:
-                part, count, size = self._plain(records, key, timestamp, now)
+                part, count, size = self._plain(records, key, timestamp)
                 if part is not None:
                     return part, count, size + RECORD_COST_BYTES
-            rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now)
+            rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
             size = rows.nbytes
             if size > self._limits.record_bytes_max:
                 self._encoded(schema, [rows])
@@ -229,35 +228,38 @@ class Appends:
     def _encoded(self, schema: TopicSchema, parts: Sequence[Part]) -> Batch:
         return encode_parts(parts, schema, now_us(), limits=self._limits, compression=self._compression)
 
-    def _plain(self, records: Records, key: Any, timestamp: Any, now: int) -> tuple[Part | None, int, int]:
+    def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
         """Small records of key and value that need no closer look, their number and size; None if they do."""
-        if isinstance(records, _PLAIN):
-            return self._single(records, key, timestamp, now)
-        if key is None and timestamp is None:
-            values = _only_values(records)
-            if values is not None:
-                count = len(values)
-                # What ``nbytes`` says, for a fiftieth of its cost.
-                size = values.total_values_length + 4 * (count + 1) + 16
-                if size <= self._small_bytes:
-                    return Values(values, now), count, size
-        return None, 0, 0
+        if not isinstance(records, _PLAIN):
+            return self._values(records) if key is None and timestamp is None else (None, 0, 0)
+        if timestamp is None:
+            timestamp = time_ns() // 1_000
+        elif type(timestamp) is not int or timestamp not in TIMES:
+            return None, 0, 0
+        value = records if type(records) is bytes else _bytes(records)
+        size = len(value) + 16
+        if key is not None:
+            if not isinstance(key, bytes):
+                return None, 0, 0
+            size += len(key)
+        if size > self._small_bytes:
+            if size > self._limits.record_bytes_max:
+                raise RecordTooLarge(0, size, self._limits.record_bytes_max)
+            return None, 0, 0
+        return Single(value, key, timestamp), 1, size
 
-    def _single(self, value: Any, key: Any, timestamp: Any, now: int) -> tuple[Part | None, int, int]:
-        if not (key is None or isinstance(key, bytes)) or not (timestamp is None or _is_time(timestamp)):
+    def _values(self, records: Any) -> tuple[Part | None, int, int]:
+        """The values of Arrow data that has nothing else and nothing wrong with it."""
+        if isinstance(records, pa.RecordBatch):
+            if records.num_columns != 1 or records.schema.names[0] != "value":
+                return None, 0, 0
+            records = records.column(0)
+        if not isinstance(records, pa.BinaryArray) or records.null_count:
             return None, 0, 0
-        if isinstance(value, str):
-            try:
-                value = value.encode()
-            except UnicodeEncodeError as error:
-                raise InvalidRecord(f"this text cannot be stored as UTF-8: {error}", column="value", row=0) from error
-        kept = value if type(value) is bytes else bytes(value)
-        size = len(kept) + (len(key) if key is not None else 0) + 16
-        if size > self._limits.record_bytes_max:
-            raise RecordTooLarge(0, size, self._limits.record_bytes_max)
-        if size > SMALL_BYTES:
-            return None, 0, 0
-        return Single(kept, key, now if timestamp is None else timestamp), 1, size
+        count = len(records)
+        # What ``nbytes`` says, for a fiftieth of its cost.
+        size = records.total_values_length + 4 * (count + 1) + 16
+        return (Values(records, now_us()), count, size) if count > 0 and size <= self._small_bytes else (None, 0, 0)
 
     def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
         name = info.topic, pin, schema.number
@@ -270,16 +272,11 @@ class Appends:
         return lane
 
 
-def _only_values(records: Records) -> pa.Array | None:
-    """The values of Arrow data that has nothing else and nothing wrong with it."""
-    if isinstance(records, pa.RecordBatch):
-        if records.num_columns != 1 or records.schema.names[0] != "value":
-            return None
-        records = records.column(0)
-    if not isinstance(records, pa.Array) or records.type.id != _BINARY or records.null_count or not len(records):
-        return None
-    return records
-
-
-def _is_time(timestamp: Any) -> bool:
-    return type(timestamp) is int and timestamp in TIMES
+def _bytes(value: str | bytearray | memoryview | bytes) -> bytes:
+    """A copy that stays as it is."""
+    if not isinstance(value, str):
+        return bytes(value)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRecord(f"this text cannot be stored as UTF-8: {error}", column="value", row=0) from error

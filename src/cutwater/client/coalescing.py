@@ -14,6 +14,8 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from msgspec import Struct
+
 from cutwater.client.appending import Shipment, Shipping, may_retry
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
@@ -46,15 +48,16 @@ class Outcome(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-class Waiting:
+class Waiting(Struct):
     """An append that has no outcome yet. ``at`` is its deadline in the time of the event loop, ``seconds`` after it was
     made."""
 
-    __slots__ = ("at", "count", "outcome", "part", "seconds", "size")
-
-    def __init__(self, part: Part, count: int, size: int, at: float, seconds: float, outcome: Outcome) -> None:
-        self.part, self.count, self.size, self.at, self.seconds = part, count, size, at, seconds
-        self.outcome = outcome
+    part: Part
+    count: int
+    size: int
+    at: float
+    seconds: float
+    outcome: Outcome
 
 
 class _Flight:
@@ -102,26 +105,27 @@ class Lane:
         return not self._queue and not self._in_flight
 
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
-        while self.is_full:
+        while self._bytes > LANE_BYTES_MAX:
             await self._wait_for_room(deadline)
         future: asyncio.Future[Ack] = self._loop.create_future()
         self._put(Waiting(part, count, size, deadline.at, deadline.seconds, future))
         return await future
 
-    def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float]:
-        """The same without waiting for room, or for anything else. Returns its deadline, too."""
+    def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float] | None:
+        """The same without waiting for anything: the outcome, and the deadline; None if there is no room."""
+        if self._bytes > LANE_BYTES_MAX:
+            return None
         future: asyncio.Future[Ack] = self._loop.create_future()
-        return future, self.put(part, count, size, seconds, future)
-
-    @property
-    def is_full(self) -> bool:
-        return self._bytes > LANE_BYTES_MAX
-
-    def put(self, part: Part, count: int, size: int, seconds: float, outcome: Outcome) -> float:
-        """Take records in, whether or not there is room. Returns their deadline."""
         at = self._loop.time() + seconds
-        self._put(Waiting(part, count, size, at, seconds, outcome))
-        return at
+        self._put(Waiting(part, count, size, at, seconds, future))
+        return future, at
+
+    def take(self, part: Part, count: int, size: int, seconds: float, outcome: Outcome) -> bool:
+        """The same for who has somewhere else for the outcome. Whether there was room."""
+        if self._bytes > LANE_BYTES_MAX:
+            return False
+        self._put(Waiting(part, count, size, self._loop.time() + seconds, seconds, outcome))
+        return True
 
     def _put(self, waiting: Waiting) -> None:
         if self._is_closed:
