@@ -208,9 +208,10 @@ class Appends:
 
     def preparing(self, schema: TopicSchema) -> Prepare:
         """For a producer. What cannot be sent at all is refused at once, not when its turn comes."""
+        is_typed = schema.is_typed
 
         def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
-            if headers is None and not schema.is_typed:
+            if headers is None and not is_typed:
                 part, count, size = self._plain(records, key, timestamp)
                 if part is not None:
                     return part, count, size + RECORD_COST_BYTES

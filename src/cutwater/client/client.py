@@ -5,6 +5,7 @@ A ``Client`` may be used from several threads. It cannot be used in a process th
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import ssl
 import threading
@@ -16,11 +17,13 @@ from typing import Any, Generic, TypeVar
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
+from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.producer import AsyncProducer
+from cutwater.client.producer_buffer import Sent
+from cutwater.client.sent_future import SentFuture
 from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription, abandon_with
 from cutwater.errors import CutwaterError, DeadlineExceeded
@@ -106,8 +109,11 @@ class Producer(Blocking[AsyncProducer]):
 
     def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
         super().__init__(loop, wrapped)
-        self._lock = threading.Condition()
-        self._given: list[tuple[Any, int, int, float, concurrent.futures.Future[Ack]]] = []
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._shared = threading.Lock()
+        """Of all futures."""
+        self._given: list[tuple[Any, int, int, float, SentFuture]] = []
         """On their way to the loop's thread, so that a thread which sends much does not wake it each time."""
         self._given_bytes = 0
         self._waiting = 0
@@ -140,7 +146,7 @@ class Producer(Blocking[AsyncProducer]):
         producer = self._async
         seconds = producer.timeout if timeout is None else check_timeout(timeout)
         part, count, size = producer.prepare(records, key, timestamp, headers)
-        future: concurrent.futures.Future[Ack] = concurrent.futures.Future()
+        future = SentFuture(self._shared)
         with self._lock:
             if not self._has_room(size):
                 self._wait_for_room(size, seconds)
@@ -160,7 +166,7 @@ class Producer(Blocking[AsyncProducer]):
     def _wait_for_room(self, size: int, seconds: float) -> None:
         self._waiting += 1
         try:
-            has_room = self._lock.wait_for(lambda: self._has_room(size), seconds)
+            has_room = self._room.wait_for(lambda: self._has_room(size), seconds)
         finally:
             self._waiting -= 1
         if not has_room:
@@ -170,19 +176,21 @@ class Producer(Blocking[AsyncProducer]):
         """On the loop's thread: there may be room."""
         if self._waiting:
             with self._lock:
-                self._lock.notify_all()
+                self._room.notify_all()
 
     def _take_over(self) -> None:
         """On the loop's thread."""
         with self._lock:
             given, self._given = self._given, []
             self._given_bytes = 0
-        for part, count, size, seconds, future in given:
-            try:
-                self._async.enqueue(part, count, size, Deadline(seconds), future)
-            except CutwaterError as error:
+        now = asyncio.get_running_loop().time()
+        sent = [Sent(part, count, size, now + seconds, seconds, future) for part, count, size, seconds, future in given]
+        try:
+            self._async.enqueue(sent)
+        except CutwaterError as error:
+            for one in sent:
                 with suppress(concurrent.futures.InvalidStateError):
-                    future.set_exception(error)
+                    one.future.set_exception(error)
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
@@ -194,7 +202,7 @@ class Producer(Blocking[AsyncProducer]):
         """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
         with self._lock:
             self._is_closed = True
-            self._lock.notify_all()
+            self._room.notify_all()
         self._loop.run(self._async.close(timeout=timeout), timeout)
 
 

@@ -48,7 +48,7 @@ class Outcome(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-class Waiting(Struct):
+class Waiting(Struct, eq=False):
     """An append that has no outcome yet. ``at`` is its deadline in the time of the event loop, ``seconds`` after it was
     made."""
 
@@ -311,11 +311,6 @@ def _interrupted(shipment: Shipment) -> CutwaterError:
             "the client was closed before an answer came: whether the append is in the log is not known"
         )
     return ClientClosed("the client was closed before this append was sent")
-
-
-def part_of(ack: Ack, offset: int, count: int) -> Ack:
-    """What the acknowledgement of a batch means for some of its records."""
-    return Ack(GLSN(ack.glsn + offset), LLSN(ack.llsn + offset), ack.stream, count)
 
 
 Lanes = dict[tuple[TopicId, LogStreamId | None, int], Lane]

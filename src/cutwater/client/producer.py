@@ -21,7 +21,7 @@ from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
 from cutwater.client.parts import Part
-from cutwater.client.producer_buffer import Outcome, ProducerBuffer, Sent, settle
+from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
 from cutwater.client.repository import Repository
 from cutwater.core.producer_session import (
     AskFate,
@@ -159,18 +159,19 @@ class AsyncProducer:
             "has no room, so nothing was sent",
         )
         future: asyncio.Future[Ack] = self._loop.create_future()
-        self.enqueue(part, count, size, deadline, future)
+        self.enqueue([Sent(part, count, size, deadline.at, deadline.seconds, future)])
         return future
 
-    def enqueue(self, part: Part, count: int, size: int, deadline: Deadline, future: Outcome) -> None:
+    def enqueue(self, given: list[Sent]) -> None:
         """Take records over, whether or not there is room."""
         if self._failure is not None:
             raise self._failure
         if self._is_closing:
             raise ClientClosed(f"producer {self.id!r} was closed")
-        self._buffer.add(Sent(part, count, size, deadline, future))
-        if deadline.at < self._watch.armed:
-            self._watch.note(deadline.at)
+        for sent in given:
+            self._buffer.add(sent)
+            if sent.at < self._watch.armed:
+                self._watch.note(sent.at)
         self._depart_soon()
 
     async def flush(self, *, timeout: float | None = None) -> None:
