@@ -180,7 +180,7 @@ class Lane:
             return True
         if len(self._in_flight) >= IN_FLIGHT_MAX:
             return False
-        return 2 * len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
+        return len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
 
     def _be_patient(self) -> None:
         """Look again when what is in flight has had its time."""
