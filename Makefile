@@ -9,6 +9,9 @@ PYTHONS := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 # Further arguments for the program behind test, demo, simulate and bench: make test ARGS="-k cut -x"
 ARGS ?=
 
+# Tests and benchmarks start hundreds of Python processes, and each would compile all sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check simulate bench format clean FORCE

@@ -144,14 +144,15 @@ async def test_the_link_between_two_storage_nodes_is_cut_and_heals(tmp_path: Pat
 
             async def one_is_left_out() -> bool:
                 """A chain that leads over the link goes on without one of its ends, and nobody is left out who can talk
-                to all others."""
+                to all others; for long, that is: on a busy machine the third node may be silent for too long."""
                 missing = [set(stream.missing) for stream in (await admin.describe()).streams]
-                assert not any(left_out - {one.id, two.id} for left_out in missing)
-                return any(len(left_out) == 1 for left_out in missing)
+                lone = [left_out for left_out in missing if len(left_out) == 1]
+                return bool(lone) and all(left_out <= {one.id, two.id} for left_out in missing)
 
-            await until(one_is_left_out, "one end of the link is left out")
+            await until(one_is_left_out, "one end of the link is left out, and nobody else")
             await load.until_acknowledged(50, RECOVERY_SECONDS)
             await asyncio.sleep(2.0)
+            await until(one_is_left_out, "one end of the link is still left out, and nobody else")
             await load.until_acknowledged(50, RECOVERY_SECONDS)
             for proxy in proxies:
                 proxy.heal()

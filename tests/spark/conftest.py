@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 import cutwater
 import cutwater.spark
+from cutwater.spark.home import provide_home
 
 HERE = Path(__file__).parent
 FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -30,16 +30,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def swift_start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """For every JVM and every Python process of Spark that tests start, and they start some hundred.
-
-    Spark lets its Python processes import PySpark from an archive of sources, which each of them compiles anew: more
-    than half of what the start of such a process costs. Without the archive they import what is installed.
-    """
-    home = tmp_path_factory.mktemp("spark-home")
-    for name in ("bin", "jars"):
-        (home / name).symlink_to(Path(pyspark.__file__).parent / name)
+    """For every JVM and every Python process of Spark that tests start, and they start some hundred."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(home))
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("SPARK_HOME", "")
+        patch.delenv("SPARK_HOME")
+        provide_home()
         patch.setenv("JDK_JAVA_OPTIONS", f"{FAST_JAVA} {os.environ.get('JDK_JAVA_OPTIONS', '')}".strip())
         yield
 

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from cutwater.spark.home import provide_home
 from cutwater.spark.java import provide_java
 from cutwater.spark.source import source_class
 
@@ -56,6 +57,7 @@ def session(
     >>> spark.read.format("cutwater").option("subscribe", "orders").load("./data").show()          # doctest: +SKIP
     """
     provide_java()
+    provide_home()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     settings = dict(SETTINGS)
     if master.startswith("local"):

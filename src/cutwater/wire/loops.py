@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import threading
 from collections.abc import Coroutine
@@ -12,6 +13,13 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 RECEIVE_BYTES = 64 * 1024
+KEPT_BYTES = 128 * 1024 * 1024
+"""Free memory that a server does not give back to the operating system."""
+HEAP_STEP_BYTES = 16 * 1024 * 1024
+MAPPED_BYTES_MIN = 32 * 1024 * 1024
+"""What is larger is mapped by itself, and given back at once; glibc takes no larger limit."""
+_MALLOPT_SETTINGS = ((-1, KEPT_BYTES), (-2, HEAP_STEP_BYTES), (-3, MAPPED_BYTES_MIN))
+"""``M_TRIM_THRESHOLD``, ``M_TOP_PAD`` and ``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 
 
 class _Received(threading.local):
@@ -43,6 +51,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 def settle_in() -> None:
     """For a server that has just started: what is in memory now stays there, so the garbage collector need not look
-    through it again and again while requests wait."""
+    through it again and again while requests wait; and memory that large messages were received into is used again,
+    because to get it anew from the operating system costs more than to fill it."""
     gc.collect()
     gc.freeze()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for setting, value in _MALLOPT_SETTINGS:
+            mallopt(setting, value)
