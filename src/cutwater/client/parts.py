@@ -1,8 +1,8 @@
 """What was appended by itself and travels together: parts of a batch, and how they become its body.
 
 Most records are plain: a value, perhaps a key, no headers. A body of those is put together here from the bytes as they
-came, because making an Arrow batch of a few records costs many times what the records cost. The bytes are those that
-Arrow would write; everything else is left to Arrow.
+came, because making an Arrow batch of a few records costs many times what the records cost. It is what Arrow would
+write; everything else is left to Arrow.
 """
 
 from __future__ import annotations
@@ -111,7 +111,10 @@ class Plain(NamedTuple):
 
 
 def plain_body(parts: Sequence[Part]) -> Plain | None:
-    """The same bytes as ``joined(parts).rows.serialize()``, if that can be told without Arrow."""
+    """The body of these records, or None if it takes Arrow. They are the bytes of ``joined(parts).rows.serialize()``;
+    only if values came with buffers that hold more than them, they are others, which are read as the same rows."""
+    if _template() is None:
+        return None
     kinds = set(map(type, parts))
     if kinds == {Single}:
         return _plain_singles(parts)
@@ -161,7 +164,9 @@ def _bits(values: list[bytes | None], missing: int) -> bytes:
 
 _PADDING = [bytes(-size % 8) for size in range(8)]
 _NODES = struct.Struct("<14q")
+"""Length and nulls of key, value, timestamp, headers and what is in them: seven in all."""
 _BUFFERS = struct.Struct("<34q")
+"""Where each of their buffers is, and its length."""
 _NUMBER = struct.Struct("<q")
 
 
@@ -181,6 +186,7 @@ def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column,
     inside_at = names_at + 8
     end = inside_at + 8
     template = _template()
+    assert template is not None
     head = bytearray(template.head)
     _NUMBER.pack_into(head, template.body_bytes_at, end)
     _NUMBER.pack_into(head, template.count_at, count)
@@ -223,8 +229,9 @@ class _Template(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _template() -> _Template:
-    """Read from a batch that Arrow made. The fields are those of ``Message`` and ``RecordBatch`` in Arrow's format."""
+def _template() -> _Template | None:
+    """Read from a batch that Arrow made; None if it does not look as expected, so that Arrow has to make them all. The
+    fields are those of ``Message`` and ``RecordBatch`` in Arrow's format."""
     data = _of_singles([Single(b"value", b"key", 1)]).rows.serialize().to_pybytes()
 
     def number(form: str, at: int) -> int:
@@ -236,8 +243,13 @@ def _template() -> _Template:
     def follow(at: int) -> int:
         return at + number("<I", at)
 
-    message = follow(8)
-    batch = follow(field(message, 2))
-    nodes, buffers = follow(field(batch, 1)), follow(field(batch, 2))
-    assert (number("<I", nodes), number("<I", buffers)) == (7, 17), "key, value, timestamp, headers and what is in them"
+    try:
+        message = follow(8)
+        batch = follow(field(message, 2))
+        nodes, buffers = follow(field(batch, 1)), follow(field(batch, 2))
+        lengths = number("<I", nodes), number("<I", buffers)
+    except struct.error:
+        return None
+    if lengths != (_NODES.size // 16, _BUFFERS.size // 16):
+        return None
     return _Template(data[: 8 + number("<i", 4)], field(message, 3), field(batch, 0), nodes + 4, buffers + 4)
