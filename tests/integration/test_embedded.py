@@ -68,6 +68,8 @@ def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> 
     assert [record.value for record in log.subscribe("orders", follow=False)] == [b"late", b"later"]
     with pytest.raises(NotFound):
         log.append("nope", b"x")
+    with pytest.raises(InvalidArgument, match="stream= is the number of a log stream"):
+        log.append("orders", b"x", stream=[1])  # type: ignore[arg-type]
 
 
 def test_producers_and_appends_of_many_threads(log: cutwater.Client) -> None:

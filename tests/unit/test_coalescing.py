@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from cutwater.client.appending import Shipment
 from cutwater.client.coalescing import Lane
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.parts import Single
+from cutwater.client.parts import Part, Single
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed
 from cutwater.types import GLSN, LLSN, Ack, Batch, EventTime, LogStreamId, TopicId
@@ -24,11 +24,13 @@ TOPIC = TopicInfo(TopicId(1), "t", GLSN(1), 1, 1)
 
 class Sea:
     """Ships a batch at once, or not at all while it hangs; ``sizes`` are those of all batches that left. ``refusals``
-    are what the next batches get for an answer; those are shipped when they come a second time."""
+    are what the next batches get for an answer; those are shipped when they come a second time. ``sinks`` is raised
+    when one was just loaded."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
         self.hangs = self.is_unreachable = False
+        self.sinks: Exception | None = None
         self.refusals: list[CutwaterError] = []
         self.retried: list[CutwaterError | None] = []
 
@@ -51,6 +53,8 @@ class Sea:
         if self.refusals:
             shipment.may_have_arrived = False
             asyncio.get_running_loop().call_soon(on_outcome, self.refusals.pop())
+        elif self.sinks is not None:
+            raise self.sinks
         elif not self.hangs:
             asyncio.get_running_loop().call_soon(on_outcome, self._ack())
         return True
@@ -63,14 +67,21 @@ class Sea:
             shipment.trouble = "it cannot be reached"
             await asyncio.Event().wait()
         self.sizes.append(load().count)
+        shipment.may_have_arrived = True
+        if self.sinks is not None:
+            raise self.sinks
         return self._ack()
 
     def _ack(self) -> Ack:
         return Ack(GLSN(sum(self.sizes[:-1]) + 1), LLSN(1), LogStreamId(1), self.sizes[-1])
 
 
-def lane_to(sea: Sea) -> Lane:
-    return Lane(TOPIC, None, sea, lambda parts: Batch(len(parts), b"", 0, EventTime(0), EventTime(0)))  # type: ignore[arg-type]
+def encoded(parts: Sequence[Part]) -> Batch:
+    return Batch(len(parts), b"", 0, EventTime(0), EventTime(0))
+
+
+def lane_to(sea: Sea, encode: Callable[[Sequence[Part]], Batch] = encoded) -> Lane:
+    return Lane(TOPIC, None, sea, encode)  # type: ignore[arg-type]
 
 
 def append(lane: Lane, count: int, seconds: float = 30) -> list[asyncio.Task[Ack]]:
@@ -121,6 +132,31 @@ async def test_what_was_refused_is_tried_again_unless_that_is_hopeless() -> None
     outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {ClientClosed}
     assert len(sea.retried) == 1
+    await lane.close()
+
+
+async def test_what_nobody_foresaw_is_told_at_once_and_holds_nobody_up() -> None:
+    sea, fails = Sea(), list[bool]()
+
+    def encode(parts: Sequence[Part]) -> Batch:
+        if fails and fails.pop(0):
+            raise MemoryError("there is none")
+        return encoded(parts)
+
+    lane = lane_to(sea, encode)
+    # More of them than may be in flight; the last one fails when it is tried for the second time.
+    for refusals in ([], [], [], [StreamSealed("sealed")]):
+        fails, sea.refusals = [False] * len(refusals) + [True], list[CutwaterError](refusals)
+        outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [MemoryError] * 2
+    for refusals in ([], [], [], [StreamSealed("sealed")]):
+        sea.sinks, sea.refusals = OSError("gone"), list[CutwaterError](refusals)
+        outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [AppendUnknown] * 2
+        assert "OSError('gone')" in str(outcomes[0])
+    sea.sinks = None
+    assert lane.is_idle
+    assert (await append(lane, 1)[0]).count == 1
     await lane.close()
 
 

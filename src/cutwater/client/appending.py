@@ -100,7 +100,7 @@ class Shipping:
             if connection is None:
                 return False
             batch = load()
-            timeout_ms = deadline.left_ms()
+            arguments, timeout_ms = _arguments(info, batch), deadline.left_ms()
         except CutwaterError:
             # Nothing was sent, so whatever it is will be found once more by ``ship``, which knows what to do.
             return False
@@ -111,12 +111,18 @@ class Shipping:
             else:
                 on_outcome(self._failed(shipment, info, address, connection, outcome))
 
+        # If something goes wrong in the midst of it, nobody can tell what has left.
         shipment.may_have_arrived = True
         try:
-            connection.begin(APPEND, _arguments(info, batch), batch.body, timeout_ms=timeout_ms, on_answer=answered)
-        except CutwaterError:
+            connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=answered)
+        except CutwaterError as error:
             shipment.may_have_arrived = False
-        return shipment.may_have_arrived
+            if isinstance(error, ConnectionLost):
+                # It takes no more calls, because its peer is closing: ``ship`` makes another one.
+                self._nodes.drop(address, connection)
+            return False
+        self._next_turn(topic, pin)
+        return True
 
     async def ship(
         self,
@@ -143,6 +149,7 @@ class Shipping:
             if isinstance(info, CutwaterError):
                 error = info
                 continue
+            self._next_turn(topic, pin)
             try:
                 return await self._send(shipment, info, load, if_llsn, deadline)
             except CutwaterError as caught:
@@ -180,9 +187,7 @@ class Shipping:
                 self._nodes.drop(address, connection)
             self._nodes.unreachable(info.stream, info.chain[0])
         if shipment.may_have_arrived and not is_definite(error):
-            failure = unknown(error)
-            failure.__cause__ = error
-            return failure
+            return unknown(error)
         shipment.may_have_arrived = False
         shipment.failed |= {info.stream}
         return error
@@ -190,7 +195,9 @@ class Shipping:
     def _choose(
         self, topic: TopicInfo, pin: LogStreamId | None, failed: frozenset[LogStreamId]
     ) -> StreamInfo | CutwaterError:
-        """An open log stream, or why there is none now. Raises if there never will be one."""
+        """An open log stream, or why there is none now. Raises if there never will be one. Of several it is the one
+        whose turn it is, until the turn is taken: if ``begin`` cannot send to it at once, ``ship`` makes the connection
+        that it lacks, instead of going to the next one, which may have its own."""
         view = self._catalogs.view
         if topic.topic not in view.names:
             raise NotFound(f"topic {topic.name!r} was deleted")
@@ -210,8 +217,14 @@ class Shipping:
         if not streams:
             why = self._reasons.get(topic.topic, "all are sealed")
             return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: {why}")
-        turn = self._turns[topic.topic] = self._turns.get(topic.topic, self._random.randrange(1 << 16)) + 1
+        turn = self._turns.get(topic.topic)
+        if turn is None:
+            turn = self._turns[topic.topic] = self._random.randrange(1 << 16)
         return streams[turn % len(streams)]
+
+    def _next_turn(self, topic: TopicInfo, pin: LogStreamId | None) -> None:
+        if pin is None:
+            self._turns[topic.topic] += 1
 
     async def _look_again(self, topic: TopicInfo, error: CutwaterError, wait: float, deadline: Deadline) -> None:
         """Wait a little; the catalog may say something else by then."""
@@ -249,8 +262,10 @@ def _why_sealed(topic: str, description: Description) -> str:
     return "; ".join(told) or "all are sealed"
 
 
-def unknown(error: CutwaterError) -> AppendUnknown:
-    return AppendUnknown(
-        f"whether the append is in the log is not known ({error.message}): read the log, or use a producer, which "
-        "finds out"
+def unknown(error: Exception) -> AppendUnknown:
+    why = error.message if isinstance(error, CutwaterError) else repr(error)
+    failure = AppendUnknown(
+        f"whether the append is in the log is not known ({why}): read the log, or use a producer, which finds out"
     )
+    failure.__cause__ = error
+    return failure

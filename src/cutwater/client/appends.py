@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from time import time_ns
 from typing import Any
 
@@ -33,6 +34,15 @@ Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
 """From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
 
 
+def check_stream(stream: object) -> LogStreamId:
+    try:
+        return LogStreamId(index(stream))  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(
+            f"stream= is the number of a log stream, as an acknowledgement has it, not {stream!r}"
+        ) from None
+
+
 def now_us() -> int:
     return time_ns() // 1_000
 
@@ -53,7 +63,7 @@ class Given:
         if_llsn: int | None,
     ) -> None:
         self.records, self.key, self.timestamp, self.headers = records, key, timestamp, headers
-        self.stream = None if stream is None else LogStreamId(stream)
+        self.stream = None if stream is None else check_stream(stream)
         self.watermark, self.if_llsn = watermark, if_llsn
 
 
@@ -75,7 +85,8 @@ class AppendVisit(Visit[Ack]):
             lane = self._enter()
             if lane is None or not lane.take(self._part, self._count, self._size, self._seconds, self):
                 raise NotThisWay
-        except (CutwaterError, NotThisWay) as error:
+        except Exception as error:
+            # Whoever waits has to hear of it, whatever it is.
             self.set_exception(error)
 
     def give_up(self) -> None:
@@ -117,7 +128,7 @@ class Appends:
         self._small_bytes = min(SMALL_BYTES, limits.record_bytes_max)
         self._lanes: Lanes = {}
         self._view = catalogs.view
-        self._plain_lanes: dict[tuple[str, int | None], Lane] = {}
+        self._plain_lanes: dict[tuple[str, LogStreamId | None], Lane] = {}
         """By topic and log stream, as long as ``_view`` is the catalog."""
 
     async def close(self) -> None:
@@ -129,7 +140,7 @@ class Appends:
     ) -> tuple[asyncio.Future[Ack], float] | None:
         """Take an append in that is small and plain, if there is room: its outcome, and its deadline. None if it has to
         go the long way; then nothing was done."""
-        lane = self._enter(topic, stream)
+        lane = self._enter(topic, None if stream is None else check_stream(stream))
         if lane is None:
             return None
         part, count, size = self._plain(records, key, timestamp)
@@ -160,20 +171,20 @@ class Appends:
         part, count, size = self._plain(records, key, timestamp)
         if part is None:
             return None
-        return AppendVisit(partial(self._enter, topic, stream), part, count, size, check_timeout(seconds))
+        pin = None if stream is None else check_stream(stream)
+        return AppendVisit(partial(self._enter, topic, pin), part, count, size, check_timeout(seconds))
 
-    def _enter(self, topic: str, stream: int | None) -> Lane | None:
+    def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
         """The lane for records of key and value, if the topic is known and has such records."""
         if self._catalogs.view is not self._view:
             self._view = self._catalogs.view
             self._plain_lanes.clear()
-        lane = self._plain_lanes.get((topic, stream))
+        lane = self._plain_lanes.get((topic, pin))
         if lane is None:
             info = self._view.topics.get(topic)
             if info is None or info.schemas:
                 return None
-            lane = self._lane(info, None if stream is None else LogStreamId(stream), self._view.schema(info))
-            self._plain_lanes[topic, stream] = lane
+            lane = self._plain_lanes[topic, pin] = self._lane(info, pin, self._view.schema(info))
         return lane
 
     async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:

@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipping
-from cutwater.client.appends import Appends, Given
+from cutwater.client.appends import Appends, Given, check_stream
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Time, Value
 from cutwater.client.cursors import AsyncCursor
@@ -45,7 +45,7 @@ from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument, NotFound
-from cutwater.types import GLSN, Ack, ClusterId, LogStreamId, Part, Retention
+from cutwater.types import GLSN, Ack, ClusterId, Part, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
@@ -355,7 +355,7 @@ class AsyncClient:
         """
         if glsn < 1:
             raise InvalidArgument(f"there is no GLSN {glsn}: positions begin with 1")
-        pin = None if stream is None else LogStreamId(stream)
+        pin = None if stream is None else check_stream(stream)
         return await self._reading.read(GLSN(glsn), pin, self._deadline(timeout))
 
     async def tail(self, *, timeout: float | None = None) -> GLSN:

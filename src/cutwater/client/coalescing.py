@@ -16,7 +16,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from cutwater.client.appending import Shipment, Shipping, may_retry
+from cutwater.client.appending import Shipment, Shipping, may_retry, unknown
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.parts import Part
@@ -205,8 +205,15 @@ class Lane:
             self._departed = self._loop.time()
             self._in_flight.add(flight)
             load, answered = partial(self._load, flight), partial(self._answered, flight)
-            if not self._shipping.begin(flight.shipment, self.topic, self._pin, load, flight.deadline, answered):
-                self._retry(flight, None)
+            try:
+                is_sent = self._shipping.begin(flight.shipment, self.topic, self._pin, load, flight.deadline, answered)
+            except Exception as error:
+                # Nobody foresaw it: there is no memory, or Arrow data of a caller is not what it says.
+                self._arrived(flight)
+                _fail(flight.group, _broken(flight.shipment, error))
+            else:
+                if not is_sent:
+                    self._retry(flight, None)
         if self._queue and not self._is_closed:
             self._be_patient()
 
@@ -258,6 +265,8 @@ class Lane:
             ack = await self._shipping.ship(flight.shipment, self.topic, self._pin, load, None, flight.deadline, error)
         except CutwaterError as failure:
             _fail(flight.group, failure)
+        except Exception as failure:
+            _fail(flight.group, _broken(flight.shipment, failure))
         except BaseException:
             _fail(flight.group, _interrupted(flight.shipment))
             raise
@@ -276,7 +285,7 @@ def _settle(group: list[Waiting], ack: Ack) -> None:
         glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
 
 
-def _fail(group: Iterable[Waiting], error: CutwaterError) -> None:
+def _fail(group: Iterable[Waiting], error: Exception) -> None:
     for waiting in group:
         if not waiting.outcome.done():
             waiting.outcome.set_exception(error)
@@ -303,6 +312,11 @@ def _late(seconds: float, shipment: Shipment | None) -> CutwaterError:
         f"no answer came within {seconds:g} s, so whether the append is in the log is not known: "
         "read the log, or use a producer, which finds out"
     )
+
+
+def _broken(shipment: Shipment, error: Exception) -> Exception:
+    """What an error means that came from nowhere on the way."""
+    return unknown(error) if shipment.may_have_arrived else error
 
 
 def _interrupted(shipment: Shipment) -> CutwaterError:
