@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -11,9 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -21,6 +26,7 @@ import pytest
 
 import cutwater
 from cutwater import embedded
+from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import (
@@ -102,6 +108,57 @@ def test_back_pressure_stops_a_thread_that_sends_too_much(log: cutwater.Client) 
         futures = [producer.send(b"x" * 1000) for _ in range(2000)]
         assert sum(not future.done() for future in futures) <= 100
     assert len({future.result().glsn for future in futures}) == 2000
+
+
+def interrupted(call: Callable[[], Any], at: int, handler: Callable[[], None]) -> Any:
+    """Call it, and the handler before its line of this number is run in the module of the blocking client, as if that
+    of a signal came there. Raises ``IndexError`` if it has fewer lines."""
+    left = at
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != client_module.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return call()
+    finally:
+        sys.settrace(before)
+        if left > 0:
+            raise IndexError
+
+
+def test_the_handler_of_a_signal_may_use_a_producer_that_it_has_interrupted(log: cutwater.Client) -> None:
+    log.create_topic("t")
+    futures = []
+    with log.producer("t", id="p") as producer, suppress(IndexError):
+
+        def send_too() -> None:
+            futures.append(producer.send(b"in between"))
+            producer.flush(timeout=20)
+            assert futures[-1].done()
+
+        for at in itertools.count(1):
+            futures.append(interrupted(lambda: producer.send(b"x"), at, send_too))
+    assert len(futures) > 20
+    assert len({future.result(20).glsn for future in futures}) == len(futures)
+    with suppress(IndexError):
+        for at in itertools.count(1):
+            producer = log.producer("t", id="p")
+            try:
+                future = interrupted(partial(producer.send, b"y"), at, partial(producer.close, timeout=20))
+                assert future.exception(20) is None or isinstance(future.exception(), ClientClosed)
+            except ClientClosed:
+                pass
+    assert at > 10
 
 
 def test_what_was_appended_is_there_after_closing_and_opening_again(tmp_path: Path) -> None:

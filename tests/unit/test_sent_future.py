@@ -16,7 +16,7 @@ from cutwater.types import GLSN, LLSN, Ack, LogStreamId
 
 pytestmark = pytest.mark.timeout(60)
 
-SHARED = threading.Lock()
+SHARED = threading.RLock()
 
 
 def ack(glsn: int) -> Ack:

@@ -12,7 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
@@ -21,6 +23,7 @@ from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
+from cutwater.client.parts import Part
 from cutwater.client.producer import AsyncProducer
 from cutwater.client.producer_buffer import Sent
 from cutwater.client.sent_future import SentFuture
@@ -30,6 +33,9 @@ from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
 T = TypeVar("T")
+
+WAKE_SECONDS = 0.001
+"""How long those who wait for room stay asleep while another thread has the lock."""
 
 
 class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
@@ -104,18 +110,33 @@ class Cursor(Blocking[AsyncCursor], NamedCursor):
     drop = blocking(AsyncCursor.drop)
 
 
+class Given(Struct, eq=False):
+    """What ``Producer.send`` was given, until the loop's thread has it."""
+
+    part: Part
+    count: int
+    size: int
+    seconds: float
+    future: SentFuture
+
+
 class Producer(Blocking[AsyncProducer]):
-    """See ``Client.producer``. Any thread may send."""
+    """See ``Client.producer``. Any thread may send, and so may whatever comes in between: the handler of a signal, or a
+    finalizer, may run in a thread that is inside ``send``, and has the lock. It may even wait there for the loop, which
+    therefore never waits for the lock."""
 
     def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
         super().__init__(loop, wrapped)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
-        self._shared = threading.Lock()
+        self._shared = threading.RLock()
         """Of all futures."""
-        self._given: list[tuple[Any, int, int, float, SentFuture]] = []
+        self._given: deque[Given] = deque()
         """On their way to the loop's thread, so that a thread which sends much does not wake it each time."""
-        self._given_bytes = 0
+        self._is_woken = False
+        """The loop is about to take them over."""
+        self._given_bytes = self._taken_bytes = 0
+        """Of everything so far: changed with the lock, and by the loop only."""
         self._waiting = 0
         self._is_closed = False
         wrapped.on_change = self._wake
@@ -152,18 +173,36 @@ class Producer(Blocking[AsyncProducer]):
                 self._wait_for_room(size, seconds)
             if self._is_closed:
                 raise ClientClosed(f"producer {producer.id!r} was closed")
-            if not self._given:
-                # Before the lock is given back: whoever flushes after this call comes after it on the loop, too.
-                self._loop.call_soon(self._take_over)
-            self._given_bytes += size
-            self._given.append((part, count, size, seconds, future))
+            self._give(Given(part, count, size, seconds, future))
         return future
 
+    def _give(self, given: Given) -> None:
+        """With the lock."""
+        self._given_bytes += given.size
+        self._given.append(given)
+        if self._is_woken:
+            return
+        try:
+            self._is_woken = True
+            self._loop.call_soon(self._take_over)
+        except BaseException:
+            self._is_woken = False
+            # Its caller is told that it was not sent, so it must not be taken over with the next one.
+            with suppress(ValueError):
+                self._given.remove(given)
+                self._given_bytes -= given.size
+            raise
+
+    def _hand_over(self) -> None:
+        """Before the loop is waited for: if this has come in between, the loop may not have been woken yet."""
+        self._loop.call_soon(self._take_over)
+
     def _has_room(self, size: int) -> bool:
-        held = self._given_bytes + self._async.held_bytes
+        held = self._given_bytes - self._taken_bytes + self._async.held_bytes
         return self._is_closed or not held or held + size <= self._async.buffer_bytes
 
     def _wait_for_room(self, size: int, seconds: float) -> None:
+        self._hand_over()
         self._waiting += 1
         try:
             has_room = self._room.wait_for(lambda: self._has_room(size), seconds)
@@ -174,28 +213,44 @@ class Producer(Blocking[AsyncProducer]):
 
     def _wake(self) -> None:
         """On the loop's thread: there may be room."""
-        if self._waiting:
-            with self._lock:
-                self._room.notify_all()
+        if not self._waiting:
+            return
+        if not self._lock.acquire(blocking=False):
+            asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake)
+            return
+        try:
+            self._room.notify_all()
+        finally:
+            self._lock.release()
 
     def _take_over(self) -> None:
-        """On the loop's thread."""
-        with self._lock:
-            given, self._given = self._given, []
-            self._given_bytes = 0
+        """On the loop's thread. The flag goes down before the first look, or one that is given in between would be
+        forgotten."""
+        self._is_woken = False
         now = asyncio.get_running_loop().time()
-        sent = [Sent(part, count, size, now + seconds, seconds, future) for part, count, size, seconds, future in given]
+        sent = list[Sent]()
+        # One that could not be given after all may be gone before it is looked at.
+        with suppress(IndexError):
+            while self._given:
+                given = self._given.popleft()
+                seconds = given.seconds
+                sent.append(Sent(given.part, given.count, given.size, now + seconds, seconds, given.future))
+        if not sent:
+            return
         try:
             self._async.enqueue(sent)
         except CutwaterError as error:
             for one in sent:
                 with suppress(concurrent.futures.InvalidStateError):
                     one.future.set_exception(error)
+        self._taken_bytes += sum(one.size for one in sent)
+        self._wake()
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         also if its future was already asked."""
         # What was sent before reaches the loop before this does.
+        self._hand_over()
         self._loop.run(self._async.flush(timeout=timeout), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
@@ -203,6 +258,7 @@ class Producer(Blocking[AsyncProducer]):
         with self._lock:
             self._is_closed = True
             self._room.notify_all()
+        self._hand_over()
         self._loop.run(self._async.close(timeout=timeout), timeout)
 
 

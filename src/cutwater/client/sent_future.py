@@ -20,12 +20,13 @@ _DONE = frozenset((FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED))
 
 
 class SentFuture(Future[Ack]):
-    """``shared`` guards that a future gets its condition before it is settled without one, or not at all before."""
+    """``shared`` guards that a future gets its condition before it is settled without one, or not at all before. A
+    thread may take it twice, because a finalizer may run while the thread has it."""
 
     _result: Ack | None
     _exception: BaseException | None
 
-    def __init__(self, shared: threading.Lock) -> None:
+    def __init__(self, shared: threading.RLock) -> None:
         # What the base class sets, except for the condition.
         self._state = PENDING
         self._result = None
@@ -38,9 +39,12 @@ class SentFuture(Future[Ack]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         if self._own is None:
+            # Made before the lock is taken: the handler of a signal may come in between, and wait for the loop, which
+            # takes the lock as well.
+            own = threading.Condition()
             with self._shared:
                 if self._own is None:
-                    self._own = threading.Condition()
+                    self._own = own
         return self._own
 
     def done(self) -> bool:
