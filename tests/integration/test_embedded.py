@@ -18,8 +18,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -29,6 +30,7 @@ from cutwater import embedded
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
+from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (
     AlreadyExists,
     AppendUnknown,
@@ -36,6 +38,7 @@ from cutwater.errors import (
     InvalidArgument,
     NotFound,
     ProducerFenced,
+    Unavailable,
 )
 from cutwater.storage.files import OsFiles
 from cutwater.wire.loops import run
@@ -372,11 +375,14 @@ def test_with_asyncio_a_disk_that_hangs_stops_neither_deadlines_nor_others(
 
     async def test() -> None:
         log = await AsyncClient.open(tmp_path)
-        assert log.on_close is not None
+        threads: Any = cast("Any", log._on_close).__self__._threads
         try:
             await log.create_topic("t")
             await log.append("t", b"acknowledged")
             monkeypatch.setattr(os, "fdatasync", hang)
+            # Reads hang too, so there is not even a thread left that could close the log.
+            for _ in range(EXECUTOR_THREADS_MAX):
+                threads.submit(disk_answers.wait, 60)
             with pytest.raises(AppendUnknown):
                 await log.append("t", b"no answer", timeout=0.3)
             with pytest.raises(DeadlineExceeded, match="stays locked"):
@@ -386,7 +392,7 @@ def test_with_asyncio_a_disk_that_hangs_stops_neither_deadlines_nor_others(
         finally:
             disk_answers.set()
             monkeypatch.setattr(embedded, "STOP_MS_MAX", 30_000)
-            await log.on_close()
+            await log.close()
 
     run(test())
     with cutwater.open(tmp_path) as again:
@@ -415,3 +421,51 @@ def test_with_asyncio_it_is_open_to_others_too_and_closed_with_its_client(tmp_pa
     run(test(may_wait_for_disk=True))
     with cutwater.open(tmp_path, exclusive=True) as log:
         assert log.table("t").num_rows == 204
+
+
+def test_with_asyncio_all_threads_of_the_program_may_be_busy(tmp_path: Path) -> None:
+    """Perhaps with what waits for the log."""
+
+    async def test() -> None:
+        loop, is_read = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, is_read.wait, 60)
+        try:
+            async with asyncio.timeout(50), await AsyncClient.open(tmp_path, timeout=20) as log:
+                await log.create_topic("t")
+                ack = await log.append("t", b"x")
+                assert (await log.read(ack.glsn)).value == b"x"
+                assert (await log.table("t")).num_rows == 1
+            assert not busy.done()
+        finally:
+            is_read.set()
+            await busy
+
+    run(test())
+    assert not any(thread.name.startswith("cutwater log") for thread in threading.enumerate())
+
+
+def test_with_asyncio_closing_goes_on_also_if_who_waits_for_it_is_cancelled(tmp_path: Path) -> None:
+    async def test() -> None:
+        for turns in (1, 3, 10):
+            log = await AsyncClient.open(tmp_path, exclusive=True)
+            closing = asyncio.create_task(log.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await asyncio.gather(log.close(), log.close())
+            assert embedded.holder_of(tmp_path) is None
+            await log.close()
+
+    run(test())
+
+
+def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> None:
+    lock = OsFiles().lock(tmp_path / "lock")
+    assert lock is not None
+    for pid, said in ((os.getpid(), "by this process before"), (os.getppid(), "in another process")):
+        (tmp_path / "holder.json").write_bytes(msgspec.json.encode(embedded.Holder(pid, "cutwater://127.0.0.1:1")))
+        with pytest.raises(Unavailable, match=said):
+            cutwater.open(tmp_path, timeout=0.1)
+    lock.release()

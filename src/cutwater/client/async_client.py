@@ -91,8 +91,9 @@ class AsyncClient:
         self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
-        self.on_close: Callable[[], Awaitable[None]] | None = None
-        """What ends with the client."""
+        self._closing: asyncio.Task[None] | None = None
+        self._on_close: Callable[[], Awaitable[None]] | None = None
+        """What ends with the client, as long as it has not."""
 
     @classmethod
     async def open(
@@ -163,15 +164,29 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Appends that are under way are given up: their callers are told. Producers are closed first, which lets them
-        finish what was sent; if they cannot, that is raised when everything else is closed."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        finish what was sent; if they cannot, that is raised when everything else is closed.
+
+        Whoever is cancelled while waiting does not stop it, and may wait for it again. If a log that was opened here
+        cannot be closed in time, that is raised, and calling this once more tries again."""
+        if self._closing is None:
+            self._is_closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+        elif self._closing.done():
+            if self._on_close is None:
+                return
+            self._closing = asyncio.get_running_loop().create_task(self._close_log())
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
         try:
             await self._close()
         finally:
-            if self.on_close is not None:
-                await self.on_close()
+            await self._close_log()
+
+    async def _close_log(self) -> None:
+        if self._on_close is not None:
+            await self._on_close()
+            self._on_close = None
 
     async def _close(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
