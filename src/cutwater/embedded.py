@@ -149,7 +149,7 @@ def open_log(
     loop = LoopThread("cutwater log")
     # Threads that wait for this loop keep their deadlines by themselves.
     opening = open_on_this_loop(
-        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait_for_disk=True
+        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait=True
     )
     try:
         return Client(loop, loop.run(opening))
@@ -165,9 +165,9 @@ async def open_on_this_loop(
     timeout: float,
     compression: Compression | None,
     limits: Limits | None,
-    may_wait_for_disk: bool,
+    may_wait: bool = False,
 ) -> AsyncClient:
-    """See ``AsyncClient.open``."""
+    """See ``AsyncClient.open``, and for ``may_wait`` see ``EmbeddedLog``: others on the loop have deadlines to keep."""
     deadline = Deadline(timeout)
     directory = _directory(Path(path))
     connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
@@ -184,7 +184,7 @@ async def open_on_this_loop(
         if deadline.is_over:
             raise Unavailable(f"{directory} is open in another process, which does not answer: see {directory}/lock")
         await asyncio.sleep(POLL_SECONDS)
-    log = EmbeddedLog(directory, lock, may_wait=may_wait_for_disk)
+    log = EmbeddedLog(directory, lock, may_wait=may_wait)
     try:
         client = await connect(await log.start(deadline.at))
     except BaseException:

@@ -103,23 +103,14 @@ class AsyncClient:
         timeout: float = TIMEOUT_SECONDS,
         compression: Compression | None = None,
         limits: Limits | None = None,
-        may_wait_for_disk: bool = False,
     ) -> AsyncClient:
         """Open the log in a directory, as ``cutwater.open`` does, with its servers on this event loop. Close the client
         before the loop ends, best by ``async with``: nothing is lost otherwise, but the log stays locked until the
         process ends.
-
-        ``may_wait_for_disk``: the event loop itself syncs small writes while the disk is quick, which makes single
-        appends faster. A disk that hangs then stops the loop with everything on it, deadlines too.
         """
         # The servers are above the client, which knows only their name: whoever just connects need not load them.
         opened: AsyncClient = await import_module("cutwater.embedded").open_on_this_loop(
-            path,
-            exclusive=exclusive,
-            timeout=timeout,
-            compression=compression,
-            limits=limits,
-            may_wait_for_disk=may_wait_for_disk,
+            path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits
         )
         return opened
 
