@@ -263,7 +263,7 @@ def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -
         assert time.monotonic() < deadline
         time.sleep(0.01)
     gc.collect()
-    assert not log._async._subscriptions
+    assert not log._async._subscribing.known
 
 
 HANGING_DISK = """

@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -30,16 +28,17 @@ from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
-from cutwater.client.positions import Position, Positions, TopicNames, check_position
+from cutwater.client.positions import Position, Positions, TopicNames
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
-from cutwater.client.records import Layout, Record
+from cutwater.client.records import Record
 from cutwater.client.repository import SCHEME, Repository, parse_servers
 from cutwater.client.runs import Published, Run, Runs
-from cutwater.client.schemas import SchemaLike, TopicSchema
+from cutwater.client.schemas import SchemaLike
 from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
-from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
+from cutwater.client.subscribing import Subscribing
+from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
@@ -88,7 +87,7 @@ class AsyncClient:
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
-        self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
+        self._subscribing = Subscribing(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
         self.on_close: Callable[[], Awaitable[None]] | None = None
@@ -167,8 +166,7 @@ class AsyncClient:
     async def _close(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         await self._appends.close()
-        for subscription in list(self._subscriptions):
-            await subscription.close()
+        await self._subscribing.close()
         await self._catalogs.close()
         await self._nodes.close()
         self._repository.close()
@@ -424,7 +422,8 @@ class AsyncClient:
         ...     next(latest).value
         b'd'
         """
-        return self._subscription(topics, start, stop, follow, timeout, make_records, None)
+        seconds = self._deadline(timeout).seconds
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_records, None)
 
     def batches(
         self,
@@ -447,7 +446,8 @@ class AsyncClient:
         ...     print(batch.to_pylist())
         [{'llsn': 1, 'value': b'a'}, {'llsn': 2, 'value': b'b'}]
         """
-        return self._subscription(topics, start, stop, follow, timeout, make_batches, columns)
+        seconds = self._deadline(timeout).seconds
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_batches, columns)
 
     async def table(
         self,
@@ -466,55 +466,9 @@ class AsyncClient:
         [b'a', b'b']
         """
         deadline = self._deadline(timeout)
-        found: list[pa.RecordBatch] = []
-        subscription = self.batches(
-            topics, start=start, stop=stop, follow=stop is not None, columns=columns, timeout=timeout
-        )
-        async with subscription:
-            while batches := await subscription.take(timeout=max(deadline.left, 0.001)):
-                found += batches
-        if not found:
-            known = Selection(topics).topics(self._catalogs.view)
-            schema = self._catalogs.view.schema(known[0]) if known else TopicSchema("")
-            return Layout(schema, columns).schema.empty_table()
-        try:
-            return pa.Table.from_batches(found, found[-1].schema)
-        except pa.ArrowInvalid:
-            # An older part may lack columns that the schema got meanwhile.
-            return pa.concat_tables([pa.Table.from_batches([batch]) for batch in found], promote_options="default")
-
-    def _subscription(
-        self,
-        topics: TopicNames,
-        start: Position,
-        stop: int | datetime | None,
-        follow: bool,
-        timeout: float | None,
-        make: Any,
-        columns: Sequence[str] | None,
-    ) -> AsyncSubscription[Any]:
-        seconds = self._deadline(timeout).seconds
-        selection = Selection(topics)
-        check_position("start", start)
-        if stop is not None:
-            check_position("stop", stop)
-
-        async def resolve(selection: Selection, deadline: Deadline) -> Range:
-            return await self._positions.resolve(selection, start, stop, follow, deadline)
-
-        subscription: AsyncSubscription[Any] = AsyncSubscription(
-            self._catalogs,
-            self._nodes,
-            selection,
-            resolve,
-            make,
-            columns,
-            seconds,
-            from_earliest=start == "earliest",
-            patience=None if follow else seconds,
-        )
-        self._subscriptions.add(subscription)
-        return subscription
+        follow = stop is not None
+        batches = self.batches(topics, start=start, stop=stop, follow=follow, columns=columns, timeout=timeout)
+        return await self._subscribing.table(batches, topics, columns, deadline)
 
     # Producers and consumers.
 
