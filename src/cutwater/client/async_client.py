@@ -278,7 +278,8 @@ class AsyncClient:
 
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
-        or a list with one for each; event time is this client's clock if not said.
+        or a list with one for each; event time is this client's clock if not said. A time is a ``datetime`` with a time
+        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
         event time follows in that log stream. ``if_llsn``: only if the first record gets exactly this position in
