@@ -63,7 +63,7 @@ class Holder(Struct, frozen=True):
 
 class EmbeddedLog:
     """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand. ``may_wait``: the event
-    loop may wait for the disk while that is quick, because nobody else on it has a deadline to keep (ADR 0028).
+    loop may wait for the disk while that is quick, because nobody else on it has a deadline to keep (ADR 0028, 0032).
 
     They have threads of their own: the event loop's may all be busy with the caller's work, and that may wait for the
     log."""
@@ -182,7 +182,7 @@ def open_log(
     loop = LoopThread("cutwater log")
     # Threads that wait for this loop keep their deadlines by themselves.
     opening = open_on_this_loop(
-        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait_for_disk=True
+        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait=True
     )
     try:
         return Client(loop, loop.run(opening))
@@ -198,9 +198,9 @@ async def open_on_this_loop(
     timeout: float,
     compression: Compression | None,
     limits: Limits | None,
-    may_wait_for_disk: bool,
+    may_wait: bool = False,
 ) -> AsyncClient:
-    """See ``AsyncClient.open``."""
+    """See ``AsyncClient.open``, and for ``may_wait`` see ``EmbeddedLog``: others on the loop have deadlines to keep."""
     deadline = Deadline(timeout)
     directory = _directory(Path(path))
     connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
@@ -217,7 +217,7 @@ async def open_on_this_loop(
         if deadline.is_over:
             raise Unavailable(_no_answer(directory, holder))
         await asyncio.sleep(POLL_SECONDS)
-    log = EmbeddedLog(directory, lock, may_wait=may_wait_for_disk)
+    log = EmbeddedLog(directory, lock, may_wait=may_wait)
     try:
         client = await connect(await log.start(deadline.at))
     except BaseException:

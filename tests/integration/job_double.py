@@ -1,8 +1,9 @@
 """A program of a job that runs no pipeline: it does what its file says, so that supervisors can be tried without Spark.
 
-The file is a list of JSON, one element for each life: "run", "kill" (after it ran), "fail", "hopeless", "finish",
-"linger" (as finish, and then it does not go), "unstoppable" (a stop with savepoint fails), "deaf" (does nothing that it
-is told, and notes that it heard it). Like the real one, it starts a process, and ends with its input.
+The file is a list of JSON, one element for each life: "run", "kill" (after it ran), "fail", "hopeless", "planned"
+(as hopeless, with a micro-batch in its checkpoint), "finish", "linger" (as finish, and then it does not go),
+"unstoppable" (a stop with savepoint fails), "deaf" (does nothing that it is told, and notes that it heard it). Like
+the real one, it starts a process, and ends with its input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from cutwater.errors import InvalidArgument, Unavailable
 from cutwater.jobs.child import session_members
+from cutwater.jobs.job_file import Restored
 from cutwater.jobs.messages import (
     Ended,
     Failed,
@@ -32,7 +34,7 @@ from cutwater.jobs.messages import (
     read_to_program,
 )
 
-PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0)
+PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0, {"w": 1, "v": 2})
 
 
 def main(events: str, file: str, variable: str, log: str) -> None:
@@ -50,11 +52,16 @@ def main(events: str, file: str, variable: str, log: str) -> None:
     with lives.open("a") as out:
         names = ("checkpoint", "parallelism", "replay_output")
         out.write(json.dumps({"life": life} | {name: getattr(start, name) for name in names}) + "\n")
-    if life in ("fail", "hopeless"):
+    if life == "planned":
+        offsets = Path(start.checkpoint) / "offsets"  # type: ignore[union-attr]
+        offsets.mkdir(parents=True)
+        (offsets / "0").touch()
+    if life in ("fail", "hopeless", "planned"):
         error = Unavailable("no luck") if life == "fail" else InvalidArgument("no sense")
-        tell(Failed(Told.of(error, is_hopeless=life == "hopeless")))
+        tell(Failed(Told.of(error, is_hopeless=life != "fail")))
         sys.exit(1)
-    tell(Running(jvm.pid, start.parallelism or 2, 20, start.from_savepoint))  # type: ignore[union-attr]
+    restored = Restored(start.checkpoint, 16, 2)  # type: ignore[union-attr]
+    tell(Running(jvm.pid, start.parallelism or 2, 20, start.from_savepoint, restored))  # type: ignore[union-attr]
     tell(Moved(PROGRESS))
     if life in ("finish", "linger"):
         tell(Ended(is_finished=True))

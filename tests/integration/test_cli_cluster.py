@@ -116,7 +116,7 @@ def test_runs(directory: Path) -> None:
         log.publish(run, 1, [structs.replace(part, part="f" * 32)], timeout=1)
     assert "say --lose-rows" in cutwater("run", "drop", str(run.run), *where, code=2)
     told = cutwater("run", "drop", str(run.run), "--lose-rows", *where)
-    assert told.strip() == f"run {run.run} is over; lost: 1 rows for topic 'published'"
+    assert told.strip() == f"run {run.run} is over; lost: 1 row for topic 'published'"
     assert "over, it was dropped" in cutwater("run", "describe", str(run.run), *where)
     assert f"run {run.run} was dropped" in cutwater("cluster", "events", *where)
     assert "all is intact" in cutwater("verify", *where)

@@ -132,11 +132,13 @@ def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
     cutwater("append", "json", "--format", "ndjson", "--key-field", "id", "--path", path, given=given)
     found = list(log.subscribe("json", follow=False))
     assert [(record.key, record.value) for record in found] == [(b"1", b'{"id": 1, "name": "x"}'), (b"2", b'{"id": 2}')]
-    columns = ("--schema", "at timestamp, n bigint", "--event-time", "at")
+    columns = ("--schema", "at timestamp not null, n bigint", "--event-time", "at")
     assert as_json("topic", "create", "rows", *columns, "--path", path)["topic"] == "rows"
-    schema = pa.schema({"at": pa.timestamp("us", "UTC"), "n": pa.int64()})
+    schema = pa.schema([pa.field("at", pa.timestamp("us", "UTC"), nullable=False), pa.field("n", pa.int64())])
     assert (log.topic("rows").schema, log.topic("rows").event_time) == (schema, "at")
-    assert "records are: at timestamp, n bigint; event" in cutwater("topic", "describe", "rows", "--path", path)
+    told = cutwater("topic", "describe", "rows", "--path", path)
+    assert "topic 'rows': 1 log stream, replication 1" in told
+    assert "records are: at timestamp not null, n bigint; event time is at" in told
     row = '{"at":"2026-01-31T12:00:00Z","n":9007199254740993}\n'
     cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row)
     assert cutwater("subscribe", "rows", "-o", "value", "--path", path) == row

@@ -241,7 +241,7 @@ def test_subscriptions_end_at_their_end_or_when_nobody_has_them(tmp_path: Path) 
             await (await _doomed(log)).take()
         await cluster.until(lambda: background() <= before, "nothing works for those who are gone")
         gc.collect()
-        assert list(log._subscriptions) == [ended]
+        assert list(log._subscribing.known) == [ended]
 
     with_log(tmp_path, test)
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from cutwater.admin import processes
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
@@ -184,6 +184,28 @@ def test_stop_savepoint_and_rescale(kit: Kit) -> None:
         ask(kit.job(), Cancel(), 30)
 
 
+def test_a_rescale_whose_start_is_refused_goes_back_to_the_checkpoint_of_before(kit: Kit) -> None:
+    process = kit.run(
+        "run", "hopeless", "run", "fail", "run", "planned", options=("--restart", "none", "--parallelism", "2")
+    )
+    job = kit.until_running()
+    with pytest.raises(InvalidArgument, match=r"no sense\n.* goes on as it was, with parallelism 2; .* /s/1 is there"):
+        ask(job, Rescale(5, "/s/1", 30), 30)
+    job = kit.until_running(lives=3)
+    assert (job.parallelism, job.from_savepoint, job.savepoint) == (2, None, "/s/1")
+    # Neither does a failure end the job that might pass, but after which the strategy allows for no start.
+    with pytest.raises(Unavailable, match="no luck"):
+        ask(job, Rescale(5, "/s/2", 30), 30)
+    job = kit.until_running(lives=5)
+    assert [Path(life["checkpoint"]).name for life in kit.lives()] == ["run-1", "run-2", "run-1", "run-2", "run-1"]
+    assert [life["parallelism"] for life in kit.lives()] == [2, 5, 2, 5, 2]
+    # What has begun with a new checkpoint goes on there and nowhere else.
+    with pytest.raises(InvalidArgument, match=r"no sense$"):
+        ask(job, Rescale(5, "/s/3", 30), 30)
+    assert ended(process)[0] == 2
+    assert Path(kit.job().checkpoint).name == "run-2"
+
+
 def test_a_stop_whose_savepoint_fails_lets_the_pipeline_run_on(kit: Kit) -> None:
     kit.run("unstoppable", "run")
     job = kit.until_running()
@@ -198,7 +220,7 @@ def test_a_stop_whose_savepoint_fails_lets_the_pipeline_run_on(kit: Kit) -> None
 def test_a_stop_that_takes_too_long_lets_the_pipeline_run_on(kit: Kit) -> None:
     kit.run("deaf", "run")
     job = kit.until_running()
-    with pytest.raises(DeadlineExceeded, match=r"not done within 0.1 s, and may still be finished"):
+    with pytest.raises(DeadlineExceeded, match=r"not done within 0.1 s and is given up"):
         ask(job, Savepoint("/s/0", 0.1), 30)
     with pytest.raises(DeadlineExceeded, match=r"not done within 0.2 s, and the pipeline runs on from its checkpoint"):
         ask(job, Stop("/s/1", 0.2), 30)
@@ -305,6 +327,8 @@ def test_commands_show_jobs_and_reach_them(kit: Kit) -> None:
     told = cutwater("pipeline", "describe", "p", *where)
     assert f"supervisor {process.pid}, driver {job.driver}, JVM {job.jvm}" in told
     assert "2 rows/s  lag 2 rows, 0.5 s  watermark 1970-01-01 00:00:01  state 4.9 KiB  checkpoint 3," in told
+    assert f"went on from: micro-batch 2 of checkpoint {job.checkpoint}, GLSN 16" in told
+    assert "late:       1 row by 'w', 2 rows by 'v' dropped" in told
     described = json.loads(cutwater("pipeline", "describe", "p", *where, "-o", "json"))
     assert (described["state"], described["progress"]["lag_records"]) == ("running", 2)
     saved = json.loads(cutwater("pipeline", "savepoint", "p", *where, "--savepoint-dir", "/s", "-o", "json"))

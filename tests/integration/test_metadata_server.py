@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -144,6 +146,23 @@ async def test_a_leader_without_its_store_is_silent_and_goes_on_when_the_store_i
         assert len(catalog.nodes) == 1, (
             "it was written when that was possible, and the caller was told that it is unknown"
         )
+
+
+async def test_a_request_that_nobody_waits_for_any_more_ends_with_the_term_in_silence() -> None:
+    """Whoever asked hung up, and then the node stops: there is nobody left to be told, and no log to fill with it."""
+    told: list[dict[str, Any]] = []
+    async with repository(1) as nodes:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        (server,) = nodes.servers
+        nodes.data.running.clear()
+        connection = await nodes.connection(server)
+        asking = asyncio.create_task(connection.call(api.ASK, r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=5_000))
+        await until(lambda: server.term is not None and bool(server.term._waiting))
+        connection.abort()
+        await asyncio.gather(asking, return_exceptions=True)
+        await server.stop(timeout_ms=200)
+    gc.collect()
+    assert told == []
 
 
 async def test_a_storage_node_joins_through_anyone_and_only_with_its_keys() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,10 @@ import pytest
 from msgspec import structs
 
 import cutwater
+from cutwater.admin.operations import Admin
+from cutwater.admin.published import verify_published
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.repository import parse_servers
 from cutwater.client.runs import Published, Run
 from cutwater.core.requests import DescribeRequest, Description, DropRunRequest, SealRequest, UnsealRequest
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
@@ -42,6 +46,22 @@ def groups_in(table: pa.Table, published: Published) -> list[int]:
     start = glsns.index(published.glsn)
     assert glsns[start : start + published.count] == list(range(published.glsn, published.glsn + published.count))
     return numbers[start : start + published.count]
+
+
+async def verified(cluster: LogCluster, *, forgets: bool = False) -> tuple[int, list[str]]:
+    """How many groups are in the log, and what is wrong with them. The metadata repository may forget its runs."""
+    async with Admin(parse_servers(cluster.servers)) as admin:
+
+        async def describe() -> Description:
+            description = await admin.describe()
+            return structs.replace(description, runs=(), last_run=0) if forgets else description
+
+        ranges = await admin.ranges()
+        try:
+            groups, findings = await verify_published(ranges, describe, timeout=10)
+        finally:
+            await ranges.close()
+        return groups, [finding.what for finding in findings]
 
 
 def test_a_batch_of_two_topics_and_several_parts_is_published_as_it_was_decided_first(tmp_path: Path) -> None:
@@ -73,6 +93,13 @@ def test_a_batch_of_two_topics_and_several_parts_is_published_as_it_was_decided_
         assert (await log.table("sorted"))["text"].to_pylist()[-1] == f"{24_999:020}"
         # Neighbouring batches take turns with the log streams.
         assert len(set((await log.table("plain"))["stream"].to_pylist())) == 2
+        # What is in the log is what was decided.
+        assert await verified(cluster) == (6, [])
+        await log.trim("sorted", before=published[1].glsn + 1)
+        # The last group is cut by the trim, and those before it are gone.
+        assert await verified(cluster) == (4, [])
+        _, (finding, *_) = await verified(cluster, forgets=True)
+        assert re.fullmatch("at GLSN [0-9]+: batch 2 of run 1 was never decided: there has been no such run", finding)
 
     with_log(tmp_path, test, nodes=3)
 

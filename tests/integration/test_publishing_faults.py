@@ -14,6 +14,7 @@ import pytest
 
 from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
+from cutwater.admin.published import verify_published
 from cutwater.admin.verification import verify
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.runs import Run
@@ -185,7 +186,13 @@ async def test_whoever_is_killed_batches_are_published_once_and_as_a_whole(tmp_p
         await until_whole(cluster)
         async with Admin(cluster.addresses) as admin:
             verified = await verify(await admin.describe(), timeout_ms=60_000)
+            ranges = await admin.ranges()
+            try:
+                groups = await verify_published(ranges, admin.describe, timeout=60)
+            finally:
+                await ranges.close()
         assert (verified.replicas, verified.findings) == (6, ())
+        assert groups == (2 * len(cases), ())
 
 
 async def test_the_leader_of_three_is_killed_and_the_others_go_on(tmp_path: Path) -> None:

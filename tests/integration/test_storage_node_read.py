@@ -7,12 +7,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from cutwater.client.ranges import COUNT, FIRST_GLSN, Scanned, scanned
+from cutwater.client.ranges import SCHEMA as NUMBER
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import frames_in
 from cutwater.storage.projection import projected_schema, serialize
 from cutwater.types import GLSN, Batch, EventTime
 from cutwater.wire import storage_api as api
+from cutwater.wire.connection import Connection
+from cutwater.wire.scan_api import SCAN, ScanArguments
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.float64()), ("note", pa.large_binary())])
@@ -63,6 +67,65 @@ def test_only_the_columns_that_were_asked_for_travel(tmp_path: Path, compression
     with_cluster(tmp_path, test, nodes=1)
 
 
+async def scan(connection: Connection, asked: ScanArguments) -> tuple[Scanned, int, int]:
+    received = await connection.call(SCAN, asked, timeout_ms=5_000)
+    return scanned(asked, received.value, received.body), received.value.complete_through, len(received.body)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_scan_gives_the_rows_of_many_entries_with_the_wanted_columns(tmp_path: Path, compression: str | None) -> None:
+    async def test(cluster: Cluster) -> None:
+        batches = [rows(i * ROWS) for i in range(4)]
+        for batch in batches[:3]:
+            await append(cluster, serialize(batch, compression).to_pybytes(), ROWS, schema=1)
+        await append(cluster, b"of another schema", 1, schema=2)
+        await append(cluster, serialize(batches[3], compression).to_pybytes(), ROWS, schema=1)
+        wanted = api.Columns(SCHEMA.serialize().to_pybytes(), ("amount", "user"))
+        small = projected_schema(SCHEMA, wanted.columns)
+        last = GLSN(4 * ROWS + 1)
+        async with cluster.client(1) as connection:
+            asked = ScanArguments(STREAM, GLSN(1), last, 1 << 20, {1: wanted})
+            found, through, size = await scan(connection, asked)
+            assert through == last
+            assert list(found.runs[FIRST_GLSN]) == [1, ROWS + 1, 2 * ROWS + 1, 3 * ROWS + 1, 3 * ROWS + 2]
+            assert list(found.runs[COUNT]) == [ROWS, ROWS, ROWS, 1, ROWS]
+            assert list(found.runs[NUMBER]) == [1, 1, 1, 2, 1]
+            # Neighbours are one block. What is compressed stays as it is, entry by entry.
+            assert [block.first_run for block in found.blocks] == (
+                [0, 3, 4] if compression is None else [0, 1, 2, 3, 4]
+            )
+            bodies = [block.body for block in found.blocks if block.schema == 1]
+            table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), small) for body in bodies])
+            assert table.equals(pa.Table.from_batches(batches).select(["amount", "user"]))
+            assert bytes(found.blocks[-2].body) == b"of another schema"
+            whole, _, whole_size = await scan(connection, ScanArguments(STREAM, GLSN(1), last, 1 << 20))
+            assert list(whole.runs[FIRST_GLSN]) == list(found.runs[FIRST_GLSN])
+            assert [bytes(block.body) for block in whole.blocks[:1]] == [
+                serialize(batches[0], compression).to_pybytes()
+            ]
+            if compression is None:
+                assert size < whole_size / 5
+
+    with_cluster(tmp_path, test, nodes=1)
+
+
+def test_a_scan_ends_where_it_is_told_or_where_an_answer_is_full(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        for i in range(4):
+            await append(cluster, serialize(rows(i * ROWS)).to_pybytes(), ROWS, schema=1)
+        middle = GLSN(2 * ROWS + 5)
+        async with cluster.client(1) as connection:
+            found, through, _ = await scan(connection, ScanArguments(STREAM, GLSN(ROWS), middle, 1 << 20))
+            assert (list(found.runs[FIRST_GLSN]), through) == ([1, ROWS + 1, 2 * ROWS + 1], middle)
+            full, through, _ = await scan(connection, ScanArguments(STREAM, GLSN(ROWS + 1), middle, 1))
+            assert (list(full.runs[FIRST_GLSN]), through) == ([ROWS + 1], 2 * ROWS)
+            above = GLSN(4 * ROWS + 1)
+            nothing, through, _ = await scan(connection, ScanArguments(STREAM, above, GLSN(above + 9), 1 << 20))
+            assert (len(nothing), through) == (0, above - 1)
+
+    with_cluster(tmp_path, test, nodes=1)
+
+
 def test_columns_and_schemas_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
         await append(cluster, serialize(rows(0)).to_pybytes(), ROWS, schema=1)
@@ -78,6 +141,8 @@ def test_columns_and_schemas_that_make_no_sense_are_refused(tmp_path: Path) -> N
                 asked = api.ReadArguments(STREAM, GLSN(1), 1 << 20, {1: wanted})
                 with pytest.raises(InvalidArgument, match=text):
                     await connection.call(api.READ, asked, timeout_ms=5_000)
+                with pytest.raises(InvalidArgument, match=text):
+                    await scan(connection, ScanArguments(STREAM, GLSN(1), GLSN(1), 1 << 20, {1: wanted}))
         assert cluster.nodes[1].node.counters.damage_met == 0
 
     with_cluster(tmp_path, test, nodes=1)

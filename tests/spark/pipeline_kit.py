@@ -17,6 +17,7 @@ from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
+from cutwater.spark.pipeline_envelope import LATE
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_planning import Offset
 from cutwater.spark.pipeline_sink import PipelineWriter
@@ -156,7 +157,9 @@ class InOneProcess:
         processor = LevelProcessor(self._program, level)
         handle = SimpleNamespace(getValueState=lambda *_: _Value(kept), getMapState=lambda *_: _Map(kept))
         processor.init(handle)
-        return [row.asDict() for row in processor.handleInputRows((key,), iter(rows), None)]
+        made = [row.asDict() for row in processor.handleInputRows((key,), iter(rows), None)]
+        # Spark counts these, and they go nowhere.
+        return [row for row in made if row["node"] != LATE]
 
     def _stage(self, rows: list[dict[str, Any]]) -> Staged:
         batch = envelope_batch([(row["slice"], row["node"], row["input"], bytes(row["data"])) for row in rows])

@@ -134,6 +134,7 @@ def test_killed_saved_rescaled_and_cancelled(log: cutwater.Client, tmp_path: Pat
         # Nothing of the earlier lives is left.
         assert not any(map(processes.is_running, (first.driver, second.jvm)))
         assert (third.restarts, third.checkpoint) == (2, first.checkpoint)
+        assert (first.restored, third.restored and third.restored.path) == (None, first.checkpoint)
         described = kit.ask("describe", "numbered")
         assert described["progress"]["lag_records"] == 0
         assert described["progress"]["state_rows"] > 0
@@ -146,11 +147,13 @@ def test_killed_saved_rescaled_and_cancelled(log: cutwater.Client, tmp_path: Pat
         kit.until_all_is_out()
         fourth = kit.running()
         assert (fourth.parallelism, fourth.from_savepoint, Path(fourth.checkpoint).name) == (1, rescaled, "run-2")
+        assert (fourth.restored and fourth.restored.path, fourth.restored and fourth.restored.batch) == (rescaled, None)
         kit.ask("cancel", "numbered")
         assert kit.process.wait(PATIENCE) == 0
         assert not any(map(processes.is_running, (fourth.driver, fourth.jvm)))
     (job,) = kit.ask("list")
     assert job["state"] == "cancelled"
+    assert "TransformWithStateInPySparkStateServer" not in (tmp_path / "jobs" / "numbered" / "job.log").read_text()
     look_into(saved, 4 * ROWS // 3)
     changed = savepoint_command("diff", saved, rescaled)
     assert changed["glsn"] >= 0

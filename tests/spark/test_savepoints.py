@@ -20,11 +20,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import cutwater
-from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, SavepointDamaged
+from cutwater.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Refused, SavepointDamaged
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.keys import key_of_bytes
 from cutwater.savepoints import Savepoint, delete_savepoint, open_savepoint
 from cutwater.spark.files import HadoopFiles
+from cutwater.spark.pipeline_operator import dropped_late
 from cutwater.spark.savepoints import frame, new_savepoint, take_savepoint
 from tests.spark.pipeline_kit import placed, written
 from tests.spark.savepoint_programs import FixedTotals, Totals, payments, reminders
@@ -113,8 +114,14 @@ def test_stopped_scaled_moved_changed_and_started_again(spark: SparkSession, tmp
         )  # fmt: skip
         assert run.restoration is not None
         assert not run.restoration.left_behind
+        with pytest.raises(DeadlineExceeded, match=r"late was not done within 0.001 s, and was given up"):
+            run.savepoint(there / "late", timeout=0.001)
+        with pytest.raises(Refused, match="half-written"):
+            open_savepoint(there / "late")
         second = run.savepoint(there / "second")
         same_state(second, p.test(placed(log, p), drain=False))
+        # Also those of before the savepoint, and whichever slice had them.
+        assert dropped_late(run.progress or {}) == {"windows": second.operator("windows").dropped_late}
         as_frame = frame(spark, second.path, "totals").selectExpr("key.user", "state_n").collect()
         assert {row[0]: row[1] for row in as_frame} == kept(second, "totals", "n")
         through_hadoop(spark, second)

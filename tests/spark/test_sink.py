@@ -88,6 +88,8 @@ def test_what_is_wrong_is_said(spark: SparkSession, log: cutwater.Client, tmp_pa
         with pytest.raises(PySparkException) as raised:
             writing(frame, log, **options)
         assert all(word in str(raised.value) for word in words), str(raised.value)
+        # Of our own stack, one frame; the message is the last thing that is told.
+        assert str(raised.value).count("  File ") == 1, str(raised.value)
     with pytest.raises(PySparkException, match="a log only grows"):
         frame.write.format("cutwater").mode("overwrite").options(servers=log.servers, topic="taken").save()
     log.append("taken", b"1")

@@ -127,6 +127,8 @@ def test_what_is_wrong_is_said(spark: SparkSession, log: cutwater.Client) -> Non
         with pytest.raises(PySparkException) as raised:
             spark.read.format("cutwater").options(servers=log.servers, **options).load()
         assert all(word in str(raised.value) for word in words), str(raised.value)
+        # Of our own stack, one frame; the message is the last thing that is told.
+        assert str(raised.value).count("  File ") == 1, str(raised.value)
 
 
 class Copy:

@@ -214,3 +214,17 @@ finally:
         )
         assert told in done.stdout
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_commands_that_handle_no_records_load_no_arrow() -> None:
+    """To list topics or jobs should not take longer than to ask for them."""
+    program = """
+import sys
+from cutwater.cli.main import ENTRIES, load
+for name in ENTRIES:
+    if name not in ("append", "bench", "savepoint"):
+        load(name)
+print(sorted(sys.modules.keys() & {"pyarrow", "numpy", "pandas", "pyspark"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -54,7 +54,9 @@ def test_list_and_describe(run: Run, place: Path) -> None:
 def test_inspect(run: Run, place: Path, tmp_path: Path) -> None:
     told = run("inspect", place / "one")
     assert "operator 'last': 7 keys" in told
-    assert "operator 'w'" in told
+    assert "operator 'w': 7 keys\nuser  timers               window start         window end           n  s" in told
+    assert "\nu3    1970-01-01 00:00:19  1970-01-01 00:00:10  1970-01-01 00:00:20  2  16" in told
+    assert '{"at":"1970-01-01 00:00:03","value":3}' in told
     (row,) = json.loads(run("inspect", place / "one", "--uid", "last", "--key", "u3", "-o", "json"))["last"]
     assert (row["key"], row["state_last"]) == ({"user": "u3"}, 6)
     assert "; the first 2" in run("inspect", place / "one", "--uid", "last", "-n", 2)
@@ -62,6 +64,8 @@ def test_inspect(run: Run, place: Path, tmp_path: Path) -> None:
         assert name in run("inspect", place / "one", "--uid", "last", "--out", tmp_path / name)
     assert pq.read_table(tmp_path / "rows.parquet").num_rows == 7
     assert len((tmp_path / "rows.json").read_text().splitlines()) == 7
+    absent = run("inspect", place / "one", "--uid", "last", "--key", "u9", code=30)
+    assert "operator 'last' has nothing of the key u9 in this savepoint: it has 7 keys" in absent
     assert "say which operator, with --uid: last, w" in run("inspect", place / "one", "--key", "u3", code=2)
     assert "has no operator 'x': it has last, w" in run("inspect", place / "one", "--uid", "x", code=30)
     assert "say --key 1 times, not 2" in run("inspect", place / "one", "--uid", "last", "--key", 1, "--key", 2, code=2)

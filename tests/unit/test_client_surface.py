@@ -51,9 +51,7 @@ def test_connect_takes_what_the_asynchronous_one_takes() -> None:
 
 
 def test_opening_takes_what_the_asynchronous_one_takes() -> None:
-    parameters = dict(inspect.signature(AsyncClient.open).parameters)
-    del parameters["may_wait_for_disk"]  # The loop of a blocking client has nobody else on it.
-    assert parameters == dict(inspect.signature(cutwater.open).parameters)
+    assert inspect.signature(cutwater.open).parameters == inspect.signature(AsyncClient.open).parameters
 
 
 def test_every_public_method_says_what_it_does() -> None:

@@ -83,7 +83,7 @@ RULES: Mapping[str, Rule] = {
         VOCABULARY
         | {PACKAGE, "core", "storage.projection", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
     ),
-    # The command line also starts the servers, the dashboard and the jobs.
+    # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
     "cli": Rule(
         VOCABULARY
         | {
@@ -99,6 +99,7 @@ RULES: Mapping[str, Rule] = {
             "savepoints",
             "spark",
             "wire.tls",
+            "core.words",
         }
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.

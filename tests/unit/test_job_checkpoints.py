@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from cutwater.errors import Refused
-from cutwater.jobs.messages import Start
+from cutwater.jobs.job_file import Restored
+from cutwater.jobs.messages import Savepoint, Start, Taken
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.program import ProgramInfo
 from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin
-from cutwater.spark.job import _Program, sizes
+from cutwater.spark.job import Wish, _Program, restored, sizes
 
 NOTE = Note(FORMAT, 1, "p", 5, 3, "log", ProgramInfo((), (), (), 1), {})
 
@@ -56,3 +57,29 @@ def test_a_savepoint_is_named_once_and_a_checkpoint_that_began_otherwise_hears_o
     assert wish("/s", replay_output=True) == whole
     # A start that was refused does not stand in the way of a plain one.
     assert wish("/s", goes_on=True) == {}
+
+
+class Run:
+    """In the place of a pipeline that runs, which refuses savepoints until a micro-batch is done."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def savepoint(self, target: str, *, timeout: float) -> None:
+        self._checkpoint.point()
+
+
+def test_a_savepoint_waits_for_the_first_micro_batch(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path), LocalFiles())
+    run, wish = Run(checkpoint), Wish(Savepoint("/s", 60), checkpoint)
+    assert wish.taken(run) is None
+    late = Wish(Savepoint("/s", 0), checkpoint).taken(run)
+    assert late is not None
+    assert late.error is not None
+    assert "has not finished a micro-batch yet" in late.error.message
+    (tmp_path / "metadata").write_text('{"id": "key"}')
+    for name in ("commits", "offsets"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0").write_text('v1\n{}\n{"glsn": 3, "slices": 1}\n')
+    assert restored(checkpoint, checkpoint.point(), None) == Restored(str(tmp_path), 3, 0)
+    assert wish.taken(run) == Taken("/s")

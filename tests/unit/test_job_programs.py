@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from cutwater.cli import pipeline
-from cutwater.cli.pipeline import OneJob, RunOptions
+from cutwater.cli.pipeline import OneJob, RunOptions, split_name
 from cutwater.cli.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
-from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.jobs.job_file import Job, JobDirectory, Restored, State
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line
-from cutwater.jobs.program_file import load_pipeline, split_name
+from cutwater.jobs.program_file import load_pipeline
 
 HEAD = "from cutwater.pipeline import Pipeline\n"
 
@@ -124,6 +124,24 @@ def test_a_command_tells_of_no_savepoint_that_there_is_not(tmp_path: Path, monke
     monkeypatch.setattr(pipeline, "ask", lambda *_: Answer())
     with pytest.raises(Unavailable, match="'p' tells of no savepoint: `cutwater pipeline describe p` shows"):
         OneJob("p", tmp_path).saved(Stop("/s", 1))
+
+
+def test_a_job_that_runs_claims_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until a micro-batch is done, nothing is known of it; and where nobody answers, not even that."""
+    restored = Restored("/s", 7)
+    JobDirectory(tmp_path, "p").save(Job("p", "/c", State.RUNNING, pid=os.getpid(), restored=restored))
+    monkeypatch.setattr(pipeline, "ask", lambda *_: Answer())
+    told = []
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            pipeline.app(["describe", "p", "--jobs-dir", str(tmp_path)])
+        told.append(capsys.readouterr().out)
+        monkeypatch.undo()
+    assert "went on from: savepoint /s, GLSN 7\n" in told[0]
+    assert "progress:   no micro-batch yet since it was started\n" in told[0]
+    assert "progress" not in told[1]
 
 
 def test_the_line_of_progress() -> None:

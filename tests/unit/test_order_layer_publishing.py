@@ -393,7 +393,14 @@ def test_operators_see_what_is_under_way_and_why() -> None:
     assert isinstance(description, r.Description)
     why = "storage node 1 cannot publish it: a part is nowhere"
     group = r.GroupDescription(ORDERS, LS1, 3, 1, why)
-    assert description.runs == (r.RunDescription(RunId(1), "query", "k", 1, BatchNumber(0), RunId(0), (group,)),)
+    (run,) = leader.state.runs
+    told = r.RunDescription(RunId(1), "query", "k", 1, BatchNumber(0), RunId(0), (group,), run.decided)
+    assert (description.runs, description.last_run) == ((told,), 1)
+    leader.run(said(GroupState.PUBLISHED, glsn=5, count=3))
+    description = leader.answer(r.DescribeRequest())
+    assert isinstance(description, r.Description)
+    (told,) = description.runs
+    assert (told.unpublished, told.published) == ((), (r.PublishedGroup(run.groups[0].topic, LS1, GLSN(5), 3),))
 
 
 def test_of_each_name_the_last_run_that_has_published_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyarrow as pa
 import pytest
 
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.projection import project, projected_schema, read_columns, serialize
+from cutwater.storage.checksum import crc32c
+from cutwater.storage.projection import is_compressed, merged, project, projected_schema, read_columns, serialize
 
 BATCH = pa.record_batch(
     {
@@ -23,6 +26,7 @@ CODECS = [None, "lz4", "zstd"]
 @pytest.mark.parametrize("columns", [["timestamp"], ["value", "key"], ["headers"], list(BATCH.schema.names)])
 def test_the_chosen_columns_come_back(codec: str | None, columns: list[str]) -> None:
     body = serialize(BATCH, codec).to_pybytes()
+    assert is_compressed(body) == (codec is not None)
     assert read_columns(body, BATCH.schema, columns).equals(BATCH.select(columns))
     for compression in CODECS:
         smaller = project(memoryview(body), BATCH.schema, columns, compression)
@@ -33,6 +37,25 @@ def test_the_chosen_columns_come_back(codec: str | None, columns: list[str]) -> 
 def test_a_body_is_the_batch_without_its_schema() -> None:
     assert serialize(BATCH).to_pybytes() == BATCH.serialize().to_pybytes()
     assert len(project(BATCH.serialize(), BATCH.schema, ["timestamp"])) < 3000
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_several_batches_become_one_body(count: int) -> None:
+    pieces = merged([BATCH] * count)
+    assert b"".join(pieces) == pa.concat_batches([BATCH] * count).serialize().to_pybytes()
+
+
+@pytest.mark.parametrize("has_arrow", [True, False])
+def test_a_checksum_is_the_same_of_bytes_of_views_and_in_pieces(
+    has_arrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_arrow:
+        monkeypatch.delitem(sys.modules, "pyarrow")
+    data = bytes(range(256)) * 1_000
+    for view in (memoryview(data), memoryview(bytearray(data)), bytearray(data)):
+        assert crc32c(view) == crc32c(data)
+    assert crc32c(memoryview(data)[100_001:], crc32c(data[:100_001])) == crc32c(data)
+    assert crc32c(b"123456789") == 0xE3069283
 
 
 @pytest.mark.parametrize("columns", [[], ["nothing"], ["key", "key"]])

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.client.ranges import Ranges
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Refused, Unavailable
@@ -104,6 +105,10 @@ class Admin:
         lost = (await self.run(run)).unpublished
         await self._done(r.DropRunRequest(run), idempotent=False)
         return lost
+
+    async def ranges(self) -> Ranges:
+        """For those who look at what is in the log. To be closed; the next question to this one connects again."""
+        return await Ranges.by(self._repository, self._access, timeout=self._timeout_ms / 1_000)
 
     # Metadata nodes.
 

@@ -30,7 +30,7 @@ class NodeShare(Struct, frozen=True):
 class RunStatus(RunDescription, frozen=True):
     """``staged`` counts every copy."""
 
-    staged: tuple[NodeShare, ...]
+    staged: tuple[NodeShare, ...] = ()
 
     @property
     def staged_bytes(self) -> int:

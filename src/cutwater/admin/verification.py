@@ -21,10 +21,11 @@ CONNECT_MS_MAX = 5_000
 
 
 class Finding(Struct, frozen=True):
-    """Something that is wrong with a replica. Without ``stream``, it is about the storage node as a whole.
-    ``is_damage``: it was looked at and is not as it should be; otherwise it could not be looked at."""
+    """Something that is wrong with a replica. Without ``stream``, it is about the storage node as a whole; without
+    ``node``, about what the log stream holds, wherever that is stored. ``is_damage``: it was looked at and is not as it
+    should be; otherwise it could not be looked at."""
 
-    node: StorageNodeId
+    node: StorageNodeId | None
     stream: LogStreamId | None
     where: str
     what: str
@@ -35,6 +36,8 @@ class Verification(Struct, frozen=True):
     replicas: int
     """How many were looked at."""
     findings: tuple[Finding, ...]
+    groups: int = 0
+    """How many groups of runs were held against what was decided, see ``admin.published``."""
 
 
 async def verify(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> Verification:

@@ -24,6 +24,7 @@ from cutwater.cli.ndjson import Rows
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.client.client import Client, Producer
+from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
 from cutwater.types import Ack
 
@@ -65,8 +66,7 @@ class Appended(Struct):
         if not self.records:
             return f"nothing was appended to topic {self.topic!r}"
         where = f"GLSN {self.first_glsn}" + (f" to {self.last_glsn}" if self.records > 1 else "")
-        plural = "s" if self.records > 1 else ""
-        return f"appended {self.records} record{plural} to topic {self.topic!r}, {where}"
+        return f"appended {counted(self.records, 'record')} to topic {self.topic!r}, {where}"
 
 
 @command(app)

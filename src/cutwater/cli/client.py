@@ -6,11 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from cutwater.admin.processes import is_running
 from cutwater.cli.servers import Log, check_log
-from cutwater.client.client import Client, connect
 from cutwater.client.repository import parse_servers, require_listener
+
+if TYPE_CHECKING:
+    from cutwater.client.client import Client
 
 
 @contextmanager
@@ -23,6 +26,9 @@ def open_client(log: Log, *, may_create: bool = False, patient: bool = False) ->
     if isinstance(place, str):
         if not patient:
             asyncio.run(require_listener(parse_servers(place)))
+        # Arrow comes with it, which is much to load for those who only ask what a command can do.
+        from cutwater.client.client import connect  # noqa: PLC0415
+
         access = log.access()
         client = connect(place, timeout=log.timeout, tls=access.tls, token=access.token)
     else:

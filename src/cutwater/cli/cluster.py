@@ -17,6 +17,7 @@ from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import UNHEALTHY, Settings
 from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table
+from cutwater.core.words import counted
 
 app = noun("Start and stop a local cluster; look at any cluster.")
 
@@ -40,9 +41,10 @@ def start(
     cluster = local_cluster.start(
         directory.absolute(), storage_nodes=storage_nodes, replication=replication, metadata=metadata
     )
+    store = "etcd" if len(cluster.metadata) > 1 else "SQLite"
     told = (
-        f"{len(cluster.storage_nodes)} storage nodes and {len(cluster.metadata)} metadata node"
-        f"{'s on etcd' if len(cluster.metadata) > 1 else ' on SQLite'} run; replication {cluster.replication}\n"
+        f"{counted(len(cluster.storage_nodes), 'storage node')} and {counted(len(cluster.metadata), 'metadata node')} "
+        f"on {store} run; replication {cluster.replication}\n"
         f"servers: {cluster.servers}\nstop it with: cutwater cluster stop --dir {directory}"
     )
     show(cluster, told)

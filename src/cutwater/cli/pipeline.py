@@ -18,12 +18,12 @@ from cutwater.cli.security import TokenOption
 from cutwater.cli.servers import TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.cli.times import parse_position
+from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
 from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, list_jobs
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
-from cutwater.jobs.program_file import split_name
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
 
@@ -166,6 +166,12 @@ class RunOptions(Bundle):
         )
 
 
+def split_name(given: str) -> tuple[str, str]:
+    """``fraud.py:p`` is the variable or function ``p`` of the file."""
+    path, colon, name = given.rpartition(":")
+    return (path, name) if colon and name.isidentifier() else (given, "")
+
+
 def _until(text: str | None) -> int | str | None:
     if text is None or text == "now":
         return text
@@ -233,7 +239,8 @@ def list_pipelines(jobs_dir: JobsOption = Path(ROOT)) -> None:
 def describe(job: OneJob) -> None:
     """How a pipeline is: state, progress, checkpoint, savepoint, last error."""
     found = job.directory.require()
-    progress = _progress(found)
+    answer = _answer(found)
+    progress = None if answer is None else answer.progress
     if Settings.is_json:
         show(_plain(found, progress), "")
         return
@@ -248,12 +255,18 @@ def describe(job: OneJob) -> None:
         lines.append(f"  parallelism: {found.parallelism}")
     if found.from_savepoint:
         lines.append(f"  began with: {found.from_savepoint}")
+    if found.restored is not None:
+        lines.append(f"  went on from: {found.restored}")
     if found.savepoint:
         lines.append(f"  savepoint:  {found.savepoint}")
     if found.last_error is not None:
         lines.append(f"  last error: {moment(found.last_error.at)} UTC, {found.last_error.message}")
     if progress is not None:
         lines.append(f"  progress:   {progress_line(progress)}; GLSN {progress.glsn} of {progress.tail}")
+        late = [f"{counted(rows, 'row')} by {uid!r}" for uid, rows in progress.dropped_late.items()]
+        lines.append(f"  late:       {', '.join(late) or 'no row'} dropped")
+    elif answer is not None and found.state is State.RUNNING:
+        lines.append("  progress:   no micro-batch yet since it was started")
     show(None, "\n".join(lines))
 
 
@@ -263,12 +276,12 @@ def _plain(job: Job, progress: Progress | None) -> dict[str, Any]:
     return told | {"state": job.state_now, "progress": msgspec.to_builtins(progress)}
 
 
-def _progress(job: Job) -> Progress | None:
+def _answer(job: Job) -> Answer | None:
+    """What its supervisor tells; None if none answers."""
     try:
-        found: Progress | None = ask(job, Describe(), LOOK_SECONDS).progress
+        return ask(job, Describe(), LOOK_SECONDS)
     except CutwaterError:
         return None
-    return found
 
 
 def _processes(job: Job) -> str:

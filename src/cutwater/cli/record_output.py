@@ -9,13 +9,15 @@ import base64
 import enum
 import sys
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from cutwater.cli.exits import Settings
-from cutwater.client.records import Record
+
+if TYPE_CHECKING:
+    from cutwater.client.records import Record
 
 
 class RecordOutput(enum.StrEnum):

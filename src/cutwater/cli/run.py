@@ -10,6 +10,7 @@ from cutwater.admin.runs import RunStatus
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table
+from cutwater.core.words import counted
 from cutwater.errors import InvalidArgument
 from cutwater.types import RunId
 
@@ -38,10 +39,11 @@ def describe(
         f"  last batch: {_last(found)}, generation {found.generation}",
     ]
     for group in found.unpublished:
-        what = f"{group.rows} rows of {group.parts} parts for topic {group.topic!r} in log stream {group.stream}"
+        what = f"{counted(group.rows, 'row')} of {counted(group.parts, 'part')} for topic {group.topic!r}"
+        what += f" in log stream {group.stream}"
         lines.append(f"  not published yet: {what}{': ' if group.why else ''}{group.why}")
     for share in found.staged:
-        what = share.trouble or f"{share.parts} parts, {share.bytes} bytes"
+        what = share.trouble or f"{counted(share.parts, 'part')}, {share.bytes} bytes"
         lines.append(f"  staged on storage node {share.node}: {what}")
     show(found, "\n".join(lines))
 
@@ -66,7 +68,7 @@ def drop(
             "storage nodes back if you can, and if there is no way say --lose-rows"
         )
     lost = log.administer(lambda admin: admin.drop_run(RunId(run)))
-    rows = [f"{group.rows} rows for topic {group.topic!r}" for group in lost]
+    rows = [f"{counted(group.rows, 'row')} for topic {group.topic!r}" for group in lost]
     show(lost, f"run {run} is over; lost: {', '.join(rows)}")
 
 

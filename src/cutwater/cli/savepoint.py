@@ -19,11 +19,13 @@ from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import Settings
 from cutwater.cli.pipeline_output import size, time_of_ms
 from cutwater.cli.tables import show, table
-from cutwater.errors import InvalidArgument
+from cutwater.core.words import counted
+from cutwater.errors import InvalidArgument, NotFound
 from cutwater.savepoints.diffs import Difference
 from cutwater.savepoints.diffs import diff as difference
+from cutwater.savepoints.evolution import WINDOW_FIELDS
 from cutwater.savepoints.files import Files, LocalFiles, is_local
-from cutwater.savepoints.program import OperatorInfo
+from cutwater.savepoints.program import WINDOW, OperatorInfo, StateInfo
 from cutwater.savepoints.savepoint import Savepoint, delete_savepoint, list_savepoints, open_savepoint
 from cutwater.savepoints.tables import PREFIX, key_fields
 
@@ -95,7 +97,7 @@ def describe(path: PathArgument) -> None:
         f"savepoint {found.path} of pipeline {made.pipeline!r}, taken at {made.created}",
         f"  position:    GLSN {made.glsn}{', the end of the input' if made.ended else ''}",
         f"  watermark:   {time_of_ms(made.watermark_ms)}",
-        f"  parallelism: {made.parallelism}, {made.slices} slices",
+        f"  parallelism: {made.parallelism}, {counted(made.slices, 'slice')}",
         f"  output:      batch {made.run.batch} of run {made.run.name!r}",
         f"  reads:       {', '.join(f'{source.topic} ({source.watermark})' for source in made.sources)}",
         f"  writes:      {', '.join(f'{sink.topic} ({sink.uid})' for sink in made.sinks)}",
@@ -122,7 +124,10 @@ def inspect(
         Path | None, typer.Option(metavar="FILE.parquet|FILE.json", help="Write the rows there, all if not said else.")
     ] = None,
 ) -> None:
-    """Show state as a table, one row per key: its timers and its states."""
+    """Show state as a table, one row per key: its timers and its states; of a window operator one per open window.
+
+    As JSON, and in files, there is everything as it is stored, with times in milliseconds since 1970.
+    """
     if out is not None and out.suffix not in (".parquet", ".json"):
         raise InvalidArgument(f"{out} can be written as .parquet or .json, by how its name ends")
     with _files(path) as files:
@@ -141,7 +146,7 @@ def inspect(
         return
     for one, rows in tables.items():
         more = f"; the first {shown}" if shown is not None and rows.num_rows > shown else ""
-        show(None, f"operator {one!r}: {rows.num_rows} key{'' if rows.num_rows == 1 else 's'}{more}")
+        show(None, f"operator {one!r}: {counted(rows.num_rows, 'key')}{more}")
         show(None, _shown(found.operator(one).operator, rows.slice(0, shown)))
 
 
@@ -159,21 +164,50 @@ def _selected(savepoint: Savepoint, uid: str, key: list[str] | None) -> pa.Table
         except pa.ArrowInvalid as error:
             raise InvalidArgument(f"{text!r} is no {field.type}, which {field.name} is: {error}") from None
         rows = rows.filter(pc.equal(pc.struct_field(rows["key"], field.name), wanted))
+    if not rows.num_rows:
+        known = counted(savepoint.operator(uid).rows, "key")
+        raise NotFound(f"operator {uid!r} has nothing of the key {', '.join(key)} in this savepoint: it has {known}")
     return rows
 
 
 def _shown(operator: OperatorInfo, rows: pa.Table) -> Any:
+    """For people: times as times, and of windows a line each, with the names that the program gives its aggregates."""
     names = [field.name for field in key_fields(operator)]
-    states = [state.name for state in operator.states]
+    is_window = operator.layout == WINDOW
+    columns = ["window start", "window end", *operator.aggregates] if is_window else [s.name for s in operator.states]
     lines = []
     for row in rows.to_pylist():
         own = row["key"] or dict.fromkeys(names)
+        key = [own[name] for name in names]
         timers = [time_of_ms(at) for at in (row["event_timers"] or []) + (row["processing_timers"] or [])]
-        lines.append((*(own[name] for name in names), timers, *(_value(row[f"{PREFIX}{name}"]) for name in states)))
-    return table([*names, "timers", *states], lines)
+        if is_window:
+            lines += [(*key, timers, *_window(pane)) for pane in row[f"{PREFIX}{operator.states[0].name}"] or []]
+        else:
+            lines.append((*key, timers, *(_value(row[f"{PREFIX}{s.name}"], s) for s in operator.states)))
+    return table([*names, "timers", *columns], lines)
 
 
-def _value(value: Any) -> Any:
+def _window(pane: dict[str, Any]) -> Iterator[Any]:
+    """What is stored of a window has the accumulators last, in the order of the aggregates."""
+    values = list(pane.values())
+    yield from map(time_of_ms, values[:2])
+    yield from map(_plain, values[len(WINDOW_FIELDS) :])
+
+
+def _value(value: Any, state: StateInfo) -> Any:
+    return _plain(value if state.ttl_ms is None else _timed(value))
+
+
+def _timed(value: Any) -> Any:
+    """What has a ttl is stored with the time of its last change."""
+    if isinstance(value, list | tuple):
+        return [_timed(item) for item in value]
+    if isinstance(value, dict) and value.keys() == {"at", "value"}:
+        return value | {"at": time_of_ms(value["at"])}
+    return value
+
+
+def _plain(value: Any) -> Any:
     return msgspec.json.encode(value).decode() if isinstance(value, dict | list | bytes) else value
 
 
@@ -195,7 +229,7 @@ def verify(path: PathArgument) -> None:
         found.verify()
     made = found.manifest
     told = {"intact": True, "files": len(made.files), "bytes": made.bytes}
-    show(told, f"{found.path} is intact: {len(made.files)} files, {size(made.bytes)}")
+    show(told, f"{found.path} is intact: {counted(len(made.files), 'file')}, {size(made.bytes)}")
 
 
 @command(app)
@@ -214,7 +248,7 @@ def _told(found: Difference) -> Iterator[str]:
     yield from (f"- operator {uid!r}" for uid in found.only_first)
     yield from (f"+ operator {uid!r}" for uid in found.only_second)
     for own in found.operators:
-        yield f"~ operator {own.uid!r}: {own.added} keys added, {own.removed} removed, {own.changed} changed"
+        yield f"~ operator {own.uid!r}: {counted(own.added, 'key')} added, {own.removed} removed, {own.changed} changed"
         yield from (f"    {one}" for one in (*own.states, *own.examples))
     if found.is_empty:
         yield "the same state"

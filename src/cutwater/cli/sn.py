@@ -16,12 +16,13 @@ from cutwater.cli.logs import LogOptions
 from cutwater.cli.security import Security, ServerSecurity
 from cutwater.cli.servers import Cluster, TimeoutOption
 from cutwater.cli.tables import show, table
+from cutwater.core.words import counted
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 app = noun("Storage nodes: processes that hold replicas of log streams.")
 
@@ -119,7 +120,7 @@ def _announce(serving: Serving) -> None:
     metrics = f", metrics at {serving.metrics}" if serving.metrics is not None else ""
     print(
         f"storage node {serving.node} of cluster {serving.cluster} serves at {serving.address} with "
-        f"{serving.replicas} replicas{damaged}, opened in {serving.opened_ms} ms{metrics}",
+        f"{counted(serving.replicas, 'replica')}{damaged}, opened in {serving.opened_ms} ms{metrics}",
         flush=True,
     )
 
@@ -159,7 +160,7 @@ def describe(
     show(found, _volumes(found, title))
 
 
-def _volumes(found: StorageNodeStatus, title: str) -> Table:
+def _volumes(found: StorageNodeStatus, title: str) -> RenderableType:
     rows = [(room.path, room.total_bytes, room.free_bytes) for room in found.volumes]
     return table(["volume", "bytes", "free"], rows, title)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,11 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_records
 from cutwater.cli.servers import Log
 from cutwater.cli.times import Start, parse_position, parse_start
-from cutwater.client.client import Client
-from cutwater.client.records import Record
 from cutwater.errors import DeadlineExceeded, InvalidArgument
+
+if TYPE_CHECKING:
+    from cutwater.client.client import Client
+    from cutwater.client.records import Record
 
 app = verbs()
 

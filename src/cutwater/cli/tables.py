@@ -11,10 +11,10 @@ import msgspec
 from cutwater.cli.exits import Settings
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 
-def show(value: object, render: Table | str) -> None:
+def show(value: object, render: RenderableType) -> None:
     """The value itself for programs, what was made of it for people: whichever ``--output`` asks for."""
     if Settings.is_json:
         print(msgspec.json.encode(value).decode())
@@ -29,15 +29,17 @@ def show(value: object, render: Table | str) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(render)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> RenderableType:
+    """``title`` stands above it and may be wider than the table."""
+    from rich.console import Group  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    made = Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
+    made = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         # As plain text: what stands in brackets, such as an IPv6 address, is no markup.
         made.add_row(*(Text(text(cell)) for cell in row))
-    return made
+    return Group(Text(title), made) if title else made
 
 
 def text(cell: object) -> str:

@@ -10,8 +10,7 @@ from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table, text
-from cutwater.client.schemas import decode_schema
-from cutwater.pipeline.ddl import parse_schema, shown
+from cutwater.core.words import counted
 from cutwater.types import GLSN, SECOND, Retention
 
 app = noun("Topics: names for sets of log streams.")
@@ -47,6 +46,8 @@ def create(
     log: Log,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
+    from cutwater.pipeline.ddl import parse_schema  # noqa: PLC0415
+
     with open_client(log, may_create=True) as client:
         created = client.create_topic(
             name,
@@ -59,7 +60,7 @@ def create(
         )
     show(
         {"topic": name, "streams": created.streams},
-        f"topic {name!r} takes appends in log streams {text(created.streams)}",
+        f"topic {name!r} takes appends in log stream{'s' if len(created.streams) > 1 else ''} {text(created.streams)}",
     )
 
 
@@ -81,16 +82,20 @@ def list_topics(log: Log) -> None:
 @command(app, timeout=10.0)
 def describe(name: NameArgument, log: Log) -> None:
     """A topic and its log streams."""
+    # Arrow comes with these, which is much to load for those who only list topics.
+    from cutwater.client.schemas import decode_schema  # noqa: PLC0415
+    from cutwater.pipeline.ddl import shown_columns  # noqa: PLC0415
+
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
     columns = ["log stream", "open", "epoch", "members", "missing", "records", "last GLSN"]
     title = (
-        f"topic {topic.name!r}: {topic.streams} log streams, replication {topic.replication}, trimmed before GLSN "
-        f"{topic.trimmed_before}, retention {_words(topic.retention)}"
+        f"topic {topic.name!r}: {counted(topic.streams, 'log stream')}, replication {topic.replication}, "
+        f"trimmed before GLSN {topic.trimmed_before}, retention {_words(topic.retention)}"
     )
     if topic.schemas:
         newest = decode_schema(topic.schemas[-1])
-        title += f"\nrecords are: {', '.join(f'{field.name} {shown(field.type)}' for field in newest)}"
+        title += f"\nrecords are: {shown_columns(newest)}"
         title += f"; event time is {topic.event_time}" if topic.event_time else ""
     show({"topic": topic, "streams": streams}, table(columns, rows, title))
 

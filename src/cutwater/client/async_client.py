@@ -9,13 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -30,16 +28,17 @@ from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
-from cutwater.client.positions import Position, Positions, TopicNames, check_position
+from cutwater.client.positions import Position, Positions, TopicNames
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
-from cutwater.client.records import Layout, Record
+from cutwater.client.records import Record
 from cutwater.client.repository import SCHEME, Repository, parse_servers
 from cutwater.client.runs import Published, Run, Runs
-from cutwater.client.schemas import SchemaLike, TopicSchema
+from cutwater.client.schemas import SchemaLike
 from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
-from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
+from cutwater.client.subscribing import Subscribing
+from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
@@ -88,7 +87,7 @@ class AsyncClient:
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
-        self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
+        self._subscribing = Subscribing(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -104,23 +103,14 @@ class AsyncClient:
         timeout: float = TIMEOUT_SECONDS,
         compression: Compression | None = None,
         limits: Limits | None = None,
-        may_wait_for_disk: bool = False,
     ) -> AsyncClient:
         """Open the log in a directory, as ``cutwater.open`` does, with its servers on this event loop. Close the client
         before the loop ends, best by ``async with``: nothing is lost otherwise, but the log stays locked until the
         process ends.
-
-        ``may_wait_for_disk``: the event loop itself syncs small writes while the disk is quick, which makes single
-        appends faster. A disk that hangs then stops the loop with everything on it, deadlines too.
         """
         # The servers are above the client, which knows only their name: whoever just connects need not load them.
         opened: AsyncClient = await import_module("cutwater.embedded").open_on_this_loop(
-            path,
-            exclusive=exclusive,
-            timeout=timeout,
-            compression=compression,
-            limits=limits,
-            may_wait_for_disk=may_wait_for_disk,
+            path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits
         )
         return opened
 
@@ -191,8 +181,7 @@ class AsyncClient:
     async def _close(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         await self._appends.close()
-        for subscription in list(self._subscriptions):
-            await subscription.close()
+        await self._subscribing.close()
         await self._catalogs.close()
         await self._nodes.close()
         self._repository.close()
@@ -304,7 +293,9 @@ class AsyncClient:
 
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
-        or a list with one for each; event time is this client's clock if not said.
+        or a list with one for each; event time is this client's clock if not said. A time is a ``datetime`` with a time
+        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Memory behind Arrow
+        data must not change before the append has its outcome.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
         event time follows in that log stream. ``if_llsn``: only if the first record gets exactly this position in
@@ -448,7 +439,8 @@ class AsyncClient:
         ...     next(latest).value
         b'd'
         """
-        return self._subscription(topics, start, stop, follow, timeout, make_records, None)
+        seconds = self._deadline(timeout).seconds
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_records, None)
 
     def batches(
         self,
@@ -471,7 +463,8 @@ class AsyncClient:
         ...     print(batch.to_pylist())
         [{'llsn': 1, 'value': b'a'}, {'llsn': 2, 'value': b'b'}]
         """
-        return self._subscription(topics, start, stop, follow, timeout, make_batches, columns)
+        seconds = self._deadline(timeout).seconds
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_batches, columns)
 
     async def table(
         self,
@@ -490,55 +483,9 @@ class AsyncClient:
         [b'a', b'b']
         """
         deadline = self._deadline(timeout)
-        found: list[pa.RecordBatch] = []
-        subscription = self.batches(
-            topics, start=start, stop=stop, follow=stop is not None, columns=columns, timeout=timeout
-        )
-        async with subscription:
-            while batches := await subscription.take(timeout=max(deadline.left, 0.001)):
-                found += batches
-        if not found:
-            known = Selection(topics).topics(self._catalogs.view)
-            schema = self._catalogs.view.schema(known[0]) if known else TopicSchema("")
-            return Layout(schema, columns).schema.empty_table()
-        try:
-            return pa.Table.from_batches(found, found[-1].schema)
-        except pa.ArrowInvalid:
-            # An older part may lack columns that the schema got meanwhile.
-            return pa.concat_tables([pa.Table.from_batches([batch]) for batch in found], promote_options="default")
-
-    def _subscription(
-        self,
-        topics: TopicNames,
-        start: Position,
-        stop: int | datetime | None,
-        follow: bool,
-        timeout: float | None,
-        make: Any,
-        columns: Sequence[str] | None,
-    ) -> AsyncSubscription[Any]:
-        seconds = self._deadline(timeout).seconds
-        selection = Selection(topics)
-        check_position("start", start)
-        if stop is not None:
-            check_position("stop", stop)
-
-        async def resolve(selection: Selection, deadline: Deadline) -> Range:
-            return await self._positions.resolve(selection, start, stop, follow, deadline)
-
-        subscription: AsyncSubscription[Any] = AsyncSubscription(
-            self._catalogs,
-            self._nodes,
-            selection,
-            resolve,
-            make,
-            columns,
-            seconds,
-            from_earliest=start == "earliest",
-            patience=None if follow else seconds,
-        )
-        self._subscriptions.add(subscription)
-        return subscription
+        follow = stop is not None
+        batches = self.batches(topics, start=start, stop=stop, follow=follow, columns=columns, timeout=timeout)
+        return await self._subscribing.table(batches, topics, columns, deadline)
 
     # Producers and consumers.
 

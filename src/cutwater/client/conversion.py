@@ -143,7 +143,11 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
 
 def _in_range(time: int, row: int | None = None) -> int:
     if not -(2**63) <= time < 2**63:
-        raise InvalidRecord(f"{time} µs is no time that 64 bits can hold", column="timestamp", row=row)
+        raise InvalidRecord(
+            f"{time} µs is no time that 64 bits can hold: an integer is microseconds since 1970",
+            column="timestamp",
+            row=row,
+        )
     return time
 
 

@@ -174,15 +174,16 @@ def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column,
     """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
     offsets_bytes, bits_bytes = 4 * count + 4, (count + 7) // 8
     keys_bytes, values_bytes = len(keys[1]), len(values[1])
+    offsets_up = _up(offsets_bytes)
     key_offsets_at = _up(len(bits))
-    keys_at = key_offsets_at + _up(offsets_bytes)
+    keys_at = key_offsets_at + offsets_up
     offsets_at = keys_at + _up(keys_bytes)
-    values_at = offsets_at + _up(offsets_bytes)
+    values_at = offsets_at + offsets_up
     times_at = values_at + _up(values_bytes)
     # There are no headers: a map of nulls, and inside of it nothing but the ends of no names and no values.
     headers_at = times_at + 8 * count
     header_offsets_at = headers_at + _up(bits_bytes)
-    names_at = header_offsets_at + _up(offsets_bytes)
+    names_at = header_offsets_at + offsets_up
     inside_at = names_at + 8
     end = inside_at + 8
     template = _template()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -20,37 +20,55 @@ from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.nodes import Nodes
 from cutwater.client.reading import Reading
-from cutwater.client.records import Layout, runs_of
+from cutwater.client.records import Layout
 from cutwater.client.repository import Repository, parse_servers
 from cutwater.client.watermarks import marks_between
 from cutwater.core.clock import Mark
 from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
-from cutwater.core.subscription import Run
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ProtocolViolation, Trimmed, Unavailable
+from cutwater.errors import (
+    CutwaterError,
+    Damaged,
+    DeadlineExceeded,
+    InvalidArgument,
+    ProtocolViolation,
+    Trimmed,
+    Unavailable,
+)
+from cutwater.storage.checksum import crc32c
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
+from cutwater.wire.frames import Body
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.options import MIB
 from cutwater.wire.scan_api import (
     COLUMNS,
+    GROUP_COLUMNS,
+    GROUPS,
     HEADS,
     HEADS_MAX,
     MEASURE,
+    NOTHING,
+    RUN_COLUMNS,
+    SCAN,
     EventTimeBefore,
     HeadsArguments,
     MeasureAnswer,
     MeasureArguments,
+    ScanAnswer,
+    ScanArguments,
     unpack,
 )
-from cutwater.wire.storage_api import READ, Columns, ReadArguments
+from cutwater.wire.storage_api import Columns
 
 ASK_MS_MAX = 10_000
-READ_BYTES = 2 * MIB
+SCAN_BYTES = 4 * MIB
+"""What is asked for at a time: enough that a question costs little, and little enough to be held twice."""
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.5
 COMPLAIN_MS_MAX = 2_000
 
-T = TypeVar("T")
+FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MIN, SCHEMA = range(6)
+"""Columns of runs, those that are not only for finding their rows."""
 
 
 class Heads(Struct, frozen=True):
@@ -58,6 +76,61 @@ class Heads(Struct, frozen=True):
 
     before: EventTimeBefore
     columns: tuple[array[int], ...]
+
+
+class Block(NamedTuple):
+    """A record batch with the rows of a run and of those after it that have no block of their own."""
+
+    schema: int
+    first_run: int
+    body: memoryview
+
+
+class Scanned(Struct, frozen=True):
+    """Runs of one log stream, column by column as in ``wire.scan_api``, and the blocks with their rows, verified."""
+
+    runs: tuple[array[int], ...]
+    blocks: tuple[Block, ...]
+
+    def __len__(self) -> int:
+        return len(self.runs[0])
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.runs[FIRST_LLSN][-1] + self.runs[COUNT][-1] - 1)
+
+    @property
+    def last_glsn(self) -> GLSN:
+        return GLSN(self.runs[FIRST_GLSN][-1] + self.runs[COUNT][-1] - 1)
+
+
+def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
+    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied."""
+    size = answer.runs * len(RUN_COLUMNS) * 8
+    data = memoryview(body)
+    if size > len(data):
+        raise ProtocolViolation(f"log stream {asked.stream}: {answer.runs} runs do not fit into {len(data)} bytes")
+    if crc32c(data[:size]) != answer.checksum:
+        raise Damaged(f"what was told of the batches from GLSN {asked.from_glsn} on arrived damaged: read it again")
+    runs, data = unpack(data[:size], len(RUN_COLUMNS)), data[size:]
+    blocks: list[Block] = []
+    next_llsn, free = (runs[FIRST_LLSN][0], 0) if answer.runs else (0, 0)
+    for number, (llsn, glsn, count, _, _, schema, offset, length, crc) in enumerate(zip(*runs, strict=True)):
+        if llsn != next_llsn or count < 1 or not free <= glsn <= asked.to_glsn or glsn + count <= asked.from_glsn:
+            raise ProtocolViolation(
+                f"log stream {asked.stream}: {count} records from GLSN {glsn} and LLSN {llsn} on cannot be here"
+            )
+        next_llsn, free = llsn + count, glsn + count
+        if schema == NOTHING:
+            continue
+        if length:
+            block = data[offset : offset + length] if offset >= 0 else data[:0]
+            if len(block) != length or crc32c(block) != crc:
+                raise Damaged(f"the batch at GLSN {glsn} arrived damaged: read it again")
+            blocks.append(Block(schema, number, block))
+        elif not blocks or blocks[-1].schema != schema:
+            raise ProtocolViolation(f"log stream {asked.stream}: the batch at GLSN {glsn} came without its rows")
+    return Scanned(runs, tuple(blocks))
 
 
 class Ranges:
@@ -70,10 +143,15 @@ class Ranges:
     async def connect(cls, servers: str, access: Access = ANYONE, *, timeout: float) -> Ranges:
         repository = Repository(Endpoint(ClusterId(ANY_CLUSTER), "client"), parse_servers(servers), access)
         try:
-            catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
+            return await cls.by(repository, access, timeout=timeout)
         except BaseException:
             repository.close()
             raise
+
+    @classmethod
+    async def by(cls, repository: Repository, access: Access, *, timeout: float) -> Ranges:
+        """For those who know the repository already. Whoever closes one closes both."""
+        catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
         catalogs = Catalogs(repository)
         catalogs.take(catalog)
         complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
@@ -131,6 +209,23 @@ class Ranges:
             from_glsn = GLSN(through + 1)
         return Heads(before, columns)
 
+    async def groups(
+        self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
+    ) -> tuple[tuple[array[int], ...], GLSN]:
+        """What runs have published in a range, column by column as in ``wire.scan_api``, and up to where that is all:
+        at least one position further. ``Trimmed`` if the range begins below what is left."""
+        deadline = Deadline(timeout)
+
+        async def ask(connection: Connection) -> tuple[tuple[array[int], ...], GLSN]:
+            arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX)
+            received = await connection.call(GROUPS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+            through = received.value.complete_through
+            if through < from_glsn:
+                raise _Behind(info.stream, to_glsn)
+            return unpack(received.body, len(GROUP_COLUMNS)), through
+
+        return await self._reading.ask(info, ask, deadline)
+
     def feed(self, selection: Selection, start: GLSN, view: View) -> Feed:
         """For whoever waits for something new: runs come with no more than their event times."""
 
@@ -145,24 +240,23 @@ class Ranges:
 
     async def pieces(
         self, stream: LogStreamId, first: GLSN, last: GLSN, projection: Mapping[int, Columns], *, patience: float
-    ) -> AsyncIterator[list[Run]]:
+    ) -> AsyncIterator[Scanned]:
         """The runs of one log stream that have positions from ``first`` to ``last``, some at a time, complete: whatever
         replica answers has applied all that it is asked for. ``last`` is a position that the log has reached. Raises
         ``Trimmed`` if the next of them is gone, and ``DeadlineExceeded`` after ``patience`` seconds without progress.
         """
         replicas = _Replicas(self._catalogs, self._nodes, stream)
-        before: LLSN | None = None
+        before: int | None = None
         while first <= last:
-            asked = first
-            runs, through = await replicas.ask(asked, last, dict(projection), Deadline(patience))
-            for run in runs:
-                if before is not None and run.first_llsn != before + 1:
-                    raise ProtocolViolation(f"log stream {stream}: after LLSN {before} a replica gave {run.first_llsn}")
-                before = run.last_llsn
+            asked = ScanArguments(stream, first, last, SCAN_BYTES, dict(projection))
+            found, through = await replicas.ask(asked, Deadline(patience))
+            if len(found):
+                llsn = found.runs[FIRST_LLSN][0]
+                if before is not None and llsn != before + 1:
+                    raise ProtocolViolation(f"log stream {stream}: after LLSN {before} a replica gave {llsn}")
+                before = found.last_llsn
+                yield found
             first = GLSN(through + 1)
-            wanted = [run for run in runs if run.last_glsn >= asked and run.first_glsn <= last]
-            if wanted:
-                yield wanted
 
 
 class _Replicas:
@@ -172,9 +266,7 @@ class _Replicas:
         self._catalogs, self._nodes, self._stream = catalogs, nodes, stream
         self._turn = 0
 
-    async def ask(
-        self, first: GLSN, last: GLSN, projection: dict[int, Columns], deadline: Deadline
-    ) -> tuple[tuple[Run, ...], GLSN]:
+    async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
         """Runs from a position on, and up to where they are complete, which is at least that position."""
         wait = RETRY_SECONDS_MIN
         trouble = "it has no replica"
@@ -183,7 +275,7 @@ class _Replicas:
             node = self._replica()
             if node is not None:
                 try:
-                    return await self._read(node, first, projection, deadline)
+                    return await self._scan(node, asked, deadline)
                 except (Trimmed, InvalidArgument, ProtocolViolation):
                     raise
                 except CutwaterError as error:
@@ -194,8 +286,8 @@ class _Replicas:
             tried += 1
             if deadline.left <= wait:
                 raise DeadlineExceeded(
-                    f"log stream {self._stream} could not be read at GLSN {first} (up to {last} is wanted), after "
-                    f"{deadline.seconds:g} s: {trouble}"
+                    f"log stream {self._stream} could not be read at GLSN {asked.from_glsn} (up to {asked.to_glsn} is "
+                    f"wanted), after {deadline.seconds:g} s: {trouble}"
                 )
             if tried % max(1, len(self._members())) == 0:
                 # All have been asked. Perhaps others hold it by now.
@@ -215,17 +307,14 @@ class _Replicas:
         members = self._members()
         return members[self._turn % len(members)] if members else None
 
-    async def _read(
-        self, node: StorageNodeId, first: GLSN, projection: dict[int, Columns], deadline: Deadline
-    ) -> tuple[tuple[Run, ...], GLSN]:
+    async def _scan(self, node: StorageNodeId, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
         address = self._catalogs.view.address(node)
         connection = await self._nodes.connection(address, deadline)
-        arguments = ReadArguments(self._stream, first, READ_BYTES, projection)
-        received = await connection.call(READ, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+        received = await connection.call(SCAN, asked, timeout_ms=deadline.left_ms(ASK_MS_MAX))
         through = received.value.complete_through
-        if through < first:
-            raise _Behind(self._stream, first)
-        return runs_of(received.value, received.body), through
+        if through < asked.from_glsn:
+            raise _Behind(self._stream, asked.from_glsn)
+        return scanned(asked, received.value, received.body), through
 
 
 class _Behind(Unavailable):
@@ -244,6 +333,6 @@ def _heads(
         through = received.value.complete_through
         if through < min(from_glsn, to_glsn):
             raise _Behind(info.stream, to_glsn)
-        return Heads(received.value.before, unpack(received.body)), through
+        return Heads(received.value.before, unpack(received.body, len(COLUMNS))), through
 
     return ask

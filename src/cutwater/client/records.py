@@ -137,17 +137,19 @@ class Layout:
 
     def stored(self, run: Run) -> pa.RecordBatch:
         """What was appended, as far as it was asked for."""
-        schema = self._stored.get(run.batch.schema)
+        return self.rows(run.batch.schema, run.batch.body, run.batch.count, run.first_glsn)
+
+    def rows(self, number: int, body: Body, count: int, first_glsn: int) -> pa.RecordBatch:
+        """The same, of a record batch of the schema with this number."""
+        schema = self._stored.get(number)
         if schema is None:
-            raise Damaged(
-                f"GLSN {run.first_glsn} names schema {run.batch.schema}, which topic {self.topic!r} does not have"
-            )
+            raise Damaged(f"GLSN {first_glsn} names schema {number}, which topic {self.topic!r} does not have")
         try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(run.batch.body), schema)
+            batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
         except (pa.ArrowException, OSError, EOFError) as error:
-            raise Damaged(f"the batch at GLSN {run.first_glsn} is no record batch of its schema: {error}") from error
-        if batch.num_rows != run.batch.count:
-            raise Damaged(f"the batch at GLSN {run.first_glsn} has {batch.num_rows} rows, not {run.batch.count}")
+            raise Damaged(f"the batch at GLSN {first_glsn} is no record batch of its schema: {error}") from error
+        if batch.num_rows != count:
+            raise Damaged(f"the batch at GLSN {first_glsn} has {batch.num_rows} rows, not {count}")
         return batch
 
     def batch(self, run: Run, start: int, stop: int) -> pa.RecordBatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cutwater.core import decisions as d
 from cutwater.core.requests import Event
-from cutwater.core.words import hold, listed, nodes_in_words
+from cutwater.core.words import counted, hold, listed, nodes_in_words
 from cutwater.types import CutTime, DecisionIndex
 
 EVENTS_MAX = 1_000
@@ -50,9 +50,9 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"storage node {decision.node} removed", ""
         case d.CreateTopic():
             told = f"topic {decision.name!r} created as number {decision.topic}"
-            return f"{told}: {decision.streams} log streams, replication {decision.replication}", ""
+            return f"{told}: {counted(decision.streams, 'log stream')}, replication {decision.replication}", ""
         case d.ChangeTopic():
-            told = f"topic number {decision.topic} changed: {decision.streams} log streams"
+            told = f"topic number {decision.topic} changed: {counted(decision.streams, 'log stream')}"
             return f"{told}, retention {decision.retention}{', a new schema' if decision.schema else ''}", ""
         case d.DeleteTopic():
             return f"topic number {decision.topic} deleted", ""

@@ -35,6 +35,7 @@ def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant)
         tuple(_node(state, node, book, liveness, now) for node in sorted(state.nodes)),
         tuple(_stream(leader, stream) for stream in sorted(state.streams.values(), key=lambda s: s.stream)),
         leader.publisher.describe(),
+        state.runs.last,
     )
 
 

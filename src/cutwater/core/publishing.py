@@ -17,7 +17,7 @@ from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import LogStream, OrderState
 from cutwater.core.outlook import Outlook
 from cutwater.core.reports import ReportBook
-from cutwater.core.requests import GroupDescription, PublishRequest, RunDescription
+from cutwater.core.requests import GroupDescription, PublishedGroup, PublishRequest, RunDescription
 from cutwater.core.run_requests import open_streams
 from cutwater.core.runs import Group, Run
 from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
@@ -235,6 +235,12 @@ class Publisher:
                 run.batch,
                 run.fenced_by,
                 tuple(self._describe_group(run, group) for group in run.unpublished),
+                run.decided,
+                tuple(
+                    PublishedGroup(group.topic, group.stream, group.glsn, group.rows)
+                    for group in run.groups
+                    if group.is_published
+                ),
             )
             for run in runs
         )

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from cutwater.core.history import CommitHistory
 from cutwater.core.order_state import LogStream
-from cutwater.core.words import hold, nodes_in_words, seconds
+from cutwater.core.words import counted, hold, nodes_in_words, seconds
 from cutwater.types import ReplicaState, StorageNodeId, UncommitReport
 
 ADMIT_LAG_RECORDS = 1_000
@@ -133,8 +133,8 @@ def _tell(stream: LogStream, history: CommitHistory, view: View, node: StorageNo
         return "could not be reached by another node or a client: it is tried again soon"
     lag = stream.committed_end - report.committed_end
     if report.state is ReplicaState.LEARNING or must_learn(stream, history, report):
-        return f"copies what it lacks from a peer ({lag} records so far), and joins then"
-    return f"is {lag} records behind and joins soon" if lag else "joins soon"
+        return f"copies what it lacks from a peer ({counted(lag, 'record')} so far), and joins then"
+    return f"is {counted(lag, 'record')} behind and joins soon" if lag else "joins soon"
 
 
 def _learners(

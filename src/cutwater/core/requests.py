@@ -430,7 +430,8 @@ class GroupDescription(Struct, frozen=True):
 
 
 class RunDescription(Struct, frozen=True):
-    """``fenced_by``: the run that took over the name, 0 if none did."""
+    """``fenced_by``: the run that took over the name, 0 if none did; itself, if it was dropped. ``decided`` is the
+    decision about the last batch, and ``published`` what of that is in the log."""
 
     run: RunId
     name: str
@@ -439,6 +440,8 @@ class RunDescription(Struct, frozen=True):
     last_batch: BatchNumber
     fenced_by: RunId
     unpublished: tuple[GroupDescription, ...]
+    decided: DecisionIndex = DecisionIndex(0)
+    published: tuple[PublishedGroup, ...] = ()
 
 
 class Description(Struct, frozen=True, tag=True):
@@ -451,6 +454,8 @@ class Description(Struct, frozen=True, tag=True):
     nodes: tuple[NodeDescription, ...]
     streams: tuple[StreamDescription, ...]
     runs: tuple[RunDescription, ...] = ()
+    last_run: RunId = RunId(0)
+    """The highest number that a run has had."""
 
 
 Answer = (

@@ -8,6 +8,7 @@ from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.order_state import OrderState
 from cutwater.core.runs import Run
+from cutwater.core.words import counted
 from cutwater.errors import InvalidArgument, NotFound, Refused, RunFenced, StagedExpired, Unavailable
 from cutwater.types import BatchNumber, LogStreamId, Part, RunId, TopicId
 
@@ -61,7 +62,9 @@ def drop_run(request: r.DropRunRequest, state: OrderState) -> Outcome:
         raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten")
     if not run.unpublished:
         raise Refused(f"run {run.run} holds nothing up: all that was decided for it is in the log")
-    lost = "; ".join(f"{group.rows} rows for topic {state.topics[group.topic].name!r}" for group in run.unpublished)
+    lost = "; ".join(
+        f"{counted(group.rows, 'row')} for topic {state.topics[group.topic].name!r}" for group in run.unpublished
+    )
     return (d.DropRun(run.run, f"an operator gave up batch {run.batch}: {lost}"),), r.Done()
 
 

@@ -13,6 +13,11 @@ def listed(items: Iterable[object]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def counted(count: int, thing: str) -> str:
+    """``1 log stream``, ``2 log streams``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def nodes_in_words(nodes: Iterable[int]) -> str:
     found = tuple(nodes)
     if not found:

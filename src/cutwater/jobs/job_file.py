@@ -59,6 +59,18 @@ class Trouble(Struct, frozen=True):
     at: float = 0.0
 
 
+class Restored(Struct, frozen=True, omit_defaults=True):
+    """What a start went on from, and the position there: the checkpoint after a micro-batch, or else a savepoint."""
+
+    path: str
+    glsn: int
+    batch: int | None = None
+
+    def __str__(self) -> str:
+        what = "savepoint" if self.batch is None else f"micro-batch {self.batch} of checkpoint"
+        return f"{what} {self.path}, GLSN {self.glsn}"
+
+
 class Job(Struct):
     """What ``job.json`` says."""
 
@@ -74,6 +86,8 @@ class Job(Struct):
     """That of the present checkpoint, as far as it is known."""
     from_savepoint: str | None = None
     """What the present checkpoint began with."""
+    restored: Restored | None = None
+    """What the last start went on from; nothing if it began anew."""
     savepoint: str | None = None
     """The last one that was taken of it."""
     pid: int = 0
@@ -178,6 +192,13 @@ class JobDirectory:
 def here() -> dict[str, Any]:
     """Which process this is, as ``Job`` tells it."""
     return {"pid": os.getpid(), "started": processes.started_at(os.getpid()), "directory": str(Path.cwd())}
+
+
+def has_begun(checkpoint: str) -> bool:
+    """Whether a micro-batch was planned in a checkpoint on this machine. Then it may be published, and its output goes
+    on from there and from nowhere else.
+    """
+    return any((Path(checkpoint) / "offsets").glob("[0-9]*"))
 
 
 def list_jobs(root: str | os.PathLike[str]) -> Iterator[Job]:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from cutwater.errors import CutwaterError
+from cutwater.jobs.job_file import Restored
 from cutwater.wire.errors import WireError, from_wire
 
 LINE_BYTES_MAX = 1 << 20
@@ -31,6 +32,8 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     state_bytes: int
     checkpoint_at: float
     """When the last micro-batch was committed."""
+    dropped_late: dict[str, int] = {}
+    """Rows that were too late for their windows, by uid, since the pipeline first began."""
 
 
 class Told(Struct, frozen=True):
@@ -102,13 +105,15 @@ class Loaded(Struct, frozen=True, tag=True):
 
 class Running(Struct, frozen=True, tag=True):
     """What is so, which may be other than what was asked for. ``until``: where it will end, as a position, so that a
-    restart ends there, too. ``from_savepoint``: what the checkpoint began with.
+    restart ends there, too. ``from_savepoint``: what the checkpoint began with. ``restored``: what this start
+    went on from.
     """
 
     jvm: int
     parallelism: int
     until: int | None = None
     from_savepoint: str | None = None
+    restored: Restored | None = None
 
 
 class Moved(Struct, frozen=True, tag=True):

@@ -15,12 +15,6 @@ from cutwater.errors import CutwaterError, InvalidArgument, NotFound
 from cutwater.pipeline.stream import Pipeline
 
 
-def split_name(given: str) -> tuple[str, str]:
-    """``fraud.py:p`` is the variable or function ``p`` of the file."""
-    path, colon, name = given.rpartition(":")
-    return (path, name) if colon and name.isidentifier() else (given, "")
-
-
 def load_pipeline(file: str, name: str = "") -> Pipeline:
     """Run a file as a module, and find its pipeline. Errors name the file's own line."""
     path = Path(file)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Final
@@ -27,7 +28,7 @@ from cutwater.admin import processes
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import Child, environment, how_it_ended
 from cutwater.jobs.control import Control, Conversation
-from cutwater.jobs.job_file import LOCK_FILE, LOG_FILE, OVER, Job, JobDirectory, State, Trouble, here
+from cutwater.jobs.job_file import LOCK_FILE, LOG_FILE, OVER, Job, JobDirectory, State, Trouble, has_begun, here
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import (
     Answer,
@@ -98,6 +99,8 @@ class Supervisor:
         self._job: Job | None = None
         self._before: Job | None = None
         """The job as it was, until the program has run."""
+        self._start_before: Start | None = None
+        """How it was started before a rescale, until the program has run."""
         self._child: Child | None = None
         self._progress: Progress | None = None
         self._pending: _Pending | None = None
@@ -164,7 +167,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------------------- the program
 
     def _spawn(self) -> None:
-        self._restart_at, self._last_word = None, None
+        self._restart_at, self._last_word, self._progress = None, None, None
         asked = self._asked
         more = {"CUTWATER_TOKEN": asked.token} if asked.token else {}
         arguments = [asked.file, asked.variable, asked.log]
@@ -210,8 +213,10 @@ class Supervisor:
     def _runs(self, message: Running) -> None:
         """What it found out is the same for its later lives."""
         assert self._job is not None
-        self._before, self._deadline, self._job.jvm = None, None, message.jvm
+        self._before = self._start_before = self._deadline = None
+        self._job.jvm = message.jvm
         self._job.parallelism, self._job.from_savepoint = message.parallelism, message.from_savepoint
+        self._job.restored = message.restored
         until = self._start.until if message.until is None else message.until
         self._start = msgspec.structs.replace(self._start, until=until, parallelism=message.parallelism)
         self._change(State.RUNNING)
@@ -316,6 +321,7 @@ class Supervisor:
         assert self._job is not None
         pending.is_switched = True
         job = self._job
+        self._before, self._start_before = copy(job), self._start
         job.checkpoint, job.from_savepoint = self._directory.next_checkpoint(), savepoint
         job.parallelism = request.parallelism
         # What was allowed for the savepoint of before does not hold for this one.
@@ -327,7 +333,17 @@ class Supervisor:
             replay_output=False,
             allow_non_restored_state=False,
         )
-        self._progress = None
+        self._spawn()
+
+    def _go_back(self, error: Told, start: Start) -> None:
+        """A rescale came to nothing: on with the checkpoint of before."""
+        assert self._job is not None
+        assert self._before is not None
+        taken = self._start.from_savepoint
+        self._job.go_back_to(self._before)
+        self._start, self._start_before, self._before = start, None, None
+        told = f"the pipeline goes on as it was, with parallelism {start.parallelism}; the savepoint {taken} is there"
+        self._answer(Answer(error=msgspec.structs.replace(error, message=f"{error.message}\n  {told}")))
         self._spawn()
 
     def _failed(self, error: Told) -> None:
@@ -342,15 +358,18 @@ class Supervisor:
             self._over(State.STOPPED)
             return
         job.last_error = Trouble(error.code, error.message, time.time())
-        if pending is not None:
+        if pending is not None and not isinstance(pending.request, Savepoint) and not pending.is_switched:
+            # It was running well before it was asked to stop, and goes on from its checkpoint.
             self._answer(Answer(error=error))
-            if not isinstance(pending.request, Savepoint) and not pending.is_switched:
-                # It was running well before it was asked to stop, and goes on from its checkpoint.
-                self._spawn()
-                return
+            self._spawn()
+            return
         wait_ms = None
         if not error.is_hopeless:
             wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
+        if wait_ms is None and self._start_before is not None and not has_begun(job.checkpoint):
+            self._go_back(error, self._start_before)
+            return
+        self._answer(Answer(error=error))
         if wait_ms is None:
             self._failure = error.error()
             self._over(State.FAILED)
@@ -401,7 +420,8 @@ class Supervisor:
         request = pending.request
         what = f"not done within {request.seconds:g} s"
         if isinstance(request, Savepoint):
-            what = f"the savepoint was {what}, and may still be finished: allow for more with --timeout"
+            why = ", as no micro-batch was done," if self._progress is None else ""
+            what = f"the savepoint was {what}{why} and is given up: allow for more with --timeout"
         elif pending.is_switched:
             what = f"the savepoint {self._start.from_savepoint} is taken, but the start from it was {what}; it goes on"
         else:
@@ -430,7 +450,7 @@ class Supervisor:
         """The job ends like this, with this savepoint. Whoever waits hears whether that is what was asked for."""
         assert self._job is not None
         self._job.control = ""
-        if self._before is not None:
+        if self._before is not None and not has_begun(self._job.checkpoint):
             self._job.go_back_to(self._before)
         self._change(state)
         request = self._pending and self._pending.request

@@ -349,7 +349,7 @@ class MetadataServer:
         finally:
             self._reachable.clear()
             self.term = None
-            await term.end("another node leads")
+            await term.end("this node leads no more")
 
     async def _retain(self, term: Term) -> None:
         retention = Retention(term.layer.state, self._connect, lambda request: self._decide(term, request))
@@ -369,14 +369,11 @@ class MetadataServer:
     async def _decide(self, term: Term, request: Request) -> Answer:
         """Ask this node's own term. If the term ends first, that is an error."""
         self.counters.requests += 1
-        future: asyncio.Future[Answer] = self._loop.create_future()
+        # The outcome is a value also if it is an error: whoever asked may have gone, and then nobody takes it.
+        future: asyncio.Future[Answer | CutwaterError] = self._loop.create_future()
 
         def settle(outcome: Answer | CutwaterError) -> None:
-            if future.done():
-                return
-            if isinstance(outcome, CutwaterError):
-                future.set_exception(outcome)
-            else:
+            if not future.done():
                 future.set_result(outcome)
 
         if term.over.done():
@@ -387,7 +384,10 @@ class MetadataServer:
         if not future.done():
             future.cancel()
             raise Unavailable("the leader changed: it may or may not have been done")
-        return future.result()
+        outcome = future.result()
+        if isinstance(outcome, CutwaterError):
+            raise outcome
+        return outcome
 
     # Heartbeats.
 

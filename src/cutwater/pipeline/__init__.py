@@ -1,21 +1,26 @@
 """Event-time pipelines over the log: what they mean, apart from where they run. See ``docs/pipelines.md``."""
 
-from cutwater.pipeline.aggregates import Aggregator
-from cutwater.pipeline.context import Context
-from cutwater.pipeline.functions import (
-    BatchFunction,
-    BroadcastFunction,
-    CoProcessFunction,
-    PartitionFunction,
-    ProcessFunction,
-)
-from cutwater.pipeline.partitions import OperatorListState, UnionListState
-from cutwater.pipeline.rows import Row
-from cutwater.pipeline.state import BroadcastState, ListState, MapState, ValueState
-from cutwater.pipeline.stream import Pipeline, Stream
-from cutwater.pipeline.test_run import TestResult, Timer
-from cutwater.pipeline.watermarks import Watermark
-from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Tumbling
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cutwater.pipeline.aggregates import Aggregator
+    from cutwater.pipeline.context import Context
+    from cutwater.pipeline.functions import (
+        BatchFunction,
+        BroadcastFunction,
+        CoProcessFunction,
+        PartitionFunction,
+        ProcessFunction,
+    )
+    from cutwater.pipeline.partitions import OperatorListState, UnionListState
+    from cutwater.pipeline.rows import Row
+    from cutwater.pipeline.state import BroadcastState, ListState, MapState, ValueState
+    from cutwater.pipeline.stream import Pipeline, Stream
+    from cutwater.pipeline.test_run import TestResult, Timer
+    from cutwater.pipeline.watermarks import Watermark
+    from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Tumbling
 
 __all__ = [
     "Aggregator",
@@ -43,3 +48,38 @@ __all__ = [
     "ValueState",
     "Watermark",
 ]
+
+_WHERE = {
+    "Aggregator": "cutwater.pipeline.aggregates",
+    "BatchFunction": "cutwater.pipeline.functions",
+    "BroadcastFunction": "cutwater.pipeline.functions",
+    "BroadcastState": "cutwater.pipeline.state",
+    "CoProcessFunction": "cutwater.pipeline.functions",
+    "Context": "cutwater.pipeline.context",
+    "Global": "cutwater.pipeline.windows",
+    "ListState": "cutwater.pipeline.state",
+    "MapState": "cutwater.pipeline.state",
+    "OperatorListState": "cutwater.pipeline.partitions",
+    "PartitionFunction": "cutwater.pipeline.functions",
+    "Pipeline": "cutwater.pipeline.stream",
+    "ProcessFunction": "cutwater.pipeline.functions",
+    "Row": "cutwater.pipeline.rows",
+    "Session": "cutwater.pipeline.windows",
+    "Sliding": "cutwater.pipeline.windows",
+    "Stream": "cutwater.pipeline.stream",
+    "TestResult": "cutwater.pipeline.test_run",
+    "Timer": "cutwater.pipeline.test_run",
+    "Trigger": "cutwater.pipeline.windows",
+    "Tumbling": "cutwater.pipeline.windows",
+    "UnionListState": "cutwater.pipeline.partitions",
+    "ValueState": "cutwater.pipeline.state",
+    "Watermark": "cutwater.pipeline.watermarks",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used: those who only need a duration of it need not load Arrow."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(__import__(_WHERE[name], fromlist=[name]), name)
+    return found

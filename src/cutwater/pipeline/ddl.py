@@ -62,6 +62,13 @@ def shown(kind: pa.DataType) -> str:
     return next((name for name, simple in _SIMPLE.items() if simple == kind), str(kind))
 
 
+def shown_columns(schema: pa.Schema) -> str:
+    """The columns of a schema as this module would read them."""
+    return ", ".join(
+        f"{quoted(field.name)} {shown(field.type)}{'' if field.nullable else ' not null'}" for field in schema
+    )
+
+
 def quoted(name: str) -> str:
     """The name of a column as this module reads it, whatever is in it."""
     return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"

@@ -42,7 +42,7 @@ def to_milliseconds(value: Any) -> int:
         return value
     if isinstance(value, datetime):
         return (value - (EPOCH if value.tzinfo else _LOCAL_EPOCH)) // _MILLISECOND
-    raise InvalidArgument(f"an event time is an integer in milliseconds or a datetime, not {value!r}")
+    raise InvalidArgument(f"an event time is an integer in milliseconds since 1970 or a datetime, not {value!r}")
 
 
 def far_off(time_ms: int) -> str:
@@ -248,7 +248,8 @@ def _timestamp(kind: pa.DataType) -> Converter:
             try:
                 return epoch + timedelta(milliseconds=value)
             except OverflowError:
-                raise _refused(value, kind, "integers are milliseconds since 1970, this is beyond year 9999") from None
+                hint = "integers are milliseconds since 1970 here, and this is beyond the years 1 to 9999; are these"
+                raise _refused(value, kind, f"{hint} microseconds, as append() takes them?") from None
         raise _refused(value, kind, "give a datetime, or milliseconds since 1970 as an integer")
 
     return convert

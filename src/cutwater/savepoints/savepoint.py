@@ -76,7 +76,8 @@ class Savepoint:
         return data
 
     def _read(self, file: FileInfo, schema: pa.Schema) -> pa.Table:
-        table = pq.ParquetFile(BytesIO(self.content(file))).read()
+        # In this thread alone: a process that ends while threads of Arrow's still come up is aborted at times.
+        table = pq.ParquetFile(BytesIO(self.content(file)), pre_buffer=False).read(use_threads=False)
         return pa.Table.from_arrays([as_type(table[field.name], field.type) for field in schema], schema=schema)
 
     def __repr__(self) -> str:

@@ -143,14 +143,16 @@ def seen_by(
     are the event times of all their records."""
     at = np.searchsorted(seen.first_glsn, first_glsn)
     assert np.array_equal(seen.first_glsn[at], first_glsn), "the planner has walked over every batch that a task reads"
-    before, others, own = (np.repeat(column[at], counts) for column in (seen.before, seen.others, seen.own))
-    if not isinstance(strategy, Punctuated):
+    before, others = (np.repeat(column[at], counts) for column in (seen.before, seen.others))
+    if isinstance(strategy, Punctuated):
+        own = np.repeat(seen.own[at], counts)
+    else:
         # A log stream never falls behind its own past, so one running maximum serves all batches.
         own = _running(_less(times, _lag_us(strategy)), int(seen.own[at[0]]))
-    after = np.maximum(before, np.minimum(own, others))
+    after = np.minimum(own, others, out=others)
+    np.maximum(after, before, out=after)
     found = _shifted(after, 0)
-    firsts = np.concatenate(([0], np.cumsum(counts)[:-1]))
-    found[firsts] = before[firsts]
+    found[np.cumsum(counts) - counts] = seen.before[at]
     return found, found == NO_WATERMARK
 
 
@@ -182,7 +184,8 @@ def _numbers(values: Sequence[int]) -> Numbers:
 
 def _less(times: Numbers, lag_us: int) -> Numbers:
     """Times that are far off stay in 64 bits."""
-    found: Numbers = np.maximum(times, NO_WATERMARK + lag_us) - lag_us
+    found: Numbers = np.maximum(times, NO_WATERMARK + lag_us)
+    found -= lag_us
     return found
 
 
@@ -192,10 +195,13 @@ def _lag_us(strategy: Strategy) -> int:
 
 def _running(values: Numbers, initial: int) -> Numbers:
     """The largest so far."""
-    found: Numbers = np.maximum(np.maximum.accumulate(values), initial)
+    found: Numbers = np.maximum.accumulate(values)
+    np.maximum(found, initial, out=found)
     return found
 
 
 def _shifted(values: Numbers, first: int) -> Numbers:
     """One place later."""
-    return np.concatenate(([np.int64(first)], values))[:-1]
+    found = np.empty_like(values)
+    found[:1], found[1:] = first, values[:-1]
+    return found

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import how_it_ended, session_members
+from cutwater.jobs.job_file import Restored
 from cutwater.jobs.messages import (
     Ended,
     Failed,
@@ -42,12 +43,13 @@ from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import LocalFiles, is_local
 from cutwater.savepoints.savepoint import place_of
-from cutwater.spark.checkpoints import Checkpoint, Note
+from cutwater.spark.checkpoints import Checkpoint, Note, Origin, Point
 
 TOKEN = "CUTWATER_TOKEN"
 OPEN_SECONDS = 60.0
 WAIT_SECONDS = 1.0
 """How often it looks for commands, and tells how far it is."""
+LEAST_SECONDS = 0.001
 JVM_LOOK_SECONDS = 0.1
 JVM_END_SECONDS = 8.0
 COMMANDS_MAX = 16
@@ -132,6 +134,33 @@ def sizes(start: Start, note: Note | None) -> tuple[int, int]:
     return note.parallelism, note.slices
 
 
+def restored(checkpoint: Checkpoint, done: Point | None, origin: Origin | None) -> Restored | None:
+    """What a start goes on from. ``done``: the last micro-batch before; ``origin``: what the checkpoint began with."""
+    if done is not None:
+        return Restored(checkpoint.path, done.offset.glsn, done.batch)
+    return None if origin is None else Restored(origin.savepoint, origin.glsn)
+
+
+class Wish:
+    """A savepoint that is wanted while the pipeline runs on. It can be taken as soon as a micro-batch is done."""
+
+    def __init__(self, wanted: Savepoint, checkpoint: Checkpoint) -> None:
+        self._target, self._deadline = wanted.target, time.monotonic() + wanted.seconds
+        self._checkpoint = checkpoint
+
+    def taken(self, run: Any) -> Taken | None:
+        """Take it; None if it is too early for that. No failure of it is a reason to end the pipeline."""
+        left = self._deadline - time.monotonic()
+        has_begun = bool(self._checkpoint.committed())
+        try:
+            run.savepoint(self._target, timeout=max(left, LEAST_SECONDS))
+        except Refused as error:
+            return None if left > 0 and not has_begun else Taken(self._target, Told.of(error))
+        except Exception as error:
+            return Taken(self._target, Told.of(_ours(error)))
+        return Taken(self._target)
+
+
 class _Program:
     def __init__(self, supervisor: Supervisor, pipeline: Pipeline, start: Start) -> None:
         self._supervisor, self._pipeline, self._start = supervisor, pipeline, start
@@ -155,6 +184,7 @@ class _Program:
         threading.Thread(target=self._watch_jvm, args=(jvm,), name="jvm", daemon=True).start()
         checkpoint = Checkpoint(start.checkpoint, files_at(spark, start.checkpoint))
         parallelism, slices = sizes(start, checkpoint.note())
+        done = checkpoint.point() if checkpoint.committed() else None
         run = run_pipeline(
             pipeline,
             until=until,
@@ -173,8 +203,9 @@ class _Program:
         )
         note = checkpoint.note()
         origin = None if note is None else note.origin
-        self._supervisor.tell(Running(jvm.pid, parallelism, until, None if origin is None else origin.savepoint))
-        last = self._until_over(run, Watcher(pipeline, where))
+        savepoint = None if origin is None else origin.savepoint
+        self._supervisor.tell(Running(jvm.pid, parallelism, until, savepoint, restored(checkpoint, done, origin)))
+        last = self._until_over(run, checkpoint, Watcher(pipeline, where))
         self._end_jvm(spark, jvm)
         self._supervisor.tell(last)
 
@@ -221,33 +252,30 @@ class _Program:
         with connected(where) as client:
             return until_position(client, "now" if given == "now" else datetime.fromisoformat(given))
 
-    def _until_over(self, run: Any, watcher: Any) -> FromProgram:
+    def _until_over(self, run: Any, checkpoint: Checkpoint, watcher: Any) -> FromProgram:
+        wish: Wish | None = None
         while not run.wait(WAIT_SECONDS):
             with suppress(queue.Empty):
                 match self._supervisor.commands.get_nowait():
-                    case Stop(savepoint):
-                        return self._stop(run, savepoint)
-                    case Savepoint(target):
-                        self._supervisor.tell(self._savepoint(run, target))
+                    case Stop() as stop:
+                        return self._stop(run, stop)
+                    case Savepoint() as wanted:
+                        wish = Wish(wanted, checkpoint)
+            taken = None if wish is None else wish.taken(run)
+            if taken is not None:
+                self._supervisor.tell(taken)
+                wish = None
             progress = watcher.look(run.progress)
             if progress is not None:
                 self._supervisor.tell(Moved(progress))
         return Ended(is_finished=True)
 
-    def _stop(self, run: Any, savepoint: str | None) -> FromProgram:
-        if savepoint is None:
+    def _stop(self, run: Any, stop: Stop) -> FromProgram:
+        if stop.savepoint is None:
             run.stop()
-            return Ended(is_finished=False)
-        run.stop(savepoint=savepoint)
-        return Ended(is_finished=False, savepoint=savepoint)
-
-    def _savepoint(self, run: Any, target: str) -> Taken:
-        try:
-            run.savepoint(target)
-        except Exception as error:
-            # Whatever keeps it from being taken is no reason to end the pipeline.
-            return Taken(target, Told.of(_ours(error)))
-        return Taken(target)
+        else:
+            run.stop(savepoint=stop.savepoint, timeout=stop.seconds)
+        return Ended(is_finished=False, savepoint=stop.savepoint)
 
     def _watch_jvm(self, jvm: Any) -> None:
         """Calls into a dead JVM fail in many ways, or hang; this is the one that says what happened."""

@@ -17,6 +17,7 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.stream import Pipeline
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
+from cutwater.spark.pipeline_operator import dropped_late
 from cutwater.spark.pipeline_planning import Offset
 from cutwater.types import GLSN, MILLISECOND
 from cutwater.wire.scan_api import UNKNOWN
@@ -32,6 +33,7 @@ class Watcher:
         self._link = link_to(where)
         self._counted: list[tuple[float, int]] = []
         """Moments, and how many records were read at each, the oldest first."""
+        self._late: dict[str, int] = {}
 
     def look(self, told: Mapping[str, Any] | None) -> Progress | None:
         """``told`` is Spark's. None if nothing is known yet; the log may be silent for a while, too."""
@@ -43,6 +45,8 @@ class Watcher:
             read, lag = self._counts(view, GLSN(offset.glsn))
         except CutwaterError:
             return None
+        # While nothing happens, Spark tells of nothing observed.
+        self._late = dropped_late(told) or self._late
         now = time.time()
         clock_ms = offset.clock.time_ms if offset.clock is not None else 0
         states = told.get("stateOperators") or []
@@ -57,6 +61,7 @@ class Watcher:
             state_rows=sum(int(state["numRowsTotal"]) for state in states),
             state_bytes=sum(int(state["memoryUsedBytes"]) for state in states),
             checkpoint_at=_committed_at(told),
+            dropped_late=self._late,
         )
 
     def _counts(self, view: View, glsn: GLSN) -> tuple[int, int | None]:

@@ -2,7 +2,9 @@
 
 A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an operator
 or a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
-``node`` = ``TICK`` carry steps of the clocks instead. A stage hands on unopened what is not for its level.
+``node`` = ``TICK`` carry steps of the clocks instead. With ``node`` = ``LATE`` a slice tells, in place of its key, how
+many rows the operator ``input`` has dropped there so far; such rows are counted and go nowhere. A stage hands on
+unopened what is not for its level.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.pipeline.steps import Steps, Ticks
 
 TICK: Final = -1
+LATE: Final = -2
 COLUMNS: Final = "slice int, node int, input int, data binary"
 SCHEMA: Final = pa.schema(
     [

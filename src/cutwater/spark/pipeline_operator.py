@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, functions
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+from cutwater.pipeline.graph import WindowNode
 from cutwater.pipeline.machine import SliceTask
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
-from cutwater.spark.pipeline_envelope import TICK, merged_records, merged_ticks
+from cutwater.spark.pipeline_envelope import LATE, TICK, merged_records, merged_ticks
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_routing import envelopes
 from cutwater.spark.pipeline_state import NO_QUERY, ChunkFiles, SliceState
 
+OBSERVED = "cutwater late rows, level "
+"""How the names of what Spark observes for us begin."""
+COUNT_MAX = 2**31 - 1
 _Envelope = SparkRow("slice", "node", "input", "data")
 
 
@@ -55,7 +60,7 @@ class LevelProcessor(StatefulProcessor):
         gc.disable()
         try:
             with told():
-                arrived = self._run(plan, index, waiting, ticks)
+                arrived, late = self._run(plan, index, waiting, ticks)
         finally:
             gc.enable()
         if self._level + 1 < len(plan.levels):
@@ -63,10 +68,14 @@ class LevelProcessor(StatefulProcessor):
                 yield _Envelope(key[0], TICK, 0, tick)
         for row in envelopes(self._program, arrived, index):
             yield _Envelope(*row)
+        for spec in plan.levels[self._level]:
+            if spec.uid in late:
+                yield _Envelope(min(late[spec.uid], COUNT_MAX), LATE, spec.order, b"")
 
     def _run(
         self, plan: Plan, index: int, waiting: dict[Destination, list[bytes]], ticks: Iterable[bytes]
-    ) -> dict[Destination, list[Records]]:
+    ) -> tuple[dict[Destination, list[Records]], dict[str, int]]:
+        """What leaves the level, and how many late rows its operators have dropped in this slice so far."""
         state = self._state()
         uids = [spec.uid for spec in plan.levels[self._level]]
         task = SliceTask(plan, self._level, index, state.chunks(plan.name, uids))
@@ -78,8 +87,7 @@ class LevelProcessor(StatefulProcessor):
         arrived: dict[Destination, list[Records]] = {}
         task.run(inputs, merged_ticks(ticks), arrived)
         late = {operator.spec.uid: operator.dropped_late for operator in task.operators if operator.dropped_late}
-        state.write(task.checkpoint(), late)
-        return arrived
+        return arrived, state.write(task.checkpoint(), late)
 
     def _state(self) -> SliceState:
         """What the slice that Spark is at has kept."""
@@ -89,3 +97,25 @@ class LevelProcessor(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+def observed(rows: DataFrame, plan: Plan, level: int) -> DataFrame:
+    """The output of a level, with its late rows counted on the way: every slice tells of its own in every micro-batch,
+    so the sums in Spark's progress are all that were ever dropped, also before a restart.
+    """
+    windows = [spec for spec in plan.levels[level] if isinstance(plan.graph.nodes[spec.order], WindowNode)]
+    if not windows:
+        return rows
+    counts = [
+        functions.expr(f"sum(if(node = {LATE} and input = {spec.order}, slice, 0))").alias(spec.uid) for spec in windows
+    ]
+    return rows.observe(f"{OBSERVED}{level}", *counts).where(f"node <> {LATE}")
+
+
+def dropped_late(told: Mapping[str, Any]) -> dict[str, int]:
+    """The same sums, from Spark's progress, by uid."""
+    found: dict[str, int] = {}
+    for name, row in (told.get("observedMetrics") or {}).items():
+        if name.startswith(OBSERVED):
+            found |= {uid: int(count) for uid, count in row.asDict().items() if count}
+    return found

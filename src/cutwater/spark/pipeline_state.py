@@ -144,8 +144,10 @@ class SliceState:
         chunk.stored_as = stored
         return chunk
 
-    def write(self, chunks: Mapping[str, Iterable[Chunk]], dropped_late: Mapping[str, int]) -> None:
-        """Keep these chunks, of which many are those of before, in place of all others."""
+    def write(self, chunks: Mapping[str, Iterable[Chunk]], dropped_late: Mapping[str, int]) -> dict[str, int]:
+        """Keep these chunks, of which many are those of before, in place of all others. Returns how many late rows were
+        dropped so far, by uid.
+        """
         kept = {uid: [self._stored(chunk) for chunk in own] for uid, own in chunks.items()}
         late = {
             uid: dropped_late.get(uid, 0) + self.manifest.dropped_late.get(uid, 0)
@@ -153,7 +155,7 @@ class SliceState:
         }
         made = SliceManifest({uid: own for uid, own in kept.items() if own}, late)
         if made == self.manifest:
-            return
+            return late
         self._manifest_state.update((_encode(made),))
         names = {chunk.name for own in made.chunks.values() for chunk in own}
         for old in (chunk for own in self.manifest.chunks.values() for chunk in own):
@@ -161,6 +163,7 @@ class SliceState:
                 for i in range(old.pieces):
                     self._pieces.removeKey((old.name, i))
                 self._files.remove(old.name)
+        return late
 
     def add(self, uid: str, data: bytes | None, dropped_late: int) -> None:
         """A chunk of an operator that comes from elsewhere, packed already, and rows that were dropped there."""

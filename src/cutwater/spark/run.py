@@ -35,7 +35,7 @@ from cutwater.spark.holder import servers_of
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import COLUMNS
 from cutwater.spark.pipeline_errors import heard, of_spark
-from cutwater.spark.pipeline_operator import LevelProcessor
+from cutwater.spark.pipeline_operator import LevelProcessor, observed
 from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
 from cutwater.spark.pipeline_sink import PipelineSink, check_sink
@@ -44,7 +44,7 @@ from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptio
 from cutwater.spark.pipeline_state import forget
 from cutwater.spark.pipeline_transform import Transforms, check_transforms
 from cutwater.spark.restoring import Beginning, beginning, initial_state, wish_of
-from cutwater.spark.savepoints import absolute, settings, take_savepoint
+from cutwater.spark.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
 from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
 from cutwater.spark.session import start as start_query
 
@@ -84,7 +84,7 @@ class Query:
             processor, state = LevelProcessor(program, level), initial_state(spark, self.begin, program, level)
             grouped = None if state is None else state.groupBy("slice")
             rows = rows.groupBy("slice").transformWithState(processor, COLUMNS, "Append", "None", grouped)
-            rows = self.transforms.after(rows, level + 1)
+            rows = self.transforms.after(observed(rows, program.plan, level), level + 1)
         writer = (
             rows.writeStream.format(SINK_FORMAT)
             .queryName(program.name)
@@ -172,13 +172,16 @@ class PipelineRun:
         self._query = self._plan.start()
         return False
 
-    def savepoint(self, target: Path, *, batch: int | None = None) -> Savepoint:
-        """Write a savepoint of the last micro-batch that is done, or of one that is retained; the pipeline runs on."""
-        return take_savepoint(self.checkpoint, target, spark=self._plan.spark, batch=batch)
+    def savepoint(self, target: Path, *, batch: int | None = None, timeout: float = TIMEOUT_SECONDS) -> Savepoint:
+        """Write a savepoint of the last micro-batch that is done, or of one that is retained; the pipeline runs on.
+        ``timeout`` is in seconds.
+        """
+        return take_savepoint(self.checkpoint, target, spark=self._plan.spark, batch=batch, timeout=timeout)
 
-    def stop(self, savepoint: Path | None = None) -> Savepoint | None:
+    def stop(self, savepoint: Path | None = None, *, timeout: float = TIMEOUT_SECONDS) -> Savepoint | None:
         """After the micro-batch that is under way, or in the midst of it: that makes no difference to the output. With
-        ``savepoint``, a new directory, everything that is in the output is in the savepoint too.
+        ``savepoint``, a new directory, everything that is in the output is in the savepoint too; to write it may take
+        ``timeout`` seconds.
         """
         try:
             with translated(self.name):
@@ -187,7 +190,7 @@ class PipelineRun:
             if savepoint is None:
                 return None
             self._finish_planned()
-            return self.savepoint(savepoint)
+            return self.savepoint(savepoint, timeout=timeout)
         finally:
             self._let_go(is_stopped=True)
 

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import cutwater
+from cutwater.client.deadlines import check_timeout
 from cutwater.errors import CutwaterError, Refused, Unavailable
 from cutwater.pipeline.clock import ClockSnapshot
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
@@ -49,6 +50,7 @@ from cutwater.spark.files import files_at
 from cutwater.spark.pipeline_program import balanced_keys
 from cutwater.spark.pipeline_state import SliceManifest, StoredChunk, decode_manifest
 from cutwater.spark.session import session
+from cutwater.spark.time_limit import TimeLimit
 from cutwater.types import MILLISECOND
 
 ROWS_PER_FILE: Final = 500_000
@@ -57,22 +59,32 @@ PIECES_PER_BATCH: Final = 8
 _OF_SPARK: Final = (PySparkException, Py4JError)
 """Spark's own errors, and those of Java that PySpark has no class for: a file of the state store that is gone, say."""
 _FOREIGN: Final = (*_OF_SPARK, OSError)
+TIMEOUT_SECONDS: Final = 3_600.0
+"""What a savepoint may take, if nobody says otherwise."""
 TRIES: Final = 3
 """How often a newer micro-batch is taken because the pipeline ran on and removed the one that was being read."""
 
 
 def take_savepoint(
-    checkpoint: Path, target: Path, *, spark: SparkSession | None = None, batch: int | None = None
+    checkpoint: Path,
+    target: Path,
+    *,
+    spark: SparkSession | None = None,
+    batch: int | None = None,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> Savepoint:
     """Write the state after a micro-batch, by default the last one that is done, to the new directory ``target``.
 
-    It may be called from any process, while the pipeline runs on. Nothing of the checkpoint changes.
+    It may be called from any process, while the pipeline runs on. Nothing of the checkpoint changes. After ``timeout``,
+    in seconds, it is given up; what is half-written by then is refused by whoever opens it.
     """
+    check_timeout(timeout)
     spark = spark or session("cutwater savepoint")
     source, place = absolute(checkpoint), absolute(target)
     kept, files = Checkpoint(source, files_at(spark, source)), files_at(spark, place)
     try:
-        return _taken(spark, kept, place, files, batch)
+        with TimeLimit(spark, timeout, f"the savepoint {place}") as limit:
+            return _taken(spark, kept, place, files, batch, limit)
     except _FOREIGN as error:
         raise Unavailable(
             f"no savepoint of {source} could be written to {place}: {_first_line(error)}. The pipeline is as it was, "
@@ -80,7 +92,9 @@ def take_savepoint(
         ) from None
 
 
-def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batch: int | None) -> Savepoint:
+def _taken(
+    spark: SparkSession, kept: Checkpoint, place: str, files: Files, batch: int | None, limit: TimeLimit
+) -> Savepoint:
     note = kept.require_note()
     if batch is None and note.origin is not None and not kept.planned():
         return _as_it_began(spark, note, note.origin, place, files)
@@ -91,11 +105,14 @@ def _taken(spark: SparkSession, kept: Checkpoint, place: str, files: Files, batc
             states = _written(spark, kept, note, point, place, files)
             break
         except _OF_SPARK as error:
+            limit.check()
             files.delete(f"{place}/{STATE}")
             newest = kept.committed()[-1:]
             if batch is not None or not left or newest == [point.batch]:
                 raise _unread(kept.path, point, error) from None
             point = kept.point()
+    # What is done by now is only whole with its manifest, which is not written any more.
+    limit.check()
     return finish(place, files, _manifest(note, point), states)
 
 

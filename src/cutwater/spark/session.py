@@ -39,6 +39,8 @@ ON_THIS_MACHINE: Mapping[str, str] = {"spark.driver.host": LOOPBACK, "spark.driv
 """Nobody else can connect."""
 
 
+HARMLESS = ("org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkStateServer",)
+"""Loggers whose warnings are none: this one tells of every value that is looked for and not there."""
 STARTS_MAX = 5
 STARTING = "Initializing sources"
 LATE_WORKER = "failed to connect back"
@@ -71,6 +73,7 @@ def session(
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     _leave_out_checksum_files(spark)
+    _quieten(spark)
     register(spark)
     return spark
 
@@ -82,6 +85,14 @@ def _leave_out_checksum_files(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
     files.setWriteChecksum(False)
+
+
+def _quieten(spark: SparkSession) -> None:
+    """What says nothing to anyone is not logged."""
+    context: Any = spark.sparkContext
+    log4j = context._jvm.org.apache.logging.log4j
+    for name in HARMLESS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
 
 
 def register(spark: SparkSession) -> None:

@@ -22,6 +22,7 @@ from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where, WriteOptions
 from cutwater.spark.outgoing import Router, check_columns, check_query
+from cutwater.spark.plain_errors import plainly
 from cutwater.spark.staging import Staging, open_run, publish
 from cutwater.types import Part
 
@@ -75,9 +76,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         super().__init__(options, schema, overwrite)
         self.run = open_run(link_to(options.where), options.name, uuid.uuid4().hex, once=True)
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return self.stage(iterator, self.run, ONLY_BATCH)
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         publish_staged(self.options.where, messages, ONLY_BATCH)
 
@@ -88,9 +91,11 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """Made for each batch and again for its commit. Only tasks learn which query they are of."""
 
+    @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return stage_once(self.options.where, self.options.name, iterator, self.stage)
 
+    @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         publish_staged(self.options.where, messages, batchId)
 

@@ -30,6 +30,7 @@ from cutwater.spark.holder import servers_of
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.offsets import Offset
 from cutwater.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from cutwater.spark.plain_errors import each_plainly, plainly
 from cutwater.spark.planning import Planner
 from cutwater.spark.schema import schema_of
 from cutwater.spark.sink import BatchWriter, StreamWriter
@@ -48,21 +49,26 @@ class CutwaterSource(DataSource):
     def name(cls) -> str:
         return "cutwater"
 
+    @plainly
     def schema(self) -> StructType:
         # Whether this is for a batch or a streaming query is not known yet.
         options = self._reached(read_options(self.options, streaming=None))
         link = link_to(options.where)
         return schema_of(options, link.loop.run(link.ranges.view(options.where.timeout)))
 
+    @plainly
     def reader(self, schema: StructType) -> DataSourceReader:
         return BatchReader(self._reached(read_options(self.options, streaming=False)), schema)
 
+    @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         return StreamReader(self._reached(read_options(self.options, streaming=True)), schema)
 
+    @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return BatchWriter(self._reached(write_options(self.options)), schema, overwrite)
 
+    @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         return StreamWriter(self._reached(write_options(self.options)), schema, overwrite)
 
@@ -91,10 +97,11 @@ class _Reader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Where there is nothing to read, Spark makes up a partition.
-        return read_part(partition) if isinstance(partition, Part) else iter(())
+        return each_plainly(read_part(partition)) if isinstance(partition, Part) else iter(())
 
 
 class BatchReader(_Reader, DataSourceReader):
+    @plainly
     def partitions(self) -> Sequence[InputPartition]:
         link = link_to(self.options.where)
         planner = self.planner(link)
@@ -124,6 +131,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._planner = self.planner(link)
         return self._planner, link.loop
 
+    @plainly
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Spark asks more than once, and the query has one beginning."""
         planner, loop = self._planning()
@@ -136,19 +144,23 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return ReadMaxRows(self.options.rows_max)
         return ReadAllAvailable() if self.options.bytes_max is None else ReadMaxBytes(self.options.bytes_max)
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         planner, loop = self._planning()
         self._through = loop.run(planner.newest())
 
+    @plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         planner, loop = self._planning()
         limited = not isinstance(limit, ReadAllAvailable)
         return loop.run(planner.following(Offset.of(start), self._through, limited=limited)).plain()
 
+    @plainly
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         planner, loop = self._planning()
         return loop.run(planner.progress())
 
+    @plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planner, loop = self._planning()
         return loop.run(planner.between(Offset.of(start), Offset.of(end)))

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 from pyspark.sql.datasource import InputPartition
 
+from cutwater.client.ranges import COUNT, FIRST_GLSN, SCHEMA, Block, Scanned
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TIMESTAMP, TopicSchema
 from cutwater.core.requests import TopicInfo
-from cutwater.core.subscription import Run
 from cutwater.core.watermark import Strategy
 from cutwater.errors import Trimmed
 from cutwater.spark.event_time import Numbers, Seen, seen_by
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where
-from cutwater.storage.projection import timestamps
-from cutwater.types import GLSN, BatchKind, LogStreamId
+from cutwater.types import GLSN, LogStreamId
+from cutwater.wire.options import MIB
+from cutwater.wire.scan_api import NOTHING
+
+BATCH_BYTES_MAX = 32 * MIB
+"""A batch for Spark has at most so much and one block more."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +62,10 @@ def read_part(part: Part) -> Iterator[pa.RecordBatch]:
     while first <= part.last:
         try:
             begin = first
-            for runs in _pieces(link, part, begin, made):
+            for found in _pieces(link, part, begin, made):
                 # The records of the last run come, whether or not what follows them is still there.
-                first = GLSN(runs[-1].last_glsn + 1)
-                yield from made.batches([run for run in runs if run.batch.kind is BatchKind.DATA], begin)
+                first = GLSN(found.last_glsn + 1)
+                yield from made.batches(found, begin)
             return
         except Trimmed as error:
             if scan.fail_on_data_loss:
@@ -87,17 +92,17 @@ def report_loss(error: Trimmed, topic: str) -> None:
     )
 
 
-def _pieces(link: Link, part: Part, first: GLSN, made: Batches) -> Iterator[Sequence[Run]]:
+def _pieces(link: Link, part: Part, first: GLSN, made: Batches) -> Iterator[Scanned]:
     pieces = link.ranges.pieces(part.stream, first, part.last, made.projection, patience=part.scan.where.timeout)
 
-    async def following() -> list[Run] | None:
+    async def following() -> Scanned | None:
         return await anext(pieces, None)
 
     ahead = link.loop.begin(following())
     try:
-        while (runs := link.loop.wait(ahead)) is not None:
+        while (found := link.loop.wait(ahead)) is not None:
             ahead = link.loop.begin(following())
-            yield runs
+            yield found
     finally:
         ahead.cancel()
 
@@ -119,75 +124,125 @@ class Batches:
         }
         """Where everything is wanted, storage nodes need not look into batches."""
 
-    def batches(self, runs: Sequence[Run], first: GLSN) -> Iterator[pa.RecordBatch]:
-        """The rows from a position on. Neighbours of one schema become one batch."""
-        start = 0
-        for i in range(1, len(runs) + 1):
-            if i == len(runs) or runs[i].batch.schema != runs[start].batch.schema:
-                yield self._batch(runs[start:i], first)
-                start = i
+        self._constants = {
+            "topic": pa.scalar(part.topic.name, pa.string()),
+            "stream": pa.scalar(part.stream, pa.int64()),
+        }
+        self._repeated: dict[str, pa.Array] = {}
 
-    def _batch(self, runs: Sequence[Run], first: GLSN) -> pa.RecordBatch:
-        stored = [self._layout.stored(run) for run in runs]
-        table = _Table(runs, stored[0] if len(stored) == 1 else pa.concat_batches(stored))
+    def batches(self, found: Scanned, first: GLSN) -> Iterator[pa.RecordBatch]:
+        """The rows from a position on. Neighbours of one schema become one batch, unless that gets too large: what is
+        compressed may become a hundred times as much."""
+        runs = [np.frombuffer(column, np.int64) for column in found.runs]
+        blocks = found.blocks
+        together: list[_Rows] = []
+        size = 0
+        for i, block in enumerate(blocks):
+            end = blocks[i + 1].first_run if i + 1 < len(blocks) else len(found)
+            rows = self._decoded(block, runs, end)
+            if together and (together[0].schema != rows.schema or size > BATCH_BYTES_MAX):
+                yield self._batch(_Table(runs, together), first)
+                together, size = [], 0
+            together.append(rows)
+            size += rows.rows.nbytes
+        if together:
+            yield self._batch(_Table(runs, together), first)
+
+    def _decoded(self, block: Block, runs: Sequence[Numbers], end: int) -> _Rows:
+        within = slice(block.first_run, end)
+        # A fence has no rows. Its neighbours may be in one block.
+        count = runs[COUNT][within].sum(where=runs[SCHEMA][within] != NOTHING)
+        rows = self._layout.rows(block.schema, block.body, int(count), int(runs[FIRST_GLSN][block.first_run]))
+        return _Rows(block.schema, block.first_run, end, rows)
+
+    def _batch(self, table: _Table, first: GLSN) -> pa.RecordBatch:
         arrays = [self._column(field, table) for field in self._columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._columns)
-        skipped = max(0, first - runs[0].first_glsn)
-        left = table.rows - skipped - max(0, runs[-1].last_glsn - self._part.last)
+        skipped = max(0, first - int(table.first_glsn[0]))
+        left = table.rows - skipped - max(0, table.last_glsn - self._part.last)
         return batch if left == table.rows else batch.slice(skipped, left)
 
     def _column(self, field: pa.Field, table: _Table) -> pa.Array:
         match field.name:
-            case "topic":
-                return pa.repeat(pa.scalar(self._topic.topic, pa.string()), table.rows)
-            case "stream":
-                return pa.repeat(pa.scalar(self._part.stream, pa.int64()), table.rows)
+            case "topic" | "stream":
+                return self._constant(field.name, table.rows)
             case "glsn":
-                return pa.array(table.rising([run.first_glsn for run in table.runs]))
+                return pa.array(table.rising(table.first_glsn))
             case "llsn":
-                return pa.array(table.rising([run.first_llsn for run in table.runs]))
+                return pa.array(table.rising(table.first_llsn))
             case "ingested_at":
-                return _times(table.repeated([run.time for run in table.runs]))
+                return _times(table.repeated(table.times))
             case "timestamp":
                 return self._event_times(table)
             case "watermark":
                 return self._watermark(table)
-        index = table.stored.schema.get_field_index(field.name)
-        # A batch of an older schema lacks what was added since.
-        column = table.stored.column(index) if index >= 0 else pa.nulls(table.rows, field.type)
+        column = table.stored(field.name)
+        if column is None:
+            # A batch of an older schema lacks what was added since.
+            column = pa.nulls(table.rows, field.type)
         return column if column.type.equals(field.type) else column.cast(field.type, safe=False)
+
+    def _constant(self, name: str, rows: int) -> pa.Array:
+        """A part of the longest one that was made."""
+        made = self._repeated.get(name)
+        if made is None or len(made) < rows:
+            made = self._repeated[name] = pa.repeat(self._constants[name], rows)
+        return made.slice(0, rows)
 
     def _event_times(self, table: _Table) -> pa.Array:
         if self._topic.event_time:
-            return timestamps(table.stored, self._topic.event_time)
-        return _times(table.repeated([run.batch.time_min for run in table.runs]))
+            column = table.stored(self._topic.event_time)
+            assert column is not None, "every schema of a topic has its event time"
+            return column if column.type.equals(TIMESTAMP) else column.cast(TIMESTAMP, safe=False)
+        return _times(table.repeated(table.times_min))
 
     def _watermark(self, table: _Table) -> pa.Array:
         seen = self._part.seen
         assert seen is not None, "the planner walks over headers if the watermark is wanted"
         times = self._event_times(table).view(pa.int64()).to_numpy(zero_copy_only=False)
-        firsts = np.array([run.first_glsn for run in table.runs], np.int64)
-        found, is_none = seen_by(times, firsts, table.counts, seen, self._part.scan.strategy)
-        return pa.array(found, pa.int64(), mask=is_none).cast(TIMESTAMP)
+        found, is_none = seen_by(times, table.first_glsn, table.counts, seen, self._part.scan.strategy)
+        return pa.array(found, pa.int64(), mask=is_none if is_none.any() else None).cast(TIMESTAMP)
+
+
+class _Rows(NamedTuple):
+    """A block, decoded, and the runs that it has the rows of."""
+
+    schema: int
+    first_run: int
+    end_run: int
+    rows: pa.RecordBatch
 
 
 class _Table:
-    """Some runs, and the rows that were stored with them."""
+    """Some runs of one schema, and their rows."""
 
-    def __init__(self, runs: Sequence[Run], stored: pa.RecordBatch) -> None:
-        self.runs, self.stored = runs, stored
-        self.counts: Numbers = np.array([run.batch.count for run in runs], np.int64)
-        self.rows = stored.num_rows
+    def __init__(self, runs: Sequence[Numbers], blocks: Sequence[_Rows]) -> None:
+        within = slice(blocks[0].first_run, blocks[-1].end_run)
+        is_data = runs[SCHEMA][within] != NOTHING
+        own = [column[within][is_data] for column in runs[:SCHEMA]]
+        self.first_llsn, self.first_glsn, self.counts, self.times, self.times_min = own
+        self.rows = int(self.counts.sum())
+        self.last_glsn = int(self.first_glsn[-1] + self.counts[-1] - 1)
+        self._blocks = [block.rows for block in blocks]
 
-    def repeated(self, values: Sequence[int]) -> Numbers:
+    def stored(self, name: str) -> pa.Array | None:
+        """A column as it was appended; None if this schema does not have it."""
+        index = self._blocks[0].schema.get_field_index(name)
+        if index < 0:
+            return None
+        found = [block.column(index) for block in self._blocks]
+        return found[0] if len(found) == 1 else pa.concat_arrays(found)
+
+    def repeated(self, values: Numbers) -> Numbers:
         """One value per run, for each of its rows."""
-        found: Numbers = np.repeat(np.array(values, np.int64), self.counts)
+        found: Numbers = np.repeat(values, self.counts)
         return found
 
-    def rising(self, firsts: Sequence[int]) -> Numbers:
+    def rising(self, firsts: Numbers) -> Numbers:
         """One value per run for its first row, and one more for each after it."""
-        starts = np.cumsum(self.counts) - self.counts
-        return self.repeated(list(np.array(firsts, np.int64) - starts)) + np.arange(self.rows)
+        found = self.repeated(firsts - (np.cumsum(self.counts) - self.counts))
+        found += np.arange(self.rows)
+        return found
 
 
 def _times(values: Numbers) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Projection: a body cut down to the columns that a reader asked for, without decoding the others.
+"""Projection: a body, or several, cut down to the columns that a reader asked for, without decoding the others.
 
 A body is one Arrow IPC record batch, whose schema is known by its number. Columns are picked before they are
 decompressed, and no value is ever turned into a Python object.
@@ -6,6 +6,7 @@ decompressed, and no value is ever turned into a Python object.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -16,6 +17,8 @@ from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer
 
 END_OF_STREAM_BYTES = 8
+_INT = struct.Struct("<i")
+_SHORT = struct.Struct("<H")
 TIMESTAMP = pa.timestamp("us", "UTC")
 """Event time."""
 
@@ -33,6 +36,40 @@ def serialize(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffe
         writer.write_batch(batch)
     stream, start = sink.getvalue(), batch.schema.serialize().size
     return stream.slice(start, stream.size - start - END_OF_STREAM_BYTES)
+
+
+def merged(batches: Sequence[pa.RecordBatch]) -> list[Buffer]:
+    """The rows of several batches as one body, in pieces: columns are put together, but not copied again."""
+    batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    sink = _Pieces()
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), batch.schema) as writer:
+        writer.write_batch(batch)
+        found = list(sink.found)
+    # The schema comes first; after the batch, nothing yet.
+    left = batch.schema.serialize().size
+    while left > 0:
+        left -= len(found.pop(0))
+    assert left == 0, "a message begins with a piece of its own"
+    return found
+
+
+class _Pieces:
+    """A file that keeps what is written to it as it comes: small things as bytes, columns as views of them."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.found: list[Buffer] = []
+
+    def write(self, data: bytes | pa.Buffer) -> int:
+        self.found.append(data if isinstance(data, bytes) else memoryview(data))
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 def event_times(batch: pa.RecordBatch, event_time: str) -> tuple[int, int]:
@@ -83,15 +120,36 @@ def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.
     indexes = _indexes(schema, columns)
     message = pa.py_buffer(body)
     try:
-        if len(indexes) == len(schema):
+        if len(indexes) == len(schema) or not is_compressed(body):
             return _sound(pa.ipc.read_record_batch(message, schema).select(list(columns)))
         options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
-        # A stream of one batch: the reader then decodes only the fields that are wanted.
+        # A stream of one batch: the reader then decompresses only the fields that are wanted.
         stream = pa.BufferReader(pa.py_buffer(b"".join((schema.serialize(), memoryview(message)))))
         with pa.ipc.open_stream(stream, options=options) as reader:
             return _sound(reader.read_next_batch().select(list(columns)))
     except (pa.ArrowException, OSError, EOFError, StopIteration) as error:
         raise Damaged(f"the body is no record batch of its schema: {error}") from error
+
+
+def is_compressed(body: Buffer) -> bool:
+    """Whether the columns of a record batch have to be decompressed; those of others are where they are, and cost
+    nothing until someone looks at them. Arrow does not tell, but the message says it in its metadata: a table within a
+    table, each with a list of where its fields are. What is no record batch counts as compressed: its reader will
+    say what is wrong with it."""
+    try:
+        message = 8 + _INT.unpack_from(body, 8)[0]
+        field = message + _field(body, message, 2)
+        batch = field + _INT.unpack_from(body, field)[0]
+        return _field(body, batch, 3) != 0
+    except struct.error:
+        return True
+
+
+def _field(data: Buffer, table: int, number: int) -> int:
+    """Where a field of this table lies, counted from the table; 0 if it is not there."""
+    fields = table - _INT.unpack_from(data, table)[0]
+    place = 4 + 2 * number
+    return _SHORT.unpack_from(data, fields + place)[0] if place < _SHORT.unpack_from(data, fields)[0] else 0
 
 
 def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:

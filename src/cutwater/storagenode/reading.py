@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
 from typing import cast
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutwater.core.commit_index import context_of_llsn
 from cutwater.errors import Damaged, InvalidArgument, NotYetCommitted, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame, encode_frame
+from cutwater.storage.interface import Range
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN, BatchKind
+from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
 from cutwater.wire import storage_api as api
 from cutwater.wire.frames import Payload
 from cutwater.wire.methods import Reply
+from cutwater.wire.scan_api import UNKNOWN
 from cutwater.wire.serving import Call
 
 READ_BYTES_MAX = 8 * 1024 * 1024
@@ -42,8 +47,7 @@ class Reading:
         except Damaged as error:
             self._node.damage_met(arguments.stream, error)
             raise
-        self._node.counters.reads += 1
-        self._node.counters.read_bytes += sum(memoryview(piece).nbytes for piece in _pieces(reply.body))
+        count_read(self._node, reply.body)
         return reply
 
     async def copy(self, call: Call[api.CopyArguments]) -> Reply[api.CopyAnswer]:
@@ -74,33 +78,68 @@ def indexed_end(driver: ReplicaDriver) -> LLSN:
     return last.last_llsn if last is not None else driver.replica.hard_state.base_llsn
 
 
-def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
+class Found(Struct, frozen=True):
+    """Some committed entries from a position on, None if there are none. ``end`` is the last LLSN that was looked for,
+    and ``complete_through`` holds if the entries go that far."""
+
+    part: Range | None
+    end: LLSN
+    complete_through: GLSN
+    revision: Revision
+
+    def complete(self, last_llsn: LLSN) -> GLSN:
+        """Up to where an answer that ends with this LLSN is complete."""
+        if self.part is None or last_llsn >= self.end:
+            return self.complete_through
+        context = context_of_llsn(self.part.commits, last_llsn)
+        return min(self.complete_through, context.glsn_of(last_llsn) if context else GLSN(0))
+
+
+def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None, bytes_max: int) -> Found:
     replica, storage = driver.replica, driver.storage
     # In this order: what was complete before is still complete after the read.
-    through, revision, committed_end = replica.complete_through, replica.revision, replica.committed_end
-    end = indexed_end(driver)
-    if end < committed_end:
+    through, revision, end = replica.complete_through, replica.revision, replica.committed_end
+    # Once: more commits may be written at any moment, and both of what follows must be of the same one.
+    last = storage.last_commit
+    indexed = last.last_llsn if last is not None else replica.hard_state.base_llsn
+    if indexed < end:
         # Nothing is known to be complete beyond what can be found.
-        last = storage.last_commit
-        committed_end = end
+        end = indexed
         through = min(through, last.high_watermark if last is not None else GLSN(0))
     trimmed_before = replica.hard_state.trimmed_before
-    if arguments.from_glsn < trimmed_before:
-        raise Trimmed(arguments.from_glsn, trimmed_before)
-    llsn = storage.from_glsn(arguments.from_glsn)
-    if llsn is None or llsn > committed_end:
-        return Reply(api.ReadAnswerHeader(arguments.stream, (), through, revision))
-    part = storage.read(llsn, committed_end, min(arguments.bytes_max, READ_BYTES_MAX))
+    if from_glsn < trimmed_before:
+        raise Trimmed(from_glsn, trimmed_before)
+    if to_glsn is not None:
+        through = min(through, to_glsn)
+        end = min(end, last_llsn_at(storage.contexts, through))
+    llsn = storage.from_glsn(from_glsn)
+    part = None
+    if llsn is not None and llsn <= end:
+        part = storage.read(llsn, end, min(bytes_max, READ_BYTES_MAX))
+    return Found(part, end, through, revision)
+
+
+def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
+    """The last one that has this GLSN or one below; ``UNKNOWN`` if that was forgotten after a trim."""
+    i = bisect_right(contexts, glsn, key=attrgetter("first_glsn")) - 1
+    if i < 0:
+        return LLSN(0) if not contexts or contexts[0].first_llsn == 1 else UNKNOWN
+    found = contexts[i]
+    return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
+
+
+def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
+    found = find(driver, arguments.from_glsn, None, arguments.bytes_max)
+    part = found.part
+    if part is None:
+        return Reply(api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision))
     body: Payload = part.data
     frames: Sequence[Frame] = part.frames
     if arguments.projection:
         frames, body = pick_columns(part.frames, arguments.projection)
     last_llsn = frames[-1].header.last_llsn
     commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
-    if last_llsn < committed_end:
-        context = context_of_llsn(commits, last_llsn)
-        through = min(through, context.glsn_of(last_llsn) if context else GLSN(0))
-    return Reply(api.ReadAnswerHeader(arguments.stream, commits, through, revision), body)
+    return Reply(api.ReadAnswerHeader(arguments.stream, commits, found.complete(last_llsn), found.revision), body)
 
 
 def pick_columns(
@@ -119,27 +158,41 @@ def pick_columns(
     return frames, pieces
 
 
-def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
+def picked(frame: Frame, wanted: api.Columns) -> memoryview:
+    """The body of an entry with the wanted columns only."""
     # Only nodes that are asked for columns need Arrow, which takes long to import.
     from cutwater.storage import projection  # noqa: PLC0415
 
     schema = projection.decode_schema(wanted.schema)
-    try:
+    with schema_is_theirs(frame):
         body = memoryview(projection.project(frame.body, schema, wanted.columns))
         if len(body) > frame.header.body_bytes:
             # It was compressed before, and is compressed again: a message has a largest size.
             body = memoryview(projection.project(frame.body, schema, wanted.columns, "lz4"))
+        return body
+
+
+@contextmanager
+def schema_is_theirs(frame: Frame) -> Iterator[None]:
+    """The checksum of the batch is right, so if it cannot be read, it is not the batch that is wrong."""
+    try:
+        yield
     except Damaged as error:
-        # The checksum is right, so it is not the batch that is wrong.
         raise InvalidArgument(
             f"the batch at LLSN {frame.header.first_llsn} is not of the schema that was given for number "
             f"{frame.header.schema}: {error.message}"
         ) from error
+
+
+def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
+    body = picked(frame, wanted)
     entry = frame.header.entry(b"")
     batch = structs.replace(entry.batch, body=cast(bytes, body), checksum=crc32c(body))
     header, trailer = encode_frame(structs.replace(entry, batch=batch), frame.header.running)
     return [header, body, trailer]
 
 
-def _pieces(body: Payload) -> Sequence[Buffer]:
-    return body if isinstance(body, list | tuple) else (body,)
+def count_read(node: StorageNode, body: Payload) -> None:
+    pieces = body if isinstance(body, list | tuple) else (body,)
+    node.counters.reads += 1
+    node.counters.read_bytes += sum(memoryview(piece).nbytes for piece in pieces)

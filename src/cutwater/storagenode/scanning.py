@@ -1,24 +1,32 @@
-"""Tells those who are about to read a large range how much lies where, and what the headers of batches say."""
+"""Serves those who read large ranges: tells how much lies where and what the headers of batches say, and gives the
+records, many batches at a time."""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
+from typing import TypeVar
+
+from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument, Trimmed
+from cutwater.storage.checksum import Buffer, crc32c
+from cutwater.storage.frames import Frame
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import indexed_end
+from cutwater.storagenode.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN, BatchKind, CommitContext
+from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Entry
 from cutwater.wire import scan_api as api
 from cutwater.wire.methods import Reply
 from cutwater.wire.serving import Call
 
 COMMITS_AT_ONCE = 1_024
+
+A = TypeVar("A")
 
 _first_glsn = attrgetter("first_glsn")
 
@@ -35,54 +43,85 @@ class Scanning:
         return await driver.in_reader(lambda: _measure(driver, asked.positions))
 
     async def heads(self, call: Call[api.HeadsArguments]) -> Reply[api.HeadsAnswer]:
-        asked = call.argument
+        return await self._told(call.argument, _heads)
+
+    async def groups(self, call: Call[api.HeadsArguments]) -> Reply[api.GroupsAnswer]:
+        return await self._told(call.argument, _groups)
+
+    async def _told(
+        self, asked: api.HeadsArguments, read: Callable[[ReplicaDriver, api.HeadsArguments], Reply[A]]
+    ) -> Reply[A]:
         if not 0 < asked.heads_max <= api.HEADS_MAX:
             raise InvalidArgument(f"1 to {api.HEADS_MAX} heads are told at once, not {asked.heads_max}")
         driver = self._node.driver(asked.stream)
         try:
-            return await driver.in_reader(lambda: _heads(driver, asked))
+            return await driver.in_reader(lambda: read(driver, asked))
         except Damaged as error:
             self._node.damage_met(asked.stream, error)
             raise
+
+    async def scan(self, call: Call[api.ScanArguments]) -> Reply[api.ScanAnswer]:
+        asked = call.argument
+        driver = self._node.driver(asked.stream)
+        driver.require_readable()
+        await until_indexed(driver)
+        try:
+            reply = await driver.in_reader(lambda: _scan(driver, asked))
+        except Damaged as error:
+            self._node.damage_met(asked.stream, error)
+            raise
+        count_read(self._node, reply.body)
+        return reply
 
 
 def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAnswer:
     # In this order, because commits go on: what was complete before is still complete after the search.
     through, contexts = complete_through(driver), driver.storage.contexts
-    llsns = [_last_llsn(contexts, glsn) for glsn in positions]
+    llsns = [last_llsn_at(contexts, glsn) for glsn in positions]
     sizes = driver.storage.bytes_through(llsns)
     return api.MeasureAnswer(tuple(llsns), tuple(sizes), through)
 
 
-def _last_llsn(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
-    """The last one that has this GLSN or one below."""
-    i = bisect_right(contexts, glsn, key=_first_glsn) - 1
-    if i < 0:
-        return LLSN(0) if not contexts or contexts[0].first_llsn == 1 else api.UNKNOWN
-    found = contexts[i]
-    return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
+class _Span(Struct, frozen=True):
+    """The entries that are asked for: LLSNs, and the places of their commits."""
+
+    start: LLSN
+    stop: LLSN
+    contexts: Sequence[CommitContext]
+    places: range
+    complete_through: GLSN
 
 
-def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsAnswer]:
+def _span(driver: ReplicaDriver, asked: api.HeadsArguments) -> _Span:
     storage, trimmed_before = driver.storage, driver.replica.hard_state.trimmed_before
+    # In this order, because commits go on: what was complete before is still complete after the search.
     through, end, contexts = complete_through(driver), indexed_end(driver), storage.contexts
     if asked.from_glsn < trimmed_before:
         raise Trimmed(asked.from_glsn, trimmed_before)
     first = storage.from_glsn(asked.from_glsn)
     start = LLSN(end + 1) if first is None else first
     at = bisect_right(contexts, asked.to_glsn, key=_first_glsn) - 1
-    stop = min(_last_llsn(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
-    columns = [array("q") for _ in api.COLUMNS]
-    commits = _commits(contexts, _commit_of(contexts, start), at + 1)
+    stop = min(last_llsn_at(contexts, asked.to_glsn), end) if at >= 0 else LLSN(0)
+    return _Span(start, stop, contexts, range(_commit_of(contexts, start), at + 1), through)
+
+
+def _entries(driver: ReplicaDriver, span: _Span, asked: api.HeadsArguments) -> Iterator[tuple[Entry, CommitContext]]:
+    """At most so many as are asked for, without their bodies, each with its commit."""
+    commits = _commits(span.contexts, span.places.start, span.places.stop)
     commit = next(commits, None)
-    begin = start
-    for number, entry in enumerate(islice(storage.heads(start, stop), asked.heads_max) if start <= stop else ()):
+    found = driver.storage.heads(span.start, span.stop) if span.start <= span.stop else iter(())
+    for entry in islice(found, asked.heads_max):
         while commit is not None and commit.last_llsn < entry.first_llsn:
             commit = next(commits, None)
         if commit is None:
             raise Damaged(f"log stream {asked.stream}: LLSN {entry.first_llsn} has no commit")
-        if not number:
-            begin = entry.first_llsn
+        yield entry, commit
+
+
+def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsAnswer]:
+    span = _span(driver, asked)
+    columns = [array("q") for _ in api.COLUMNS]
+    for entry, commit in _entries(driver, span, asked):
         batch = entry.batch
         values = (
             entry.first_llsn,
@@ -94,9 +133,66 @@ def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsA
         )
         for column, value in zip(columns, values, strict=True):
             column.append(value)
+    begin, through = LLSN(columns[0][0]) if columns[0] else span.start, span.complete_through
     if len(columns[0]) == asked.heads_max:
         through = min(through, GLSN(columns[1][-1] + columns[2][-1] - 1))
-    return Reply(api.HeadsAnswer(_before(driver, contexts, begin), through), api.pack(columns))
+    return Reply(api.HeadsAnswer(_before(driver, span.contexts, begin), through), api.pack(columns))
+
+
+def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.GroupsAnswer]:
+    span = _span(driver, asked)
+    columns = [array("q") for _ in api.GROUP_COLUMNS]
+    seen, last = 0, GLSN(0)
+    for entry, commit in _entries(driver, span, asked):
+        seen, last = seen + 1, commit.glsn_of(entry.last_llsn)
+        group = entry.batch.group
+        if group is None and not entry.batch.more:
+            continue
+        tag = (group.run, group.batch, group.count, group.decided) if group is not None else (0, 0, 0, 0)
+        for column, value in zip(columns, (commit.glsn_of(entry.first_llsn), entry.batch.count, *tag), strict=True):
+            column.append(value)
+    through = min(span.complete_through, last) if seen == asked.heads_max else span.complete_through
+    return Reply(api.GroupsAnswer(through), api.pack(columns))
+
+
+def _scan(driver: ReplicaDriver, asked: api.ScanArguments) -> Reply[api.ScanAnswer]:
+    found = find(driver, asked.from_glsn, asked.to_glsn, asked.bytes_max)
+    part = found.part
+    if part is None:
+        return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
+    places: Iterable[tuple[int, int, int]]
+    pieces: list[Buffer]
+    if asked.projection:
+        from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
+
+        places, pieces = pick_blocks(part.frames, asked.projection)
+    else:
+        places, pieces = _as_stored(part.frames), [part.data]
+    commits = iter(part.commits)
+    commit = next(commits, None)
+    runs = []
+    for frame, place in zip(part.frames, places, strict=False):
+        header = frame.header
+        while commit is not None and commit.last_llsn < header.first_llsn:
+            commit = next(commits, None)
+        if commit is None or commit.last_llsn < header.last_llsn:
+            raise Damaged(f"log stream {asked.stream}: LLSN {header.last_llsn} has no commit")
+        schema = header.schema if header.kind is BatchKind.DATA else api.NOTHING
+        first = header.first_llsn
+        runs.append((first, commit.glsn_of(first), header.count, commit.time, header.time_min, schema, *place))
+    through = found.complete(part.frames[len(runs) - 1].header.last_llsn)
+    packed = api.pack([array("q", column) for column in zip(*runs, strict=True)])
+    return Reply(api.ScanAnswer(len(runs), through, crc32c(packed)), [packed, *pieces])
+
+
+def _as_stored(frames: Sequence[Frame]) -> Iterator[tuple[int, int, int]]:
+    """Where the body of each frame lies in all of them, and its checksum."""
+    start = 0
+    for frame in frames:
+        header = frame.header
+        is_fence = header.kind is BatchKind.FENCE
+        yield (0, 0, 0) if is_fence else (start + header.header_bytes, header.body_bytes, header.checksum)
+        start += header.frame_bytes
 
 
 def _commits(contexts: Sequence[CommitContext], start: int, stop: int) -> Iterator[CommitContext]:

@@ -308,6 +308,8 @@ class StorageNodeServer:
         scanning = Scanning(self.node)
         methods.answers(scan_api.MEASURE)(scanning.measure)
         methods.answers(scan_api.HEADS)(scanning.heads)
+        methods.answers(scan_api.GROUPS)(scanning.groups)
+        methods.answers(scan_api.SCAN)(scanning.scan)
         methods.answers(api.EVENT_TIME)(following.event_time)
         methods.answers(api.FATE)(self._fate)
         methods.answers(api.STATUS)(self._status)

@@ -69,9 +69,9 @@ _on_loops: dict[str, tuple[asyncio.Runner, AsyncClient]] = {}
 """What this process has open, by path. Nothing happens there between two jobs, so they must not be far apart."""
 
 
-def open_on_loop(path: str, topics: dict[str, int], may_wait_for_disk: bool) -> None:
+def open_on_loop(path: str, topics: dict[str, int]) -> None:
     async def prepare() -> AsyncClient:
-        log = await AsyncClient.open(path, exclusive=True, may_wait_for_disk=may_wait_for_disk)
+        log = await AsyncClient.open(path, exclusive=True)
         for topic, streams in topics.items():
             await log.create_topic(topic, streams=streams)
         return log

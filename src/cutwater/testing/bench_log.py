@@ -103,7 +103,6 @@ ON_LOOP = (
     Case("96 single records at once, asyncio", 0, 96, 1, 64, 0.5),
     Case("one single record at a time, asyncio", 0, 1, 1, 1, 2.0),
 )
-WAITING_LOOP = (Case("one single record at a time, asyncio, the loop may wait for the disk", 0, 1, 1, 1, 2.0),)
 
 
 class Round(Struct, frozen=True):
@@ -353,11 +352,10 @@ def embedded_rows(folder: Path, size: Size) -> list[str]:
         worker.call(clients.open_embedded, threads, {LARGE: 1})
         found = rows(threads, clients.append_embedded, EMBEDDED) + rows(threads, clients.send_embedded, SENT)
         worker.call(clients.close_embedded, threads)
-        for may_wait, cases in ((False, ON_LOOP), (True, WAITING_LOOP)):
-            path = str(folder / f"asyncio-{may_wait}")
-            worker.call(clients.open_on_loop, path, {LARGE: 1}, may_wait)
-            found += rows(path, clients.append_on_loop, cases)
-            worker.call(clients.close_on_loop, path)
+        on_loop = str(folder / "asyncio")
+        worker.call(clients.open_on_loop, on_loop, {LARGE: 1})
+        found += rows(on_loop, clients.append_on_loop, ON_LOOP)
+        worker.call(clients.close_on_loop, on_loop)
     return found
 
 

@@ -1,11 +1,12 @@
-"""What those who read large ranges in parallel ask of a storage node, besides the records themselves: how much lies
-where, and what the headers of batches say. None of it reads a body.
+"""What those who read large ranges in parallel ask of a storage node: how much lies where, what the headers of batches
+say, and the records themselves, with as little as possible to be done for each batch.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from msgspec import Struct
 from cutwater.types import GLSN, LLSN, CutTime, EventTime, LogStreamId
 from cutwater.wire.frames import Body
 from cutwater.wire.methods import Method
+from cutwater.wire.storage_api import Columns
 
 NOTHING: Final = -(2**63)
 """In a packed head: no such value."""
@@ -68,23 +70,74 @@ COLUMNS: Final = ("first_llsn", "first_glsn", "count", "time", "time_max", "decl
 """What is told of each batch, as 64-bit integers; ``time`` is that of its cut. A fence has no ``time_max``."""
 
 
-def pack(columns: list[array[int]]) -> bytes:
+class GroupsAnswer(Struct, frozen=True):
+    """The answer to ``HeadsArguments`` from one who wants to know what runs have published: the body is what is told of
+    each batch that belongs to a group, packed. No other one lies at or below ``complete_through``."""
+
+    complete_through: GLSN
+
+
+GROUP_COLUMNS: Final = ("first_glsn", "count", "run", "batch", "rows", "decided")
+"""Only the last batch of a group says which one that is, how many ``rows`` all of it has, and which decision made it.
+Those before it have 0 there."""
+
+
+class ScanArguments(Struct, frozen=True):
+    """The committed records of a stream that have positions from ``from_glsn`` to ``to_glsn``, as many as fit.
+    ``projection`` is as in ``ReadArguments``."""
+
+    stream: LogStreamId
+    from_glsn: GLSN
+    to_glsn: GLSN
+    bytes_max: int
+    projection: dict[int, Columns] = {}
+
+
+class ScanAnswer(Struct, frozen=True):
+    """The body begins with ``runs`` runs, packed, and ``checksum`` is their CRC32C. What follows are Arrow record
+    batches, as stored or with the wanted columns only. No other record lies from ``from_glsn`` to
+    ``complete_through``."""
+
+    runs: int
+    complete_through: GLSN
+    checksum: int
+
+
+RUN_COLUMNS: Final = (
+    "first_llsn",
+    "first_glsn",
+    "count",
+    "time",
+    "time_min",
+    "schema",
+    "offset",
+    "bytes",
+    "checksum",
+)
+"""What is told of each batch that was appended. ``offset`` and ``bytes`` say where the record batch is that begins with
+its rows, counted from the end of the runs, and ``checksum`` is its CRC32C; without ``bytes``, its rows are in the same
+one as those of the run before. The schema of a fence, which has no rows, is ``NOTHING``."""
+
+
+def pack(columns: Sequence[array[int]]) -> bytes:
     """One column after the other, little-endian."""
-    assert len(columns) == len(COLUMNS)
     if sys.byteorder == "big":
         for column in columns:
             column.byteswap()
     return b"".join(column.tobytes() for column in columns)
 
 
-def unpack(data: Body) -> tuple[array[int], ...]:
+def unpack(data: Body, count: int) -> tuple[array[int], ...]:
+    """As many columns as were packed."""
     values = array("q")
     values.frombytes(data)
     if sys.byteorder == "big":
         values.byteswap()
-    count = len(values) // len(COLUMNS)
-    return tuple(values[i * count : (i + 1) * count] for i in range(len(COLUMNS)))
+    each = len(values) // count
+    return tuple(values[i * each : (i + 1) * each] for i in range(count))
 
 
 MEASURE: Method[MeasureArguments, MeasureAnswer] = Method("measure", MeasureArguments, MeasureAnswer)
 HEADS: Method[HeadsArguments, HeadsAnswer] = Method("heads", HeadsArguments, HeadsAnswer)
+GROUPS: Method[HeadsArguments, GroupsAnswer] = Method("groups", HeadsArguments, GroupsAnswer)
+SCAN: Method[ScanArguments, ScanAnswer] = Method("scan", ScanArguments, ScanAnswer)

@@ -116,7 +116,7 @@ def test_building_contacts_nothing_and_running_names_what_to_install(monkeypatch
 def test_importing_pipelines_does_not_look_for_pyspark() -> None:
     program = (
         "import sys; sys.modules['pyspark'] = None; sys.modules['pandas'] = None; sys.modules['numpy'] = None\n"
-        "import cutwater.pipeline; print('fine')"
+        "from cutwater.pipeline import *; print(Pipeline('fine').name)"
     )
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout == "fine\n"

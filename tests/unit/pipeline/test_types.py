@@ -146,6 +146,14 @@ def test_rows_have_columns_by_name_and_by_position() -> None:
     assert rows.from_columns(rows.to_arrays([])) == []
 
 
+def test_microseconds_of_our_time_in_a_column_of_times_are_found_out() -> None:
+    """Appends count in microseconds, pipelines in milliseconds."""
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert converter(TIMESTAMP)(1_769_860_800_000) == noon
+    with pytest.raises(InvalidArgument, match=r"milliseconds since 1970 here, .* are these microseconds, as append"):
+        converter(TIMESTAMP)(1_769_860_800_000_000)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

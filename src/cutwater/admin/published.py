@@ -1,0 +1,248 @@
+"""What runs have published, held against what was decided: every group is in its topic once and whole, and none is
+there that nobody decided.
+
+The last entry of a group carries its run, batch, size and decision. So whoever walks through all log streams at once,
+by position, sees for each run one batch after the other, and need not remember more than the last one. The metadata
+repository remembers that one, too, with its topics and positions: it has to be there exactly as decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from heapq import heapify, heappop, heapreplace
+
+from msgspec import Struct, structs
+
+from cutwater.admin.verification import Finding
+from cutwater.client.ranges import Ranges
+from cutwater.core.requests import Catalog, Description, PublishedGroup, RunDescription, StreamInfo, TopicInfo
+from cutwater.errors import CutwaterError, Trimmed
+from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, RunId, TopicId
+
+
+class Entry(Struct, frozen=True):
+    """One entry of a group, or all of them so far. Which group it is, the last one says: before that, ``run`` is 0.
+    ``rows`` has the group as a whole."""
+
+    stream: LogStreamId
+    glsn: GLSN
+    count: int
+    run: RunId
+    batch: BatchNumber
+    rows: int
+    decided: DecisionIndex
+
+    @property
+    def end(self) -> int:
+        return self.glsn + self.count
+
+    def __str__(self) -> str:
+        return f"batch {self.batch} of run {self.run}"
+
+
+class _Last(Struct):
+    """The newest batch of a run that was met, and where it is in each topic."""
+
+    batch: BatchNumber
+    decided: DecisionIndex
+    topics: dict[TopicId, Entry]
+
+
+class Published:
+    """``take`` entries of all log streams in the order of their positions, then ``compare``."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._streams = {info.stream: info for info in catalog.streams}
+        self._topics = {info.topic: info for info in catalog.topics}
+        self.trimmed_before: dict[TopicId, GLSN] = {info.topic: info.trimmed_before for info in catalog.topics}
+        self._through = catalog.high_watermark
+        self._begun: dict[LogStreamId, Entry] = {}
+        """Groups of which more is to come."""
+        self._runs: dict[RunId, _Last] = {}
+        self.groups = 0
+        """How many were met."""
+        self.findings: list[Finding] = []
+
+    def take(self, entry: Entry) -> None:
+        begun = self._begun.pop(entry.stream, None)
+        if begun is not None and begun.end == entry.glsn:
+            entry = structs.replace(entry, glsn=begun.glsn, count=begun.count + entry.count)
+        elif begun is not None:
+            self._find_endless(begun)
+        if entry.run:
+            self._take_group(entry)
+        else:
+            self._begun[entry.stream] = entry
+
+    def trimmed(self, topic: TopicId, first_left: GLSN) -> None:
+        """A topic was trimmed meanwhile."""
+        self.trimmed_before[topic] = max(self.trimmed_before[topic], first_left)
+
+    def give_up(self, stream: LogStreamId) -> None:
+        """No more of this log stream can be read."""
+        self._begun.pop(stream, None)
+
+    def _take_group(self, group: Entry) -> None:
+        self.groups += 1
+        self._check_whole(group)
+        topic = self._streams[group.stream].topic
+        last = self._runs.get(group.run)
+        if last is None or group.batch > last.batch:
+            if last is not None and group.decided <= last.decided:
+                self._find(group, f"{group} was decided no later than batch {last.batch}, which comes before it")
+            self._runs[group.run] = _Last(group.batch, group.decided, {topic: group})
+            return
+        if group.batch < last.batch:
+            self._find(group, f"{group} comes after batch {last.batch}, although it was decided before it")
+        elif topic in last.topics:
+            self._find(group, f"{group} is in the topic twice, also at GLSN {last.topics[topic].glsn}")
+        elif group.decided != last.decided:
+            self._find(group, f"{group} is from decision {group.decided}, in another topic from {last.decided}")
+        else:
+            last.topics[topic] = group
+
+    def _check_whole(self, group: Entry) -> None:
+        # Records before these may be trimmed.
+        trimmed_before = self.trimmed_before[self._streams[group.stream].topic]
+        missing = group.rows - group.count
+        if missing and not (missing > 0 and group.glsn - missing < trimmed_before):
+            self._find(group, f"{group} is not whole: {group.count} of {group.rows} records are there")
+
+    def _find_endless(self, begun: Entry) -> None:
+        self._find(begun, f"{begun.count} records begin a batch of a run, which does not end")
+
+    def compare(self, description: Description, unseen: frozenset[TopicId] = frozenset()) -> None:
+        """With what is decided, as it was described after the last entry was taken. Of ``unseen`` topics not all could
+        be read."""
+        for begun in self._begun.values():
+            self._find_endless(begun)
+        known = {run.run: run for run in description.runs}
+        for number, last in self._runs.items():
+            group = next(iter(last.topics.values()))
+            if number > description.last_run:
+                self._find(group, f"{group} was never decided: there has been no such run")
+            elif number in known:
+                self._compare_run(known[number], last, group)
+        for run in description.runs:
+            for expected in run.published:
+                self._check_there(run, expected, unseen)
+
+    def _compare_run(self, run: RunDescription, last: _Last, group: Entry) -> None:
+        if last.batch > run.last_batch:
+            self._find(group, f"{group} was never decided: the last batch of this run is {run.last_batch}")
+        elif last.batch == run.last_batch:
+            if last.decided != run.decided:
+                self._find(group, f"{group} is from decision {last.decided}, but decided by {run.decided}")
+            own = {expected.topic for expected in run.published}
+            names = {waiting.topic for waiting in run.unpublished}
+            for topic, found in last.topics.items():
+                # Of a run that is over and was dropped, nobody knows any more what else was decided.
+                if topic not in own and self._topics[topic].name not in names and not run.fenced_by:
+                    self._find(found, f"{found} was decided, but not for this topic")
+
+    def _check_there(self, run: RunDescription, expected: PublishedGroup, unseen: frozenset[TopicId]) -> None:
+        info = self._topics.get(expected.topic)
+        is_gone = expected.glsn + expected.count <= self.trimmed_before.get(expected.topic, 0)
+        if info is None or expected.topic in unseen or is_gone or expected.glsn > self._through:
+            return
+        last = self._runs.get(run.run)
+        if last is not None and last.batch > run.last_batch:
+            # What was decided is not remembered any more, but then something is wrong anyway.
+            return
+        found = last.topics.get(expected.topic) if last is not None and last.batch == run.last_batch else None
+        what = f"batch {run.last_batch} of run {run.run}"
+        if found is None:
+            self._add(expected.stream, info, f"{what} was published at GLSN {expected.glsn}, and is not there")
+        elif (found.stream, found.end, found.rows) != (
+            expected.stream,
+            expected.glsn + expected.count,
+            expected.count,
+        ):
+            self._find(
+                found,
+                f"{what} was published at GLSN {expected.glsn} of log stream {expected.stream} with {expected.count} "
+                "records, and is elsewhere",
+            )
+
+    def _find(self, group: Entry, what: str) -> None:
+        info = self._topics[self._streams[group.stream].topic]
+        self._add(group.stream, info, f"at GLSN {group.glsn}: {what}")
+
+    def _add(self, stream: LogStreamId, topic: TopicInfo, what: str) -> None:
+        self.findings.append(Finding(None, stream, f"topic {topic.name!r}", what))
+
+
+async def verify_published(
+    ranges: Ranges, describe: Callable[[], Awaitable[Description]], *, timeout: float
+) -> tuple[int, tuple[Finding, ...]]:
+    """All that is in the log now. ``timeout`` is for one question. Returns how many groups were met, and findings."""
+    catalog = (await ranges.view(timeout)).catalog
+    published = Published(catalog)
+    unseen: dict[TopicId, list[Finding]] = {}
+    heap: list[tuple[GLSN, LogStreamId]] = []
+    walks: dict[LogStreamId, _Walk] = {}
+
+    async def step(walk: _Walk) -> bool:
+        """Whether it has another entry."""
+        try:
+            return await walk.step()
+        except CutwaterError as error:
+            what = f"what runs have published could not be verified: {error.message}"
+            unseen.setdefault(walk.topic, []).append(Finding(None, walk.stream, "", what, is_damage=False))
+            published.give_up(walk.stream)
+            return False
+
+    for info in catalog.streams:
+        walk = walks[info.stream] = _Walk(ranges, info, published, min(info.last_glsn, catalog.high_watermark), timeout)
+        if await step(walk):
+            heap.append((walk.entry.glsn, walk.stream))
+    heapify(heap)
+    while heap:
+        walk = walks[heap[0][1]]
+        published.take(walk.entry)
+        if await step(walk):
+            heapreplace(heap, (walk.entry.glsn, walk.stream))
+        else:
+            heappop(heap)
+    # What was decided is asked for last: all that was met had been decided by then.
+    published.compare(await describe(), frozenset(unseen))
+    return published.groups, (*published.findings, *(finding for found in unseen.values() for finding in found))
+
+
+class _Walk:
+    """Goes through what a log stream has of groups, a page at a time."""
+
+    entry: Entry
+
+    def __init__(self, ranges: Ranges, info: StreamInfo, published: Published, last: GLSN, timeout: float) -> None:
+        self._ranges, self._info, self._published, self._timeout = ranges, info, published, timeout
+        self._first, self._last = GLSN(max(info.created_at + 1, published.trimmed_before[info.topic])), last
+        self._page: Iterator[tuple[int, ...]] = iter(())
+
+    @property
+    def stream(self) -> LogStreamId:
+        return self._info.stream
+
+    @property
+    def topic(self) -> TopicId:
+        return self._info.topic
+
+    async def step(self) -> bool:
+        """Whether there is another ``entry``."""
+        while True:
+            values = next(self._page, None)
+            if values is not None:
+                glsn, count, run, batch, rows, decided = values
+                self.entry = Entry(
+                    self.stream, GLSN(glsn), count, RunId(run), BatchNumber(batch), rows, DecisionIndex(decided)
+                )
+                return True
+            if self._first > self._last:
+                return False
+            try:
+                columns, through = await self._ranges.groups(self._info, self._first, self._last, self._timeout)
+            except Trimmed as error:
+                self._published.trimmed(self.topic, error.first_left)
+                self._first = max(self._first, error.first_left)
+            else:
+                self._page, self._first = zip(*columns, strict=True), GLSN(through + 1)
