@@ -14,9 +14,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes
+from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, Time, time_us, to_batch
-from cutwater.client.deadlines import TIMEOUT_SECONDS_MAX, Deadline, check_timeout
+from cutwater.client.deadlines import Deadline, check_timeout
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, Values
@@ -83,7 +83,8 @@ class AppendVisit(Visit[Ack]):
     def begin(self) -> None:
         try:
             lane = self._enter()
-            if lane is None or not lane.take(self._part, self._count, self._size, self._seconds, self):
+            at = asyncio.get_running_loop().time() + self._seconds
+            if lane is None or not lane.take(Waiting(self._part, self._count, self._size, at, self._seconds, self)):
                 raise NotThisWay
         except Exception as error:
             # Whoever waits has to hear of it, whatever it is.
@@ -146,7 +147,7 @@ class Appends:
         part, count, size = self._plain(records, key, timestamp)
         if part is None:
             return None
-        return lane.begin(part, count, size, seconds if 0 < seconds <= TIMEOUT_SECONDS_MAX else check_timeout(seconds))
+        return lane.begin(part, count, size, check_timeout(seconds))
 
     async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:

@@ -19,10 +19,10 @@ from msgspec import Struct
 from cutwater.client.appending import Shipment, Shipping, may_retry, unknown
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.parts import Part
+from cutwater.client.parts import Part, shares
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
-from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
+from cutwater.types import Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.deadlines import DeadlineWatch
 
 IN_FLIGHT_MAX = 2
@@ -105,29 +105,22 @@ class Lane:
         return not self._queue and not self._in_flight
 
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
-        while self._bytes > LANE_BYTES_MAX:
-            await self._wait_for_room(deadline)
         future: asyncio.Future[Ack] = self._loop.create_future()
-        self._put(Waiting(part, count, size, deadline.at, deadline.seconds, future))
+        waiting = Waiting(part, count, size, deadline.at, deadline.seconds, future)
+        while not self.take(waiting):
+            await self._wait_for_room(deadline)
         return await future
 
     def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float] | None:
         """The same without waiting for anything: the outcome, and the deadline; None if there is no room."""
-        if self._bytes > LANE_BYTES_MAX:
-            return None
         future: asyncio.Future[Ack] = self._loop.create_future()
         at = self._loop.time() + seconds
-        self._put(Waiting(part, count, size, at, seconds, future))
-        return future, at
+        return (future, at) if self.take(Waiting(part, count, size, at, seconds, future)) else None
 
-    def take(self, part: Part, count: int, size: int, seconds: float, outcome: Outcome) -> bool:
-        """The same for who has somewhere else for the outcome. Whether there was room."""
+    def take(self, waiting: Waiting) -> bool:
+        """Whether there was room for it. Then its outcome will be told."""
         if self._bytes > LANE_BYTES_MAX:
             return False
-        self._put(Waiting(part, count, size, self._loop.time() + seconds, seconds, outcome))
-        return True
-
-    def _put(self, waiting: Waiting) -> None:
         if self._is_closed:
             raise ClientClosed("the client was closed before this append was sent")
         self._queue.append(waiting)
@@ -139,6 +132,7 @@ class Lane:
                 self._depart_soon()
             else:
                 self._be_patient()
+        return True
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         self._room.clear()
@@ -277,12 +271,9 @@ class Lane:
 
 
 def _settle(group: list[Waiting], ack: Ack) -> None:
-    glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
-    for waiting in group:
-        count, outcome = waiting.count, waiting.outcome
-        if not outcome.done():
-            outcome.set_result(Ack(glsn, llsn, stream, count))
-        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
+    for waiting, part in zip(group, shares(ack, group), strict=True):
+        if not waiting.outcome.done():
+            waiting.outcome.set_result(part)
 
 
 def _fail(group: Iterable[Waiting], error: Exception) -> None:

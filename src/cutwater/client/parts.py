@@ -1,4 +1,5 @@
-"""What was appended by itself and travels together: parts of a batch, and how they become its body.
+"""What was appended by itself and travels together: parts of a batch, how they become its body, and which of its
+positions they get.
 
 Most records are plain: a value, perhaps a key, no headers. A body of those is put together here from the bytes as they
 came, because making an Arrow batch of a few records costs many times what the records cost. It is what Arrow would
@@ -9,16 +10,17 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
 from cutwater.storage.projection import no_values
+from cutwater.types import GLSN, LLSN, Ack
 
 
 class Single(Struct, frozen=True):
@@ -44,6 +46,22 @@ class Joined(NamedTuple):
 
     rows: pa.RecordBatch
     times: tuple[int, int] | None
+
+
+class Counted(Protocol):
+    @property
+    def count(self) -> int: ...
+
+
+def shares(ack: Ack, parts: Iterable[Counted]) -> list[Ack]:
+    """The positions of each part of an acknowledged batch, in their order."""
+    glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
+    found = []
+    for part in parts:
+        count = part.count
+        found.append(Ack(glsn, llsn, stream, count))
+        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
+    return found
 
 
 def joined(parts: Sequence[Part]) -> Joined:

@@ -12,10 +12,10 @@ from math import inf
 
 from msgspec import Struct
 
-from cutwater.client.parts import Part
+from cutwater.client.parts import Part, shares
 from cutwater.client.sent_future import SentFuture, settle_together
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
-from cutwater.types import GLSN, LLSN, Ack
+from cutwater.types import Ack
 
 Outcome = asyncio.Future[Ack] | SentFuture
 """Whichever its caller can wait for."""
@@ -38,16 +38,13 @@ class Sent(Struct, eq=False):
 def settle(group: list[Sent], ack: Ack) -> None:
     """The batch that these are made into is in the log."""
     together, acks = list[SentFuture](), list[Ack]()
-    glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
-    for sent in group:
-        count, future = sent.count, sent.future
-        part = Ack(glsn, llsn, stream, count)
+    for sent, part in zip(group, shares(ack, group), strict=True):
+        future = sent.future
         if isinstance(future, SentFuture):
             together.append(future)
             acks.append(part)
         elif not future.done():
             future.set_result(part)
-        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
     if together:
         settle_together(together, acks)
 
