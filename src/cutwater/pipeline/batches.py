@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -26,15 +26,12 @@ class BatchOperator(KeyedOperator):
         self._context._timerless = "a function of batches has no timers: use a ProcessFunction"
 
     def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
-        self._begin(inputs, ticks)
         (records,) = inputs
         groups = self._grouped(records)
+        self._begin(ticks, [list(groups)])
         made = [self._call(group, records.pick(groups[group])) for group in sorted(groups)]
         self._out[MAIN] = Records.merged(made)
         return self._out
-
-    def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
-        return self._grouped(inputs[0]) if self.store.chunks else ()
 
     def _grouped(self, records: Records) -> dict[int, list[int]]:
         (read_key,) = self.spec.keys
@@ -51,7 +48,7 @@ class BatchOperator(KeyedOperator):
 
     def _call(self, group: int, records: Records) -> Records:
         context = self._context
-        entry = self.store.live.get(group) or self.store.entry(group)
+        entry = self.store.live[group]
         context._moment, context.timestamp, context.key = records.moments[-1], records.times[-1], group
         context._entry, context._values = entry, entry.values
         rows, made_rows = self.spec.input_rows[0], self.spec.output_rows

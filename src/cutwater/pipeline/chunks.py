@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 BROADCAST_GROUP: Final = -1
 """The key group of broadcast state, which has no key: every slice has a copy, a savepoint takes that of the first."""
 
+CLOCKS: Final = ("event", "processing")
 TIMES: Final = pa.list_(pa.int64())
 _LEAST: Final = -(2**63)
 SORTED: Final = {b"sorted_by": b"key_hash"}
@@ -53,6 +56,29 @@ def chunk_schema(states: Sequence[State]) -> pa.Schema:
             *(pa.field(f"state_{state.name}", state.stored_type) for state in states),
         ]
     )
+
+
+class Sought:
+    """Keys to look for in chunks, in the order of their hashes, so that each chunk is read from front to back."""
+
+    __slots__ = ("data", "hashes")
+
+    def __init__(self, hashes: Hashes, data: pa.Array) -> None:
+        self.hashes, self.data = hashes, data
+
+    @classmethod
+    def of(cls, data: Sequence[bytes]) -> tuple[Sought, list[int]]:
+        """Also tells in which order it has them."""
+        hashes = hashes_of(map(crc32, data), len(data))
+        order = order_of(hashes)
+        places: list[int] = order.tolist()
+        return cls(hashes[order], pa.array([data[i] for i in places], pa.binary())), places
+
+    def pick(self, chosen: Flags) -> Sought:
+        return Sought(self.hashes[chosen], self.data.filter(pa.array(chosen)))
+
+    def __len__(self) -> int:
+        return len(self.hashes)
 
 
 class Chunk:
@@ -93,19 +119,24 @@ class Chunk:
     def rows(self, indexes: Indexes) -> pa.RecordBatch:
         return self.batch.take(pa.array(indexes))
 
-    def find(self, hashes: Hashes, keys: Sequence[bytes]) -> Indexes:
+    def sought(self, indexes: Indexes) -> Sought:
+        """The keys of rows, to look for them in other chunks."""
+        return Sought(self._hashes[indexes], self.batch.column("key").take(pa.array(indexes)))
+
+    def find(self, sought: Sought) -> Indexes:
         """The row of each key, −1 where there is none."""
-        found = np.full(len(keys), -1, np.int64)
-        if not len(self) or not len(keys):
+        found = np.full(len(sought), -1, np.int64)
+        if not len(self) or not len(sought):
             return found
-        at = np.searchsorted(self._hashes, hashes)
-        candidates = np.flatnonzero(self._hashes[np.minimum(at, len(self) - 1)] == hashes)
+        at = np.searchsorted(self._hashes, sought.hashes)
+        candidates = np.flatnonzero(self._hashes[np.minimum(at, len(self) - 1)] == sought.hashes)
         at = at[candidates]
-        stored = self.batch.column("key").take(pa.array(at)).to_pylist()
-        found[candidates] = at
-        for index, row, data in zip(candidates.tolist(), at.tolist(), stored, strict=True):
-            if data != keys[index]:
-                found[index] = self._next_with(row, keys[index])
+        asked = sought.data if len(candidates) == len(sought) else sought.data.take(pa.array(candidates))
+        stored = self.batch.column("key").take(pa.array(at))
+        same = pc.equal(stored, asked).to_numpy(zero_copy_only=False)
+        found[candidates[same]] = at[same]
+        for place in np.flatnonzero(~same).tolist():
+            found[candidates[place]] = self._next_with(int(at[place]), asked[place].as_py())
         return found
 
     def _next_with(self, row: int, key: bytes) -> int:
@@ -118,21 +149,23 @@ class Chunk:
                 return other
         return -1
 
-    def due(self, event_time: int, processing_time: int) -> Indexes:
-        """The rows that have a timer up to these times."""
+    def due(self, event_time: int, processing_time: int, besides: Indexes) -> Indexes:
+        """The rows that have a timer up to these times, without some that are known already."""
         column = self.batch.column
         masks = (
             pc.less_equal(column("next_event_timer"), event_time),
             pc.less_equal(column("next_processing_timer"), processing_time),
         )
         due: Indexes = pc.indices_nonzero(pc.or_kleene(*masks)).to_numpy().astype(np.int64)
-        return due
+        known = np.zeros(len(self), bool)
+        known[besides] = True
+        return due[~known[due]]
 
     def broadcast_row(self) -> pa.RecordBatch:
         """What is kept for no key: one row or none."""
         if not len(self):
             return self.batch
-        found = self.find(np.array([0], np.uint32), [b""])
+        found = self.find(Sought(np.array([0], np.uint32), pa.array([b""], pa.binary())))
         return self.rows(found[found >= 0])
 
 
@@ -140,20 +173,35 @@ def hashes_of(values: Iterable[int], count: int) -> Hashes:
     return np.fromiter(values, np.uint32, count)
 
 
-def order_of(hashes: Hashes) -> list[int]:
+def order_of(hashes: Hashes) -> Indexes:
     """The indexes of the hashes, in their order."""
-    order: list[int] = np.argsort(hashes, kind="stable").tolist()
+    order: Indexes = np.argsort(hashes, kind="stable")
     return order
+
+
+def groups_of(hashes: Hashes, data: pa.Array, groups: int) -> pa.Array:
+    """The key group of each key; broadcast state, which has none, is that without bytes."""
+    hashed = pa.array((hashes % np.uint32(groups)).astype(np.int32))
+    return pc.if_else(pc.equal(pc.binary_length(data), 0), pa.scalar(BROADCAST_GROUP, pa.int32()), hashed)
+
+
+def nowhere_valid(columns: Sequence[pa.Array]) -> pa.Array:
+    """In which rows all columns are null."""
+    nowhere = columns[0].is_null()
+    for column in columns[1:]:
+        nowhere = pc.and_(nowhere, column.is_null())
+    return nowhere
 
 
 def merged(older: Chunk, newer: Chunk) -> Chunk:
     """One chunk in place of two; of a key that is in both, the row of the newer one."""
-    hashes = newer._hashes
-    replaced = older.find(hashes, newer.batch.column("key").to_pylist())
+    replaced = older.find(Sought(newer._hashes, newer.batch.column("key")))
     kept = np.ones(len(older), bool)
     kept[replaced[replaced >= 0]] = False
-    whole = pa.concat_batches([older.batch.filter(pa.array(kept)), newer.batch])
-    return Chunk(whole.replace_schema_metadata(None))
+    rows = np.concatenate([np.flatnonzero(kept), np.arange(len(older), len(older) + len(newer))])
+    hashes = np.concatenate([older._hashes[kept], newer._hashes])
+    whole = pa.concat_batches([older.batch, newer.batch])
+    return Chunk(whole.take(pa.array(rows[order_of(hashes)])).replace_schema_metadata(SORTED))
 
 
 def without_gone(chunk: Chunk) -> Chunk:
@@ -191,3 +239,44 @@ def _alive(column: pa.Array, ttl_ms: int | None, watermark: int) -> Flags:
 def column_of(batch: pa.RecordBatch, name: str) -> list[Any]:
     values: list[Any] = batch.column(name).to_pylist()
     return values
+
+
+# ------------------------------------------------------------------------------------------------------------- timers
+
+
+def due_timers(batch: pa.RecordBatch, clock: str, limit: int) -> list[tuple[int, list[int]]]:
+    """The timers up to a time: each time that there is, and which rows have it."""
+    firsts, every = batch.column(f"next_{clock}_timer"), batch.column(f"{clock}_timers")
+    if firsts.null_count == len(firsts):
+        return []
+    rows = pc.indices_nonzero(pc.and_(pc.less_equal(firsts, limit), every.is_null())).to_numpy().astype(np.int64)
+    times = firsts.take(pa.array(rows)).to_numpy()
+    if every.null_count < len(every):
+        listed = every.flatten().to_numpy()
+        due = listed <= limit
+        rows = np.concatenate([rows, pc.list_parent_indices(every).to_numpy()[due]])
+        times = np.concatenate([times, listed[due]])
+    order = np.argsort(times, kind="stable")
+    rows, times = rows[order], times[order]
+    starts = np.flatnonzero(np.diff(times, prepend=times[:1] - 1))
+    return [(int(times[start]), own.tolist()) for start, own in zip(starts, np.split(rows, starts[1:]), strict=False)]
+
+
+def timers_of(batch: pa.RecordBatch, clock: str) -> Iterable[list[int] | None]:
+    """The timers of each row; None where there are none."""
+    firsts, every = batch.column(f"next_{clock}_timer"), batch.column(f"{clock}_timers")
+    if firsts.null_count == len(firsts):
+        return repeat(None)
+    if every.null_count == len(every):
+        return [None if first is None else [first] for first in firsts.to_pylist()]
+    pairs = zip(firsts.to_pylist(), every.to_pylist(), strict=True)
+    return [times if times or first is None else [first] for first, times in pairs]
+
+
+def timer_columns(timers: Sequence[list[int] | None]) -> tuple[pa.Array, pa.Array]:
+    """The timers of many keys: the first of each, and all where there are several."""
+    if not any(timers):
+        return pa.nulls(len(timers), pa.int64()), pa.nulls(len(timers), TIMES)
+    firsts = pa.array([own[0] if own else None for own in timers], pa.int64())
+    several = [own if own and len(own) > 1 else None for own in timers]
+    return firsts, pa.array(several, TIMES) if any(several) else pa.nulls(len(timers), TIMES)

@@ -7,10 +7,14 @@ which is handed on only when the call has succeeded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any, Final
+from types import GeneratorType
+from typing import Any, Final, NoReturn
+
+from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.position import glsn_of
@@ -24,21 +28,23 @@ LATE: Final = ".late"
 DEAD_LETTERS: Final = ".dead"
 
 _data: Final = attrgetter("data")
+_ONE_ROW: Final = (dict, Row)
+_remove: Final = list.remove
 
 
-class KeyEntry:
-    """All that an operator keeps for one key: the raw values of its states, and its timers."""
+class KeyEntry(Struct, eq=False, gc=False):
+    """All that an operator keeps for one key: the raw values of its states, and its timers.
 
-    __slots__ = ("data", "event_timers", "hash", "key", "processing_timers", "values")
+    A micro-batch makes many of these, so it is a struct, which is made without running Python code. Timers are sorted
+    lists without duplicates, as they are stored: most keys have few, and the first to fire is the first in the list.
+    """
 
-    def __init__(self, key: Any, data: bytes, hashed: int, values: list[Any]) -> None:
-        self.key = key
-        self.data = data
-        self.hash = hashed
-        self.values = values
-        # Most keys have no timers at a time, so the sets are made when they are needed.
-        self.event_timers: set[int] | None = None
-        self.processing_timers: set[int] | None = None
+    key: Any
+    data: bytes
+    hash: int
+    values: list[Any]
+    event_timers: list[int] | None = None
+    processing_timers: list[int] | None = None
 
     def __lt__(self, other: KeyEntry) -> bool:
         """A queue may hold a timer twice, one of them of an entry that was forgotten: their order is all one."""
@@ -54,17 +60,19 @@ class TimerQueue:
     """The timers of one operator in one slice on one clock, by time and then by key bytes.
 
     Many timers often have one time, such as the end of a window, so keys are gathered by time, and put in order when
-    their time has come. A key's own set says which timers are real: the queue may hold some that were deleted, or some
-    twice. ``due`` is the next moment at which a timer of the queue fires.
+    their time has come. A key's own list says which timers are real: the queue may hold some that were deleted, or some
+    twice. ``due`` is the next moment at which a timer of the queue fires. Of timers beyond ``horizon`` the queue need
+    not be told: they cannot fire as long as it is used.
     """
 
     def __init__(self) -> None:
         self.steps = Steps()
         self.due = NEVER
+        self.horizon = MAX_TIME
         self._times: list[int] = []
         self._entries: dict[int, list[KeyEntry]] = {}
         self._limit = NO_TIME
-        self._registered: list[tuple[int, bytes, KeyEntry]] = []
+        self.registered: list[tuple[int, bytes, KeyEntry]] = []
         self._fresh: set[tuple[int, bytes]] | None = None
 
     def add(self, time: int, entry: KeyEntry) -> None:
@@ -75,35 +83,51 @@ class TimerQueue:
         else:
             entries.append(entry)
 
+    def add_all(self, time: int, entries: list[KeyEntry]) -> None:
+        """Timers of many keys that have one time."""
+        known = self._entries.get(time)
+        if known is None:
+            self._entries[time] = entries
+            heappush(self._times, time)
+        else:
+            known += entries
+
     def register(self, time: int, entry: KeyEntry, when: int) -> None:
         """A function registers a timer at a moment."""
         if time <= self._limit:
-            heappush(self._registered, (time, entry.data, entry))
+            heappush(self.registered, (time, entry.data, entry))
             return
-        self.add(time, entry)
         if self._fresh is not None:
             self._fresh.add((time, entry.data))
-        if time <= self.steps.last:
+        # A time that the queue has already comes due no earlier than before.
+        if time not in self._entries and time <= self.steps.last:
             self.due = min(self.due, self.steps.next_reaching(time, when))
+        self.add(time, entry)
 
     def look_ahead(self, when: int) -> None:
         """Find the next moment anew, from ``when`` on."""
         self.due = self.steps.next_reaching(self._times[0], when) if self._times else NEVER
 
-    def take(self, reached: int, end: bool) -> Iterator[tuple[int, KeyEntry]]:
-        """The timers up to a time, smallest first, with those that are registered while they are taken.
-
-        At the end of the input the latter are not among them: they stay in the queue.
-        """
+    def due_until(self, reached: int) -> list[tuple[int, list[KeyEntry]]]:
+        """Take the timers up to a time out of the queue: by time, and of each time by key bytes."""
         due = []
         while self._times and self._times[0] <= reached:
             time = heappop(self._times)
             due.append((time, sorted(self._entries.pop(time), key=_data)))
+        return due
+
+    def take(
+        self, due: Sequence[tuple[int, Sequence[KeyEntry]]], reached: int, end: bool
+    ) -> Iterator[tuple[int, KeyEntry]]:
+        """These timers, which are due at a time, smallest first, with those that are registered while they are taken.
+
+        At the end of the input the latter are not among them: they stay in the queue.
+        """
         if end:
             self._fresh = set()
         else:
             self._limit = reached
-        registered = self._registered
+        registered = self.registered
         for time, entries in due:
             for entry in entries:
                 while registered and registered[0][:2] < (time, entry.data):
@@ -113,6 +137,33 @@ class TimerQueue:
         while registered:
             yield registered[0][0], heappop(registered)[2]
         self._limit, self._fresh = NO_TIME, None
+
+
+def put_in(times: list[int], time: int) -> bool:
+    """Put a time into a sorted list; False if it is there already. Most come last, or came last before."""
+    last = times[-1] if times else NO_TIME
+    if time > last:
+        times.append(time)
+        return True
+    if time == last:
+        return False
+    index = bisect_left(times, time)
+    if times[index] == time:
+        return False
+    times.insert(index, time)
+    return True
+
+
+def taken_out(times: list[int], time: int) -> bool:
+    """Take a time out of a sorted list; False if it is not there. Most are the first."""
+    if times and times[0] == time:
+        del times[0]
+        return True
+    index = bisect_left(times, time)
+    if index == len(times) or times[index] != time:
+        return False
+    del times[index]
+    return True
 
 
 def valid_tag(tag: Any) -> bool:
@@ -142,10 +193,17 @@ class Timers:
 
     def at(self, time: int) -> None:
         """Call ``on_timer`` once the watermark has reached ``time`` (ms); twice the same time is one timer."""
-        entry = self._entry(time)
-        if entry.event_timers is None:
-            entry.event_timers = set()
-        self._add(entry, entry.event_timers, self._context._event_queue, time)
+        context = self._context
+        entry = context._entry
+        if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._timerless:
+            self._refuse(time)
+        own = entry.event_timers
+        if own is None:
+            own = entry.event_timers = []
+        if put_in(own, time):
+            context._undo.append((_remove, own, time))
+            if time <= context._event_queue.horizon:
+                context._event_queue.register(time, entry, context._moment)
 
     def delete(self, time: int) -> None:
         """Take a timer back; it need not exist."""
@@ -153,34 +211,34 @@ class Timers:
 
     def at_processing_time(self, time: int) -> None:
         """Call ``on_processing_timer`` once processing time has reached ``time`` (ms)."""
-        entry = self._entry(time)
-        if entry.processing_timers is None:
-            entry.processing_timers = set()
-        self._add(entry, entry.processing_timers, self._context._processing_queue, time)
+        context, entry = self._context, self._entry(time)
+        own = entry.processing_timers
+        if own is None:
+            own = entry.processing_timers = []
+        if put_in(own, time):
+            context._undo.append((_remove, own, time))
+            if time <= context._processing_queue.horizon:
+                context._processing_queue.register(time, entry, context._moment)
 
     def delete_processing_time(self, time: int) -> None:
         self._remove(self._entry(time).processing_timers, time)
 
     def _entry(self, time: int) -> KeyEntry:
         entry = self._context._entry
-        if entry is None:
+        if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or self._context._timerless:
+            self._refuse(time)
+        return entry
+
+    def _refuse(self, time: Any) -> NoReturn:
+        if self._context._entry is None:
             raise InvalidArgument("a timer belongs to a key, and this call has none: use it in process or on_timer")
         if self._context._timerless:
             raise InvalidArgument(f"a timer was used, but {self._context._timerless}")
-        if type(time) is not int or not NO_TIME < time < MAX_TIME:
-            raise InvalidArgument(f"a timer's time is {time!r}: give milliseconds since 1970 as an integer")
-        return entry
+        raise InvalidArgument(f"a timer's time is {time!r}: give milliseconds since 1970 as an integer")
 
-    def _add(self, entry: KeyEntry, own: set[int], queue: TimerQueue, time: int) -> None:
-        if time not in own:
-            own.add(time)
-            self._context._undo.append((own.discard, (time,)))
-            queue.register(time, entry, self._context._moment)
-
-    def _remove(self, own: set[int] | None, time: int) -> None:
-        if own and time in own:
-            own.discard(time)
-            self._context._undo.append((own.add, (time,)))
+    def _remove(self, own: list[int] | None, time: int) -> None:
+        if own and taken_out(own, time):
+            self._context._undo.append((insort, own, time))
 
 
 class Context:
@@ -208,7 +266,8 @@ class Context:
         self._moment = 0
         self._reached: int | None = None
         self._timerless = ""
-        self._undo: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+        self._undo: list[tuple[Any, ...]] = []
+        """What undoes the call: functions with their arguments."""
         self._emitted: list[tuple[str, int, Row]] = []
 
     @property
@@ -234,12 +293,18 @@ class Context:
         elif not valid_tag(tag):
             raise InvalidArgument(f"the tag of a side output is {tag!r}: give a name that does not begin with a dot")
 
-    def _emit(self, row: Any) -> None:
-        self._emitted.append((MAIN, self.timestamp, self._make(row)))
+    def _emit(self, result: Any) -> None:
+        """What a call returned: one row, or several."""
+        time, make, emitted = self.timestamp, self._make, self._emitted
+        if type(result) is not GeneratorType and isinstance(result, _ONE_ROW):
+            emitted.append((MAIN, time, make(result)))
+            return
+        for row in result:
+            emitted.append((MAIN, time, make(row)))
 
     def _roll_back(self) -> None:
         """Undo what the call did, last first."""
-        for action, arguments in reversed(self._undo):
+        for action, *arguments in reversed(self._undo):
             action(*arguments)
         self._undo.clear()
         self._emitted.clear()

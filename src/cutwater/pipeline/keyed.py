@@ -6,20 +6,21 @@ one comparison says whether a timer is due before the record, one look-up finds 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 from msgspec import json
 
 from cutwater.errors import PipelineFailed
-from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue
+from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue, taken_out
 from cutwater.pipeline.functions import BatchFunction
-from cutwater.pipeline.keys import MAX_PARALLELISM
-from cutwater.pipeline.position import firing, glsn_of, number
-from cutwater.pipeline.records import Records, arrivals
+from cutwater.pipeline.keys import MAX_PARALLELISM, key_bytes
+from cutwater.pipeline.position import FIRST, firing, glsn_of, number
+from cutwater.pipeline.records import Entries, Records, arrivals
 from cutwater.pipeline.rows import Row, RowType
 from cutwater.pipeline.state import BroadcastHolder, BroadcastState, State
 from cutwater.pipeline.steps import NEVER, Ticks, is_end
@@ -28,6 +29,8 @@ from cutwater.pipeline.store import KeyedStore
 DEAD_LETTER_ROWS: Final = RowType.of(
     "uid string, glsn bigint, key string, time bigint, timer boolean, record string, error string"
 )
+
+_UNREADABLE: Final = object()
 
 
 @dataclass(slots=True)
@@ -85,37 +88,30 @@ class KeyedOperator:
 
     def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
         """Process a micro-batch. What is emitted comes by tag, each in the order of positions."""
-        self._begin(inputs, ticks)
-        return self._run_through(inputs)
+        return self._run_through(inputs, self._begin(ticks, self._keys(inputs)))
 
-    def _run_through(self, inputs: Sequence[Records]) -> dict[str, Records]:
+    def _run_through(self, inputs: Sequence[Records], entries: Sequence[Entries]) -> dict[str, Records]:
         context, events, processing = self._context, self._events, self._processing
-        live, dirty, undo, emitted = self.store.live, self.store.dirty, context._undo, context._emitted
-        keys, calls = self._read_keys, self._calls
-        for source, when, path, time, row in arrivals(inputs):
+        dirty, undo, emitted = self.store.dirty, context._undo, context._emitted
+        calls = self._calls
+        for source, when, path, time, row, entry in arrivals(inputs, entries):
             if when > events.due or when > processing.due:
                 self._fire_until(when)
-            read_key = keys[source]
-            if read_key is None:
+            if entry is None and self._read_keys[source] is None:
                 self._process_broadcast(source, when, path, time, row)
                 continue
             context._moment = when
             context.timestamp = time
-            entry: KeyEntry | None = None
             try:
-                key = read_key(row)
-                entry = live.get(key)
                 if entry is None:
-                    entry = self.store.entry(key)
-                context.key = key
+                    entry = self._entry(source, row)  # noqa: PLW2901 - the record's own, which was not known before
+                context.key = entry.key
                 context._entry = entry
                 context._values = entry.values
                 result = calls[source](row, context)
                 if result is not None:
-                    self._take(result)
+                    context._emit(result)
             except Exception as error:
-                if entry is None:
-                    context.key = None
                 self._failed(error, when, path, row=row)
                 continue
             if undo:
@@ -126,33 +122,44 @@ class KeyedOperator:
         self._fire_until(NEVER)
         return self._out
 
-    def _begin(self, inputs: Sequence[Records], ticks: Ticks) -> None:
+    def _begin(self, ticks: Ticks, keys: Sequence[Sequence[Any] | None]) -> list[Entries]:
+        """Make ready what a micro-batch needs: these keys of each input, and those with a timer that may come due.
+
+        Returns the entries of the keys, None where an input has none.
+        """
         self._out = {tag: Records() for tag in self.spec.outputs}
         self._events.steps = ticks.watermarks[self.spec.sources]
         self._processing.steps = ticks.times
-        self.store.load(self._keys(inputs), self._events.steps.last, ticks.times.last, (self._events, self._processing))
-        self._events.look_ahead(0)
-        self._processing.look_ahead(0)
+        queues = (self._events, self._processing)
+        limits = (self._events.steps.last, ticks.times.last)
+        if not self.store.stays:
+            self._events.horizon, self._processing.horizon = limits
+        touched = dict.fromkeys(chain.from_iterable(own for own in keys if own is not None))
+        touched.pop(_UNREADABLE, None)
+        self.store.load(touched, limits, queues)
+        for queue in queues:
+            queue.look_ahead(0)
+        found = self.store.live.get
+        return [repeat(None) if own is None else list(map(found, own)) for own in keys]
 
     def load_all(self) -> None:
         """Take all of the state into memory, to stay there."""
         self.store.load_all((self._events, self._processing))
 
-    def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
-        """The keys of a micro-batch, for the store to load; one that cannot be read fails later, with its record."""
-        if not self.store.chunks:
-            return
-        for read_key, records, rows in zip(self._read_keys, inputs, self.spec.input_rows, strict=True):
-            if read_key is not None and rows is not None and isinstance(read_key, attrgetter | itemgetter):
-                yield from map(read_key, records.rows)
-            elif read_key is not None:
-                for row in records.rows:
-                    try:
-                        key = read_key(row)
-                        hash(key)
-                    except Exception:
-                        continue
-                    yield key
+    def _keys(self, inputs: Sequence[Records]) -> list[list[Any] | None]:
+        """The key of each record, for the store to load them all at once; of each input that has keys."""
+        return [
+            None if read_key is None else _keys_of(read_key, records, is_typed=rows is not None)
+            for read_key, records, rows in zip(self._read_keys, inputs, self.spec.input_rows, strict=True)
+        ]
+
+    def _entry(self, source: int, row: Row) -> KeyEntry:
+        """The entry of a record whose key was not read ahead: it can be read only now, or fails."""
+        context, read_key = self._context, self._read_keys[source]
+        assert read_key is not None, "what has no key is broadcast"
+        context.key, context._entry, context._values = None, None, NO_KEY
+        key = read_key(row)
+        return self.store.live.get(key) or self.store.entry(key)
 
     def _process_broadcast(self, source: int, when: int, path: bytes, time: int, row: Row) -> None:
         context = self._context
@@ -162,7 +169,7 @@ class KeyedOperator:
         try:
             result = self._calls[source](row, context)
             if result is not None:
-                self._take(result)
+                context._emit(result)
         except Exception as error:
             self._failed(error, when, path, row=row, heard=self._first)
             return
@@ -175,18 +182,15 @@ class KeyedOperator:
             self._hand_on(when, path)
         context._emitted.clear()
 
-    def _take(self, result: Any) -> None:
-        emit = self._context._emit
-        if isinstance(result, dict | Row):
-            emit(result)
-            return
-        for row in result:
-            emit(row)
-
     def _hand_on(self, when: int, path: bytes) -> None:
-        for index, (tag, time, row) in enumerate(self._context._emitted):
+        emitted = self._context._emitted
+        if len(emitted) == 1:
+            tag, time, row = emitted.pop()
+            self._out[tag].append(when, path + FIRST, time, row)
+            return
+        for index, (tag, time, row) in enumerate(emitted):
             self._out[tag].append(when, path + number(index), time, row)
-        self._context._emitted.clear()
+        emitted.clear()
 
     # ------------------------------------------------------------------------------------------------------- timers
 
@@ -203,37 +207,38 @@ class KeyedOperator:
 
     def _advance(self, queue: TimerQueue, when: int, call: Callable[[int, Context], Any]) -> None:
         """Fire what is due at one step, smallest (time, key bytes) first, also what is registered meanwhile."""
+        context, undo, emitted, dirty = self._context, self._context._undo, self._context._emitted, self.store.dirty
         reached = queue.steps.seen_at(when + 1)
-        event = queue is self._events
-        self._context._reached = reached if event else None
+        event, order = queue is self._events, self.spec.order
+        context._moment, context._reached = when, reached if event else None
+        due = queue.due_until(reached)
+        # How often a key has fired matters only where it may fire again: at several times, or by what it registers.
         fired: dict[bytes, tuple[int, int]] = {}
-        for time, entry in queue.take(reached, is_end(when)):
+        registered, several = queue.registered, len(due) > 1
+        for time, entry in queue.take(due, reached, is_end(when)):
             own = entry.event_timers if event else entry.processing_timers
-            if not own or time not in own:
+            if not own or not taken_out(own, time):
                 continue
-            own.discard(time)
-            self.store.dirty.add(entry)
-            latest, count = fired.get(entry.data, (time, -1))
-            fired[entry.data] = latest, count = max(latest, time), count + 1
-            self._call_timer(call, time, entry, when, firing(self.spec.order, latest, entry.data, count))
-        self._context._reached = None
+            dirty.add(entry)
+            latest, count = time, 0
+            if fired and (before := fired.get(entry.data)) is not None:
+                latest, count = max(before[0], time), before[1] + 1
+            context.timestamp, context.key = time, entry.key
+            context._entry, context._values = entry, entry.values
+            try:
+                result = call(time, context)
+                if result is not None:
+                    context._emit(result)
+            except Exception as error:
+                self._failed(error, when, firing(order, latest, entry.data, count), timer=time)
+            else:
+                undo.clear()
+                if emitted:
+                    self._hand_on(when, firing(order, latest, entry.data, count))
+            if several or registered:
+                fired[entry.data] = latest, count
+        context._reached = None
         queue.look_ahead(when + 1)
-
-    def _call_timer(
-        self, call: Callable[[int, Context], Any], time: int, entry: KeyEntry, when: int, path: bytes
-    ) -> None:
-        context = self._context
-        context._moment, context.timestamp, context.key = when, time, entry.key
-        context._entry, context._values = entry, entry.values
-        try:
-            result = call(time, context)
-            if result is not None:
-                self._take(result)
-        except Exception as error:
-            self._failed(error, when, path, timer=time)
-            return
-        context._undo.clear()
-        self._hand_on(when, path)
 
     # ----------------------------------------------------------------------------------------------------- failures
 
@@ -263,6 +268,24 @@ class KeyedOperator:
 
     def watermark(self) -> int:
         return self._events.steps.last
+
+
+def _keys_of(read_key: Callable[[Row], Any], records: Records, *, is_typed: bool) -> list[Any]:
+    """The key of each record; ``_UNREADABLE`` for one that cannot be read, which fails later, with its record."""
+    if is_typed and isinstance(read_key, attrgetter | itemgetter):
+        return list(map(read_key, records.rows))
+    keys: list[Any] = []
+    checked: set[Any] = set()
+    for row in records.rows:
+        try:
+            key = read_key(row)
+            if key not in checked:
+                key_bytes(key)
+                checked.add(key)
+        except Exception:
+            key = _UNREADABLE
+        keys.append(key)
+    return keys
 
 
 def dead_letter(uid: str, when: int, error: str, *, key: Any, time: int, row: Row | None) -> Row:

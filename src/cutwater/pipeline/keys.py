@@ -50,6 +50,13 @@ def key_bytes(key: Any) -> bytes:
     return _component(key)
 
 
+def bytes_of_keys(keys: Sequence[Any]) -> list[bytes]:
+    """The bytes of many keys; those of texts without a call for each."""
+    if set(map(type, keys)) == {str}:
+        return [b"\x03" + key.encode() for key in keys]
+    return list(map(key_bytes, keys))
+
+
 def _component(value: Any) -> bytes:
     if value is None:
         return b"\x00"
@@ -92,6 +99,13 @@ def key_of_bytes(data: bytes) -> Any:
         else:
             at += 2 if data[at] == 0 else 1
     return tuple(parts)
+
+
+def keys_of_bytes(data: Sequence[bytes]) -> list[Any]:
+    """The keys of many; texts without a call for each."""
+    if all(own[0] == 3 for own in data):
+        return [own[1:].decode() for own in data]
+    return list(map(key_of_bytes, data))
 
 
 def _component_of_bytes(data: bytes) -> Any:

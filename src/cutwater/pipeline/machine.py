@@ -42,13 +42,20 @@ class SliceTask:
     """All operators of one level in one slice, with their state."""
 
     def __init__(
-        self, plan: Plan, level: int, index: int, chunks: Mapping[str, Iterable[pa.Table | pa.RecordBatch | Chunk]]
+        self,
+        plan: Plan,
+        level: int,
+        index: int,
+        chunks: Mapping[str, Iterable[pa.Table | pa.RecordBatch | Chunk]],
+        *,
+        stays: bool = False,
     ) -> None:
+        """``stays``: it runs many micro-batches, and keeps its state in memory."""
         self._plan = plan
-        self.operators = [
-            operator_of(spec, KeyedStore(spec.states, spec.hashed_groups, chunks.get(spec.uid, ())), first=index == 0)
-            for spec in plan.levels[level]
-        ]
+        self.operators = []
+        for spec in plan.levels[level]:
+            store = KeyedStore(spec.states, spec.hashed_groups, chunks.get(spec.uid, ()), stays=stays)
+            self.operators.append(operator_of(spec, store, first=index == 0))
 
     def run(
         self, inputs: Mapping[Destination, Records], ticks: Ticks, arrived: dict[Destination, list[Records]]
@@ -163,9 +170,7 @@ class Machine:
         for spec in (spec for specs in self._plan.levels for spec in specs):
             parts = []
             for index, operator in enumerate(self.operators(spec.uid)):
-                if not self._packed:
-                    operator.store.pack_live()
-                base = operator.store.compact(operator.watermark())
+                base = operator.store.snapshot(operator.watermark())
                 parts.append(base if index == 0 else base.filter(pc.not_equal(base["key_group"], BROADCAST_GROUP)))
             whole[spec.uid] = pa.concat_tables(parts).sort_by([("key_group", "ascending"), ("key", "ascending")])
         return whole
@@ -180,7 +185,10 @@ class Machine:
 
     def _made(self, state: Mapping[str, pa.Table]) -> list[list[SliceTask]]:
         return [
-            [SliceTask(self._plan, level, index, self._cut(state, level, index)) for index in range(self._slices)]
+            [
+                SliceTask(self._plan, level, index, self._cut(state, level, index), stays=not self._packed)
+                for index in range(self._slices)
+            ]
             for level in range(len(self._plan.levels))
         ]
 

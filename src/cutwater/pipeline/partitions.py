@@ -7,7 +7,7 @@ result may. When n changes, a *list* state is divided anew and a *union* state g
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any
 from zlib import crc32
 
@@ -18,6 +18,7 @@ from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.state import ListState, State
+from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.store import KeyedStore
 
 
@@ -71,5 +72,6 @@ class PartitionOperator(KeyedOperator):
 
         self._read_keys = [own_partition]
 
-    def _keys(self, inputs: Sequence[Records]) -> Iterable[Any]:
-        return range(self.spec.partitions)
+    def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
+        self._begin(ticks, [range(self.spec.partitions)])
+        return self._run_through(inputs, [repeat(None)])

@@ -138,21 +138,23 @@ class Plan:
         key = node.keys[0]
         assert key is not None, "a window has a key"
         time_type = self._time_types[node.inputs[0].node]
+        key_fields, made = key.fields(rows), None
+        if key_fields is not None:
+            times = [pa.field(name, time_type or pa.int64()) for name in ("window_start", "window_end")]
+            results = [pa.field(name, part.result_type) for name, part in bound.items()]
+            made = RowType(pa.schema([*key_fields, *times, *results]))
+        names = (*key.columns, "window_start", "window_end", *bound)
         function = WindowFunction(
             node.window,
             node.trigger,
             node.lateness_ms,
             bound,
-            lambda value: dict(zip(key.columns, key.values(value), strict=True)),
+            key.values,
             from_milliseconds(time_type),
+            made.of_values if made else lambda values: untyped(dict(zip(names, values, strict=True))),
             LATE in node.sides,
         )
-        key_fields = key.fields(rows)
-        if key_fields is None:
-            return function, None
-        times = [pa.field(name, time_type or pa.int64()) for name in ("window_start", "window_end")]
-        results = [pa.field(name, part.result_type) for name, part in bound.items()]
-        return function, RowType(pa.schema([*key_fields, *times, *results]))
+        return function, made
 
     # ------------------------------------------------------------------------------------------------- row functions
 

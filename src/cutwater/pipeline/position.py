@@ -15,6 +15,7 @@ record that comes from a source through functions that emit one row each is empt
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from cutwater.types import GLSN
@@ -26,6 +27,7 @@ END: Final = 3
 
 _PHASE_BITS: Final = 2
 _TIME_ORIGIN: Final = 1 << 63
+_KEY_END: Final = b"\x00\x00"
 
 
 def moment(glsn: int, phase: int) -> int:
@@ -47,6 +49,9 @@ def _number(value: int) -> bytes:
 _NUMBERS: Final = tuple(_number(value) for value in range(1_024))
 
 
+FIRST: Final = _NUMBERS[0]
+
+
 def number(value: int) -> bytes:
     """A number as part of a path."""
     return _NUMBERS[value] if value < len(_NUMBERS) else _number(value)
@@ -54,7 +59,7 @@ def number(value: int) -> bytes:
 
 def key_part(key: bytes) -> bytes:
     """Key bytes as part of a path: an end mark that sorts below everything, and its likes inside are escaped."""
-    return key.replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+    return key.replace(b"\x00", b"\x00\xff") + _KEY_END
 
 
 def firing(operator: int, time: int, key: bytes, count: int) -> bytes:
@@ -64,4 +69,10 @@ def firing(operator: int, time: int, key: bytes, count: int) -> bytes:
     fire may lie before the one that registers it. One thread, which always takes the smallest timer there is, then
     fires it at once: behind the larger one, and ahead of everything that other keys have left.
     """
-    return number(operator) + (time + _TIME_ORIGIN).to_bytes(8, "big") + key_part(key) + number(count)
+    return _advance_part(operator, time) + key.replace(b"\x00", b"\x00\xff") + _KEY_END + number(count)
+
+
+@lru_cache(maxsize=256)
+def _advance_part(operator: int, time: int) -> bytes:
+    """Many keys have timers at one time."""
+    return number(operator) + (time + _TIME_ORIGIN).to_bytes(8, "big")

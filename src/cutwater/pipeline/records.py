@@ -9,11 +9,15 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.position import number
 from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
 
-Arrival: TypeAlias = tuple[int, int, bytes, int, Row]
-"""Number of the input, moment, path, event time, row."""
+Entries: TypeAlias = Iterable[KeyEntry | None]
+"""What is kept for the key of each record; None where that is found when its turn comes."""
+
+Arrival: TypeAlias = tuple[int, int, bytes, int, Row, KeyEntry | None]
+"""Number of the input, moment, path, event time, row, what is kept for its key."""
 
 POSITION: Final = pa.struct(
     [pa.field("moment", pa.int64()), pa.field("path", pa.binary()), pa.field("time", pa.int64())]
@@ -121,11 +125,11 @@ def _comparable(value: Any) -> tuple[Any, ...]:
     return 2, repr(value) if isinstance(value, dict | list | tuple) else value
 
 
-def arrivals(inputs: Sequence[Records]) -> Iterable[Arrival]:
+def arrivals(inputs: Sequence[Records], entries: Sequence[Entries]) -> Iterable[Arrival]:
     """The records of an operator's inputs in the order in which it processes them: by position, then by input."""
     streams: list[Iterable[Arrival]] = [
-        zip(repeat(index), part.moments, part.paths, part.times, part.rows)
-        for index, part in enumerate(inputs)
+        zip(repeat(index), part.moments, part.paths, part.times, part.rows, own)
+        for index, (part, own) in enumerate(zip(inputs, entries, strict=True))
         if len(part)
     ]
     if len(streams) <= 1:

@@ -11,7 +11,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from keyword import iskeyword
-from operator import attrgetter, itemgetter
+from operator import attrgetter, call, itemgetter
 from typing import Any, Final, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -99,8 +99,11 @@ class RowType:
         self.names: tuple[str, ...] = tuple(schema.names)
         self.row = row_class(self.names)
         self._name_set = frozenset(self.names)
-        self._columns = [(field.name, converter(field.type)) for field in schema]
+        self._converters = [converter(field.type) for field in schema]
+        self._values: Callable[[Any], Iterable[Any]] = itemgetter(*self.names) if self.names else tuple
         self._required = [field.name for field in schema if not field.nullable]
+        # Of one column a getter gives the value alone.
+        self._simple_size = len(self.names) if len(self.names) > 1 and not self._required else -1
 
     @classmethod
     def of(cls, given: str | pa.Schema | RowType) -> RowType:
@@ -129,14 +132,23 @@ class RowType:
         """A row of this type from what a function returned; a column that is left out is null."""
         if type(value) is not dict:
             value = _mapping(value)
-        get = value.get
-        try:
-            row = self.row([convert(get(name)) for name, convert in self._columns])
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{error.message} (a row of {self})") from None
+        if len(value) == self._simple_size:
+            # If all columns are there, no others are. Anything else is told below.
+            try:
+                return self.row(map(call, self._converters, self._values(value)))
+            except (KeyError, InvalidArgument):
+                pass
+        row = self.of_values(map(value.get, self.names))
         if self._required or value.keys() != self._name_set:
             self._check_names(value)
         return row
+
+    def of_values(self, values: Iterable[Any]) -> Row:
+        """A row of this type from a value for each column, in order."""
+        try:
+            return self.row(map(call, self._converters, values))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{error.message} (a row of {self})") from None
 
     def _check_names(self, value: Mapping[str, Any]) -> None:
         unknown = [name for name in value if name not in self.names]
@@ -160,7 +172,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, Row):
         return value._asdict()
     if isinstance(value, Mapping):
-        return value
+        # A plain one has no values that it makes up when they are looked for, as that of a defaultdict.
+        return dict(value)
     raise InvalidArgument(f"a function returned {value!r}: return a dict or a row, or yield several")
 
 

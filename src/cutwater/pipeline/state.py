@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from operator import setitem
 from typing import Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -242,7 +243,7 @@ class _Value:
         """Replace the value; None clears it."""
         holder, slot = self._holder, self._slot
         values = holder._values
-        holder._undo.append((values.__setitem__, (slot, values[slot])))
+        holder._undo.append((setitem, values, slot, values[slot]))
         values[slot] = self._convert(value)
 
     def clear(self) -> None:
@@ -280,7 +281,7 @@ class _Stamping:
 
     def _replace(self, raw: Any) -> None:
         values = self._holder._values
-        self._holder._undo.append((values.__setitem__, (self._slot, values[self._slot])))
+        self._holder._undo.append((setitem, values, self._slot, values[self._slot]))
         values[self._slot] = raw
 
     def clear(self) -> None:
@@ -314,7 +315,7 @@ class _List(_Stamping):
         if raw is None:
             self._replace([made])
             return
-        self._holder._undo.append((raw.pop, ()))
+        self._holder._undo.append((raw.pop,))
         raw.append(made)
 
     def extend(self, values: Iterable[Any]) -> None:
@@ -350,7 +351,7 @@ class _Map(_Stamping):
             self._replace({key: made})
             return
         old = raw.get(key)
-        self._holder._undo.append((raw.pop, (key,)) if old is None else (raw.__setitem__, (key, old)))
+        self._holder._undo.append((raw.pop, key) if old is None else (setitem, raw, key, old))
         raw[key] = made
 
     def remove(self, key: Any) -> None:
@@ -362,7 +363,7 @@ class _Map(_Stamping):
         if len(raw) == 1:
             self._replace(None)
             return
-        self._holder._undo.append((raw.__setitem__, (key, raw[key])))
+        self._holder._undo.append((setitem, raw, key, raw[key]))
         del raw[key]
 
     def __contains__(self, key: Any) -> bool:

@@ -11,29 +11,43 @@ A chunk is the unit that a state store keeps. A savepoint is one compacted table
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
-from typing import Any
+from itertools import compress, repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.pipeline.chunks import (
     BROADCAST_GROUP,
+    CLOCKS,
     SORTED,
-    TIMES,
     Chunk,
+    Sought,
     chunk_schema,
     column_of,
+    due_timers,
+    groups_of,
     hashes_of,
     merged,
+    nowhere_valid,
     order_of,
+    timer_columns,
+    timers_of,
     without_expired,
     without_gone,
 )
 from cutwater.pipeline.context import KeyEntry, TimerQueue
-from cutwater.pipeline.keys import key_bytes, key_of_bytes
+from cutwater.pipeline.keys import bytes_of_keys, key_bytes, key_of_bytes, keys_of_bytes
 from cutwater.pipeline.state import State
+
+if TYPE_CHECKING:
+    from cutwater.pipeline.chunks import Indexes
+
+Limits: TypeAlias = tuple[int, int]
+"""How far event time and processing time come in a micro-batch."""
+
+_hash: Final = attrgetter("hash")
 
 
 class KeyedStore:
@@ -44,7 +58,10 @@ class KeyedStore:
         states: Sequence[State],
         groups: int | None,
         chunks: Iterable[pa.Table | pa.RecordBatch | Chunk] = (),
+        *,
+        stays: bool = False,
     ) -> None:
+        """``stays``: everything is live from one micro-batch to the next, without chunks."""
         self._states = list(states)
         self._schema = chunk_schema(states)
         self._groups = groups
@@ -52,6 +69,7 @@ class KeyedStore:
             chunk.checked(self._schema) if isinstance(chunk, Chunk) else Chunk.of_table(chunk, self._schema)
             for chunk in chunks
         ]
+        self.stays = stays
         self.live: dict[Any, KeyEntry] = {}
         self.dirty: set[KeyEntry] = set()
         self.broadcast = KeyEntry(None, b"", crc32(b""), [None] * len(self._states))
@@ -61,53 +79,52 @@ class KeyedStore:
 
     def entry(self, key: Any) -> KeyEntry:
         """The entry of a key that is not live: a new one, after ``load`` has had its chance."""
-        data = key_bytes(key)
-        entry = KeyEntry(key, data, crc32(data), [None] * len(self._states))
-        self.live[key] = entry
+        (entry,) = self._make_new([key], [key_bytes(key)])
         return entry
+
+    def _make_new(self, keys: Sequence[Any], data: Sequence[bytes]) -> list[KeyEntry]:
+        nothing = [None] * len(self._states)
+        made = list(map(KeyEntry, keys, data, map(crc32, data), map(list, repeat(nothing, len(data)))))
+        self.live.update(zip(keys, made, strict=True))
+        return made
 
     # ---------------------------------------------------------------------------------------------------------- loading
 
-    def load(
-        self, keys: Iterable[Any], event_time: int, processing_time: int, queues: tuple[TimerQueue, TimerQueue]
-    ) -> None:
-        """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it.
+    def load(self, keys: Iterable[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]) -> None:
+        """Make live what a micro-batch touches: these keys, and those with a timer that may come due in it, which is up
+        to the limits of event time and of processing time.
 
         Chunks are searched from the newest on, so the first row that is found for a key is the valid one.
         """
+        assert not self.chunks or not self.live, "what stays live has no chunks, what has chunks begins anew"
+        wanted = [key for key in keys if key not in self.live] if self.live else list(keys)
+        data = bytes_of_keys(wanted)
         if not self.chunks:
+            self._make_new(wanted, data)
             return
-        limits = (event_time, processing_time)
-        wanted = [key for key in dict.fromkeys(keys) if key not in self.live]
-        data = list(map(key_bytes, wanted))
-        hashes = hashes_of(map(crc32, data), len(data))
-        for chunk in reversed(self.chunks):
-            rows = chunk.find(hashes, data)
-            own, left = (rows >= 0).nonzero()[0], (rows < 0).nonzero()[0]
-            if not len(own):
-                continue
-            self._enliven(self._entries(chunk.rows(rows[own]), [wanted[i] for i in own.tolist()]), limits, queues)
-            wanted, data, hashes = [wanted[i] for i in left.tolist()], [data[i] for i in left.tolist()], hashes[left]
+        sought, order = Sought.of(data)
+        wanted = [wanted[i] for i in order]
         for index in reversed(range(len(self.chunks))):
-            self._load_due(self.chunks[index], self.chunks[index + 1 :], limits, queues)
+            chunk = self.chunks[index]
+            rows = chunk.find(sought)
+            here = rows >= 0
+            rows = rows[here]
+            if len(rows):
+                self._enliven(chunk.rows(rows), list(compress(wanted, here.tolist())), limits, queues)
+                wanted, sought = list(compress(wanted, (~here).tolist())), sought.pick(~here)
+            self._load_due(index, rows, limits, queues)
+        self._make_new(wanted, sought.data.to_pylist())
 
-    def _load_due(
-        self, chunk: Chunk, newer: Sequence[Chunk], limits: tuple[int, int], queues: tuple[TimerQueue, TimerQueue]
-    ) -> None:
-        due = chunk.due(*limits)
-        if not len(due):
-            return
-        batch = chunk.rows(due)
-        data = column_of(batch, "key")
-        keys = list(map(key_of_bytes, data))
-        hashes = batch.column("key_hash").to_numpy()
-        replaced = [other.find(hashes, data).tolist() for other in newer]
-        chosen = [
-            i for i, key in enumerate(keys) if key not in self.live and all(rows[i] < 0 for rows in replaced)
-        ]  # fmt: skip
-        self._enliven(
-            self._entries(batch.take(pa.array(chosen, pa.int64())), [keys[i] for i in chosen]), limits, queues
-        )
+    def _load_due(self, index: int, live: Indexes, limits: Limits, queues: tuple[TimerQueue, TimerQueue]) -> None:
+        """Make live what comes due in a chunk, besides the rows that are live, and those that newer chunks replace."""
+        chunk = self.chunks[index]
+        due = chunk.due(*limits, besides=live)
+        for newer in self.chunks[index + 1 :]:
+            if len(due):
+                due = due[newer.find(chunk.sought(due)) < 0]
+        if len(due):
+            batch = chunk.rows(due)
+            self._enliven(batch, keys_of_bytes(column_of(batch, "key")), limits, queues)
 
     def load_all(self, queues: tuple[TimerQueue, TimerQueue]) -> None:
         """Make everything live, for a store that stays in memory."""
@@ -118,47 +135,44 @@ class KeyedStore:
                     queue.add(time, entry)
         self.chunks = []
 
-    def _enliven(self, entries: list[KeyEntry], limits: tuple[int, int], queues: tuple[TimerQueue, TimerQueue]) -> None:
+    def _enliven(
+        self, batch: pa.RecordBatch, keys: Sequence[Any], limits: Limits, queues: tuple[TimerQueue, TimerQueue]
+    ) -> None:
         """Timers that do not come due in this micro-batch stay with their keys: the queue need not know them."""
-        live = self.live
-        (event, processing), (event_limit, processing_limit) = queues, limits
-        for entry in entries:
-            live[entry.key] = entry
-            if entry.event_timers:
-                for time in entry.event_timers:
-                    if time <= event_limit:
-                        event.add(time, entry)
-            if entry.processing_timers:
-                for time in entry.processing_timers:
-                    if time <= processing_limit:
-                        processing.add(time, entry)
+        entries = self._entries(batch, keys)
+        self.live.update(zip(keys, entries, strict=True))
+        for name, limit, queue in zip(CLOCKS, limits, queues, strict=True):
+            for time, rows in due_timers(batch, name, limit):
+                queue.add_all(time, [entries[row] for row in rows])
 
     # ---------------------------------------------------------------------------------------------------------- packing
 
     def checkpoint(self) -> Chunk | None:
-        """What has changed since the last call, as a chunk; entries that hold nothing any more are forgotten."""
+        """What has changed, as a chunk. The next micro-batch begins with the chunks, in a store of its own."""
         if not self.dirty:
             return None
         chunk = self._packed(list(self.dirty))
         self.chunks.append(chunk)
-        if pc.any(chunk.batch.column("gone")).as_py():
-            self._forget_empty()
         self.dirty.clear()
         return chunk
 
     def settle(self) -> None:
-        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot."""
-        self._forget_empty()
-
-    def pack_live(self) -> None:
-        """Pack everything that is live, in place of all chunks."""
-        self.chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
-
-    def _forget_empty(self) -> None:
+        """As ``checkpoint``, where everything stays live: nothing is packed until someone asks for a snapshot. Entries
+        that hold nothing any more are forgotten.
+        """
         for entry in self.dirty:
             if entry.empty and entry is not self.broadcast:
                 self.live.pop(entry.key, None)
         self.dirty.clear()
+
+    def snapshot(self, watermark: int) -> pa.Table:
+        """All that is kept, as one table."""
+        if not self.stays:
+            return self.compact(watermark)
+        self.chunks = [self._packed([*self.entries(), *([] if self.broadcast.empty else [self.broadcast])])]
+        whole = self.compact(watermark)
+        self.chunks = []
+        return whole
 
     def merge(self, watermark: int) -> None:
         """Merge chunks until each is at least twice as large as the next."""
@@ -204,23 +218,26 @@ class KeyedStore:
         return int(entry.key) if self._groups is None else entry.hash % self._groups
 
     def _packed(self, entries: Sequence[KeyEntry]) -> Chunk:
-        entries = [entries[i] for i in order_of(hashes_of((entry.hash for entry in entries), len(entries)))]
-        event = _Times([entry.event_timers for entry in entries])
-        processing = _Times([entry.processing_timers for entry in entries])
+        hashes = hashes_of(map(_hash, entries), len(entries))
+        order = order_of(hashes)
+        entries = [entries[i] for i in order.tolist()]
+        hashes = hashes[order]
+        data = pa.array([entry.data for entry in entries], pa.binary())
+        event = timer_columns([entry.event_timers for entry in entries])
+        processing = timer_columns([entry.processing_timers for entry in entries])
         states = [state.packed([entry.values[slot] for entry in entries]) for slot, state in enumerate(self._states)]
-        gone = pc.and_(event.first.is_null(), processing.first.is_null())
-        for column in states:
-            gone = pc.and_(gone, column.is_null())
         batch = pa.RecordBatch.from_arrays(
             [
-                pa.array(list(map(self._group, entries)), pa.int32()),
-                pa.array([entry.data for entry in entries], pa.binary()),
-                pa.array([entry.hash for entry in entries], pa.uint32()),
-                gone,
-                event.first,
-                processing.first,
-                event.every,
-                processing.every,
+                pa.array(list(map(self._group, entries)), pa.int32())
+                if self._groups is None
+                else groups_of(hashes, data, self._groups),
+                data,
+                pa.array(hashes),
+                nowhere_valid([event[0], processing[0], *states]),
+                event[0],
+                processing[0],
+                event[1],
+                processing[1],
                 *states,
             ],
             schema=self._schema,
@@ -232,29 +249,8 @@ class KeyedStore:
         columns = [state.unpacked(batch.column(f"state_{state.name}")) for state in self._states]
         values = map(list, zip(*columns, strict=True)) if columns else ([] for _ in repeat(None))
         stored = (column_of(batch, "key"), column_of(batch, "key_hash"))
-        entries = list(map(KeyEntry, keys, *stored, values))
-        for name in ("event", "processing"):
-            firsts = batch.column(f"next_{name}_timer")
-            if firsts.null_count < len(firsts):
-                every = batch.column(f"{name}_timers")
-                many = every.to_pylist() if every.null_count < len(every) else repeat(None)
-                attribute = f"{name}_timers"
-                for entry, first, times in zip(entries, firsts.to_pylist(), many, strict=False):
-                    if first is not None:
-                        setattr(entry, attribute, set(times) if times else {first})
-        return entries
+        return list(map(KeyEntry, keys, *stored, values, *(timers_of(batch, name) for name in CLOCKS)))
 
 
 def _key_or_none(data: bytes) -> Any:
     return key_of_bytes(data) if data else None
-
-
-class _Times:
-    """The timers of many keys as columns: the first of each key, and all where there are several."""
-
-    def __init__(self, times: Sequence[set[int] | None]) -> None:
-        if any(times):
-            self.first = pa.array([min(own) if own else None for own in times], pa.int64())
-            self.every = pa.array([sorted(own) if own and len(own) > 1 else None for own in times], TIMES)
-        else:
-            self.first, self.every = pa.nulls(len(times), pa.int64()), pa.nulls(len(times), TIMES)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, islice
+from operator import setitem
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -102,21 +103,21 @@ class BoundWindows:
         holder = self._holder
         panes = holder._values[self._slot]
         if panes is None:
-            holder._undo.append((holder._values.__setitem__, (self._slot, None)))
+            holder._undo.append((setitem, holder._values, self._slot, None))
             holder._values[self._slot] = {span: pane}
             return
         old = panes.get(span)
-        holder._undo.append((panes.pop, (span,)) if old is None else (panes.__setitem__, (span, old)))
+        holder._undo.append((panes.pop, span) if old is None else (setitem, panes, span, old))
         panes[span] = pane
 
     def remove(self, span: Span) -> None:
         holder = self._holder
         panes = holder._values[self._slot]
         if len(panes) == 1:
-            holder._undo.append((holder._values.__setitem__, (self._slot, panes)))
+            holder._undo.append((setitem, holder._values, self._slot, panes))
             holder._values[self._slot] = None
             return
-        holder._undo.append((panes.__setitem__, (span, panes[span])))
+        holder._undo.append((setitem, panes, span, panes[span]))
         del panes[span]
 
 
@@ -131,8 +132,9 @@ class WindowFunction(ProcessFunction):
         trigger: Trigger,
         lateness_ms: int,
         aggregates: Mapping[str, Aggregate],
-        key_columns: Callable[[Any], dict[str, Any]],
+        key_values: Callable[[Any], Sequence[Any]],
         write_time: Callable[[int], Any],
+        make_row: Callable[[Sequence[Any]], Row],
         late_output: bool,
     ) -> None:
         self.window = window
@@ -142,8 +144,8 @@ class WindowFunction(ProcessFunction):
         self.on_late: Callable[[], None] | None = None
         self.skip_incomplete = False
         """Set while rows are processed that were added to their incomplete windows before."""
-        self._names = list(aggregates)
-        self._key_columns = key_columns
+        self._key_values = key_values
+        self._make_row = make_row
         # Many keys have the same windows.
         self._write_time = lru_cache(maxsize=1_024)(write_time)
         self._late_output = late_output
@@ -160,23 +162,23 @@ class WindowFunction(ProcessFunction):
                 late = False
                 continue
             if isinstance(self.window, Session):
-                span = self._merged(span, ctx)  # noqa: PLW2901 - the row's window is the one that it ends up in
+                span = self._merged(span, ctx, watermark)  # noqa: PLW2901 - the row's window is the one that it ends up in
             if span != GLOBAL and span[1] - 1 + self.lateness_ms <= watermark:
                 continue
             late = False
-            self.add(span, [record], ctx)
+            self.add(span, [record], ctx, watermark)
             self._trigger_on_row(span, watermark, ctx)
         # A row that falls between sliding windows belongs to none, and is late only if its own time is.
         if late and ctx.timestamp + self.lateness_ms <= watermark:
             self.take_late(record, ctx)
 
-    def add(self, span: Span, rows: Sequence[Row], ctx: Context) -> None:
+    def add(self, span: Span, rows: Sequence[Row], ctx: Context, watermark: int) -> None:
         """Put rows into a window, and see to it that the window is woken."""
         pane = self.windows.get().get(span)
         if pane is None:
             accs = tuple([part.add(part.create(), rows) for part in self.aggregates])
             self.windows.put(span, (accs, len(rows), None))
-            self._set_timers(span, ctx)
+            self._set_timers(span, ctx, watermark)
         else:
             accs = tuple([part.add(acc, rows) for part, acc in zip(self.aggregates, pane[0], strict=True)])
             self.windows.put(span, (accs, pane[1] + len(rows), pane[2]))
@@ -220,23 +222,18 @@ class WindowFunction(ProcessFunction):
 
     def _fire(self, span: Span, ctx: Context) -> None:
         accs = self.windows.get()[span][0]
-        results = {name: part.result(acc) for name, part, acc in zip(self._names, self.aggregates, accs, strict=True)}
+        results = [part.result(acc) for part, acc in zip(self.aggregates, accs, strict=True)]
         is_global = span == GLOBAL
-        row = {
-            **self._key_columns(ctx.key),
-            "window_start": None if is_global else self._write_time(span[0]),
-            "window_end": None if is_global else self._write_time(span[1]),
-            **results,
-        }
-        ctx._emitted.append((MAIN, ctx.timestamp if is_global else span[1] - 1, ctx._make(row)))
+        times = (None, None) if is_global else (self._write_time(span[0]), self._write_time(span[1]))
+        row = self._make_row((*self._key_values(ctx.key), *times, *results))
+        ctx._emitted.append((MAIN, ctx.timestamp if is_global else span[1] - 1, row))
         if self.trigger.purge:
             self._remove(span, ctx)
         elif self.trigger.kind != "watermark":
             self.windows.put(span, (accs, 0, None))
 
-    def _set_timers(self, span: Span, ctx: Context) -> None:
+    def _set_timers(self, span: Span, ctx: Context, watermark: int) -> None:
         """A window that is complete already gives its result at each row, so only what is to come gets a timer."""
-        watermark = ctx.watermark
         for time in self._times(span):
             if time > watermark:
                 ctx.timers.at(time)
@@ -261,7 +258,7 @@ class WindowFunction(ProcessFunction):
         for time in times:
             ctx.timers.delete(time)
 
-    def _merged(self, span: Span, ctx: Context) -> Span:
+    def _merged(self, span: Span, ctx: Context, watermark: int) -> Span:
         """The session that a new one grows together with, itself if with none. What was taken in is removed."""
         found = [other for other in self._spans() if other[0] <= span[1] and span[0] <= other[1]]
         whole = (min(span[0], *(o[0] for o in found)), max(span[1], *(o[1] for o in found))) if found else span
@@ -277,5 +274,5 @@ class WindowFunction(ProcessFunction):
         self.windows.put(whole, (accs, sum(pane[1] for pane in panes), fires_at))
         if fires_at is not None:
             ctx.timers.at_processing_time(fires_at)
-        self._set_timers(whole, ctx)
+        self._set_timers(whole, ctx, watermark)
         return whole

@@ -15,9 +15,9 @@ from typing import Any
 
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
-from cutwater.pipeline.records import Records
+from cutwater.pipeline.records import Entries, Records
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.steps import Ticks
+from cutwater.pipeline.steps import NO_TIME, Ticks
 from cutwater.pipeline.store import KeyedStore
 from cutwater.pipeline.window_function import WindowFunction
 from cutwater.pipeline.windows import Sliding, Span, Tumbling
@@ -43,22 +43,22 @@ class WindowOperator(KeyedOperator):
     def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
         if not self.gathers:
             return super().run(inputs, ticks)
-        self._begin(inputs, ticks)
-        left = self._gather(inputs[0])
-        return self._run_through([left])
+        (records,), (found,) = inputs, self._begin(ticks, self._keys(inputs))
+        entries = [entry for entry in found if entry is not None]
+        left = self._gather(records, entries)
+        return self._run_through([records.pick(left)], [[entries[index] for index in left]])
 
-    def _gather(self, records: Records) -> Records:
-        """Add the rows to all their windows that are not complete; returns those that have others, too."""
-        read_key = self._read_keys[0]
-        assert read_key is not None, "a window has a key"
-        gathered: dict[tuple[Any, Span], list[Row]] = {}
+    def _gather(self, records: Records, entries: Sequence[KeyEntry]) -> list[int]:
+        """Add the rows to all their windows that are not complete; returns which rows have others, too."""
+        gathered: dict[tuple[KeyEntry, Span], list[Row]] = {}
         firsts: list[int] = []
         left: list[int] = []
         steps = self._events.steps
         moments, values, step = steps.moments, steps.values, 0
         watermark, upcoming = steps.before, moments[0] if moments else None
         spans_of = _span_reader(self._windows.window)
-        for index, (when, time, row) in enumerate(zip(records.moments, records.times, records.rows, strict=True)):
+        arrived = zip(records.moments, records.times, records.rows, entries, strict=True)
+        for index, (when, time, row, entry) in enumerate(arrived):
             while upcoming is not None and upcoming < when:
                 watermark = values[step]
                 step += 1
@@ -69,7 +69,7 @@ class WindowOperator(KeyedOperator):
                 if span[1] - 1 <= watermark:
                     complete = True
                     continue
-                place = (read_key(row), span)
+                place = (entry, span)
                 rows = gathered.get(place)
                 if rows is None:
                     gathered[place] = [row]
@@ -79,27 +79,25 @@ class WindowOperator(KeyedOperator):
             if complete:
                 left.append(index)
         self._add_gathered(gathered, firsts)
-        return records.pick(left)
+        return left
 
-    def _add_gathered(self, gathered: dict[tuple[Any, Span], list[Row]], firsts: list[int]) -> None:
+    def _add_gathered(self, gathered: dict[tuple[KeyEntry, Span], list[Row]], firsts: list[int]) -> None:
         context, store, add = self._context, self.store, self._windows.add
-        for ((key, span), rows), when in zip(gathered.items(), firsts, strict=True):
-            entry: KeyEntry | None = store.live.get(key)
-            if entry is None:
-                entry = store.entry(key)
-            context._moment, context.key, context._entry, context._values = when, key, entry, entry.values
+        for ((entry, span), rows), when in zip(gathered.items(), firsts, strict=True):
+            context._moment, context.key, context._entry, context._values = when, entry.key, entry, entry.values
             context.timestamp = span[1] - 1
             try:
-                add(span, rows, context)
+                # The window is not complete, so all that is to wake it is to come.
+                add(span, rows, context, NO_TIME)
             except Exception as error:
                 self._failed(error, when, b"", row=rows[0])
             context._undo.clear()
             store.dirty.add(entry)
         self._windows.skip_incomplete = True
 
-    def _run_through(self, inputs: Sequence[Records]) -> dict[str, Records]:
+    def _run_through(self, inputs: Sequence[Records], entries: Sequence[Entries]) -> dict[str, Records]:
         try:
-            return super()._run_through(inputs)
+            return super()._run_through(inputs, entries)
         finally:
             self._windows.skip_incomplete = False
 

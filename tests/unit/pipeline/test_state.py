@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pytest
 from events import run, source
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import ListState, MapState, ProcessFunction, ValueState
-from cutwater.pipeline.context import KeyEntry, TimerQueue
-from cutwater.pipeline.keys import key_of_bytes
+from cutwater.pipeline.context import KeyEntry, TimerQueue, put_in, taken_out
+from cutwater.pipeline.keys import key_bytes, key_of_bytes
+from cutwater.pipeline.machine import Machine
+from cutwater.pipeline.plan import Plan
+from cutwater.pipeline.position import RECORD, moment
+from cutwater.pipeline.records import Records
 from cutwater.pipeline.state import State
+from cutwater.pipeline.steps import Steps, Ticks
 from cutwater.pipeline.store import KeyedStore
 
 
@@ -140,7 +148,7 @@ def filled(store: KeyedStore, keys: range) -> None:
     for key in keys:
         entry = store.live.get(key) or store.entry(key)
         entry.values[:] = [key, [(key, "x")], {"a": 0.5}]
-        entry.event_timers = {1000 + key, 5000}
+        entry.event_timers = [1000 + key, 5000]
         store.dirty.add(entry)
 
 
@@ -154,28 +162,28 @@ def test_a_micro_batch_makes_only_those_keys_live_that_it_touches() -> None:
     base = first.checkpoint()
     second = KeyedStore(states(), 128, [base])
     own = queues()
-    second.load([7, 200], 1003, -1, own)
-    assert sorted(second.live) == [0, 1, 2, 3, 7]
-    assert [(time, entry.key) for time, entry in own[0].take(1500, end=False)] == [
-        (1000, 0), (1001, 1), (1002, 2), (1003, 3),
+    second.load([7, 200], (1003, -1), own)
+    assert sorted(second.live) == [0, 1, 2, 3, 7, 200]
+    assert [(time, [entry.key for entry in entries]) for time, entries in own[0].due_until(1500)] == [
+        (1000, [0]), (1001, [1]), (1002, [2]), (1003, [3]),
     ]  # fmt: skip
     assert second.live[7].values == [7, [(7, "x")], {"a": 0.5}]
 
 
 def test_later_chunks_replace_earlier_ones_and_may_say_that_a_key_is_gone() -> None:
-    store = KeyedStore(states(), 128)
-    filled(store, range(10))
-    store.checkpoint()
-    entry = store.live[3]
+    first = KeyedStore(states(), 128)
+    filled(first, range(10))
+    store = KeyedStore(states(), 128, [first.checkpoint()])
+    store.load([3, 4], (-1, -1), queues())
+    entry, gone = store.live[3], store.live[4]
     entry.values[0] = 33
-    gone = store.live[4]
     gone.values[:], gone.event_timers = [None] * 3, None
     store.dirty |= {entry, gone}
     delta = store.checkpoint()
     assert delta is not None
-    assert (len(delta), 4 in store.live) == (2, False)
+    assert len(delta) == 2
     again = KeyedStore(states(), 128, store.chunks)
-    again.load(range(10), 2000, -1, queues())
+    again.load(range(10), (2000, -1), queues())
     assert again.live[3].values[0] == 33
     assert again.live[4].empty
     before = contents(store.entries())
@@ -203,7 +211,7 @@ def test_compaction_drops_what_has_expired(watermark: int) -> None:
         chosen = (0, 1, 2, (0, 2), (0, 1, 2, 3), ())[key % 6]
         for slot in chosen if isinstance(chosen, tuple) else (chosen,):
             entry.values[slot] = values[slot]
-        entry.event_timers = {key} if key % 7 == 0 or not chosen else None
+        entry.event_timers = [key] if key % 7 == 0 or not chosen else None
     kept = [
         entry.key
         for entry in store.entries()
@@ -233,3 +241,69 @@ def test_chunks_are_plain_tables() -> None:
     assert chunk.schema.names[:2] == ["key_group", "key"]
     assert chunk.schema.field("state_by").type == pa.map_(pa.string(), pa.float64())
     assert sorted(key_of_bytes(data) for data in chunk["key"].to_pylist()) == [0, 1, 2]
+
+
+def test_keys_with_one_hash_are_told_apart() -> None:
+    one, other = "k6081969", "k20060004"
+    assert crc32(key_bytes(one)) == crc32(key_bytes(other))
+    for stored in ([one, other], [other, one], [one], [other]):
+        first = KeyedStore(states(), 128)
+        for key in stored:
+            first.entry(key).values[0] = stored.index(key)
+            first.dirty.add(first.live[key])
+        second = KeyedStore(states(), 128, [first.checkpoint()])
+        second.load([one, "x", other], (-1, -1), queues())
+        assert [second.live[key].values[0] for key in stored] == list(range(len(stored)))
+        assert all(second.live[key].empty for key in ("x", one, other) if key not in stored)
+
+
+def test_of_all_timers_those_that_come_due_are_queued_by_time() -> None:
+    """Keys with one timer, with several and with none, of which a record touches some."""
+    first = KeyedStore(states(), 128)
+    timers = {0: [5], 1: [5, 9], 2: None, 3: [-3, 5, 20], 4: [20], 5: [21, 30]}
+    for key, times in timers.items():
+        entry = first.entry(key)
+        entry.values[0], entry.event_timers = key, times
+        first.dirty.add(entry)
+    for touched, limit in ([], 5), ([0, 2, 5], 9), ([3], 20), (list(timers), 29), ([], -4):
+        second = KeyedStore(states(), 128, first.chunks or [first.checkpoint()])
+        own = queues()
+        second.load(touched, (limit, -1), own)
+        found = [(time, [entry.key for entry in entries]) for time, entries in own[0].due_until(100)]
+        due = sorted((time, key) for key, times in timers.items() for time in times or () if time <= limit)
+        assert [(time, key) for time, keys in found for key in keys] == due
+        assert all(second.live[key].event_timers == timers[key] for key in second.live)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(-5, 5))))
+def test_timers_of_a_key_are_a_sorted_set(changes: list[tuple[bool, int]]) -> None:
+    times: list[int] = []
+    expected: set[int] = set()
+    for is_put, time in changes:
+        if is_put:
+            assert put_in(times, time) == (time not in expected)
+            expected.add(time)
+        else:
+            assert taken_out(times, time) == (time in expected)
+            expected.discard(time)
+        assert times == sorted(expected)
+
+
+def test_a_key_that_cannot_be_fails_with_its_record_alone() -> None:
+    """Also where state is packed, and all keys of a micro-batch are read ahead."""
+    p, stream = source()
+    made = stream.process(
+        key=lambda row: row.t if row.t < 10 else 2**70, function=Keeper(), uid="x", schema="t bigint", dead_letters=True
+    )
+    made.sink("out", uid="out")
+    made.dead_letters.sink("dead", uid="dead")
+    rows = p.graph.nodes[0].rows  # type: ignore[attr-defined]
+    machine = Machine(Plan("test", p.graph, {"in": rows}), packed=True)
+    for glsn in range(1, 7, 3):
+        records = Records()
+        for place, time in enumerate((1, 50, 2)):
+            records.append(moment(glsn + place, RECORD), b"", time, rows.row(("a", time)))
+        ticks = Ticks({frozenset({"in"}): Steps()}, Steps(0))
+        written = machine.run({"in": records}, ticks)
+        assert [row.t for row in written["out"].rows] == [1, 2]
+        assert [(row.glsn, row.key) for row in written["dead"].rows] == [(glsn + 1, None)]
