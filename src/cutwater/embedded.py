@@ -8,16 +8,17 @@
     <path>/volume/           records
 
 The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
-of the process that opened the log share an event loop and need no sockets among each other. Other processes that open
-the same path connect to the one that opened it first.
+of the process that opened the log share an event loop and need no sockets among each other: one in a thread of its own
+(``open_log``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
+first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,10 @@ from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
-from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
+from cutwater.client.daemon_executor import DaemonExecutor
+from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
 from cutwater.client.encoding import Compression, Limits
-from cutwater.client.loop_thread import LoopThread
+from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import SCHEME, Repository
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description, Done
@@ -37,7 +39,8 @@ from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.storage.files import Lock, OsFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
-from cutwater.types import SECOND, ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.storagenode.threads import in_thread
+from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, StorageNodeId
 from cutwater.wire.handshake import Endpoint
 
 METADATA = "metadata.sqlite"
@@ -45,6 +48,7 @@ CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.01
+END_POLL_SECONDS = 0.001
 STOP_MS_MAX = 5_000
 ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
 """One event loop serves both, and the caller's program may keep it waiting."""
@@ -59,10 +63,16 @@ class Holder(Struct, frozen=True):
 
 class EmbeddedLog:
     """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand. ``may_wait``: the event
-    loop may wait for the disk, because nobody on it has a deadline of its own to keep."""
+    loop may wait for the disk while that is quick, because nobody else on it has a deadline to keep (ADR 0028, 0032).
+
+    They have threads of their own: the event loop's may all be busy with the caller's work, and that may wait for the
+    log."""
 
     def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False) -> None:
         self._path, self._lock, self._may_wait = path, lock, may_wait
+        self._threads = DaemonExecutor(EXECUTOR_THREADS_MAX, "cutwater log")
+        self._is_told = False
+        """Whether others may know where it listens."""
         self._metadata: MetadataServer | None = None
         self._node: StorageNodeServer | None = None
         self._volumes: NodeVolumes | None = None
@@ -71,40 +81,64 @@ class EmbeddedLog:
         """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
         store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
         options = MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER, is_nearby=True)
-        self._metadata = MetadataServer(options, store)
+        self._metadata = MetadataServer(options, store, threads=self._threads)
         await self._metadata.start()
-        volume = self._path / "volume"
-        volume.mkdir(exist_ok=True)
-        self._volumes = volumes = NodeVolumes([volume], CLUSTER, NODE)
+        volumes, incarnation = await in_thread(self._threads, self._open_volumes)
         address = self._metadata.address
         repository = Repository(Endpoint(CLUSTER, "client"), (address,))
         try:
             await self._add(repository, volumes, deadline)
             node_options = NodeOptions(LOOPBACK, 0, (address,), is_nearby=True, may_wait_for_disk=self._may_wait)
-            self._node = StorageNodeServer(node_options, volumes)
+            self._node = StorageNodeServer(node_options, volumes, threads=self._threads, incarnation=incarnation)
             await self._node.start()
             await self._until_open(repository, deadline)
         finally:
             repository.close()
         holder = Holder(os.getpid(), SCHEME + address)
+        self._is_told = True
+        await in_thread(self._threads, lambda: self._tell(holder))
+        return holder.servers
+
+    def _open_volumes(self) -> tuple[NodeVolumes, Incarnation]:
+        """In a thread. They are noted here, so that they are given back also if nobody waits for this any more."""
+        volume = self._path / "volume"
+        volume.mkdir(exist_ok=True)
+        self._volumes = NodeVolumes([volume], CLUSTER, NODE)
+        return self._volumes, self._volumes.next_incarnation()
+
+    def _tell(self, holder: Holder) -> None:
         temporary = self._path / "holder.json.new"
         temporary.write_bytes(msgspec.json.encode(holder))
         temporary.replace(self._path / "holder.json")
-        return holder.servers
+
+    def _tell_nobody(self) -> None:
+        with suppress(OSError):
+            (self._path / "holder.json").unlink()
 
     async def stop(self) -> None:
         """The locks are given back only when nothing here can write any more; if that is not certain, this process has
-        them until it ends."""
-        with suppress(OSError):
-            (self._path / "holder.json").unlink()
-        is_stopped = self._node is None or await self._node.stop(timeout_ms=STOP_MS_MAX)
+        them until this is tried again, or until it ends."""
+        loop = asyncio.get_running_loop()
+        seconds = STOP_MS_MAX / 1_000
+        if self._is_told:
+            self._is_told = False
+            await asyncio.wait({loop.run_in_executor(self._threads, self._tell_nobody)}, timeout=seconds)
+        if self._node is not None and await self._node.stop(timeout_ms=STOP_MS_MAX):
+            self._node = None
         if self._metadata is not None:
             await self._metadata.stop(timeout_ms=STOP_MS_MAX)
-        if not is_stopped:
-            raise DeadlineExceeded(
-                f"{self._path} could not be closed within {STOP_MS_MAX / 1_000:g} s, as something is still being "
-                "written there: it stays locked until this process ends. What was acknowledged is in it"
-            )
+            self._metadata = None
+        if self._node is None:
+            self._threads.shutdown(wait=False)
+        deadline = loop.time() + seconds
+        while self._node is not None or not self._threads.has_ended:
+            if self._node is not None or loop.time() >= deadline:
+                raise DeadlineExceeded(
+                    f"{self._path} could not be closed within {seconds:g} s, as something is still being written or "
+                    "read there: it stays locked until it can be closed, or this process ends. What was acknowledged "
+                    "is in it"
+                )
+            await asyncio.sleep(END_POLL_SECONDS)
         if self._volumes is not None:
             self._volumes.release()
         self._lock.release()
@@ -145,54 +179,61 @@ def open_log(
     If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
     who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
     """
-    directory = _directory(Path(path))
-    deadline = time.monotonic() + check_timeout(timeout)
     loop = LoopThread("cutwater log")
+    # Threads that wait for this loop keep their deadlines by themselves.
+    opening = open_on_this_loop(
+        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait=True
+    )
     try:
-        while True:
-            lock = _locked(directory)
-            if lock is not None:
-                break
-            holder = holder_of(directory)
-            if exclusive:
-                raise AlreadyExists(
-                    f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
-                    "or leave out exclusive= to connect to it"
-                )
-            if holder is not None:
-                with suppress(CutwaterError):
-                    client = loop.run(
-                        AsyncClient.connect(holder.servers, timeout=timeout, compression=compression, limits=limits)
-                    )
-                    return Client(loop, client)
-            if time.monotonic() >= deadline:
-                raise Unavailable(
-                    f"{directory} is open in another process, which does not answer: see {directory}/lock"
-                )
-            time.sleep(POLL_SECONDS)
-        return loop.run(_own(loop, directory, lock, timeout, compression, limits))
+        return Client(loop, loop.run(opening))
     except BaseException:
         loop.close()
         raise
 
 
-async def _own(
-    loop: LoopThread,
-    directory: Path,
-    lock: Lock,
+async def open_on_this_loop(
+    path: str | os.PathLike[str],
+    *,
+    exclusive: bool,
     timeout: float,
     compression: Compression | None,
     limits: Limits | None,
-) -> Client:
-    # Threads that wait for this loop keep their deadlines by themselves.
-    log = EmbeddedLog(directory, lock, may_wait=True)
+    may_wait: bool = False,
+) -> AsyncClient:
+    """See ``AsyncClient.open``, and for ``may_wait`` see ``EmbeddedLog``: others on the loop have deadlines to keep."""
+    deadline = Deadline(timeout)
+    directory = _directory(Path(path))
+    connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
+    while (lock := _locked(directory)) is None:
+        holder = holder_of(directory)
+        if exclusive:
+            raise AlreadyExists(
+                f"{directory} is open in process {holder.pid if holder else '(starting)'}: close it there first, "
+                "or leave out exclusive= to connect to it"
+            )
+        if holder is not None:
+            with suppress(CutwaterError):
+                return await connect(holder.servers)
+        if deadline.is_over:
+            raise Unavailable(_no_answer(directory, holder))
+        await asyncio.sleep(POLL_SECONDS)
+    log = EmbeddedLog(directory, lock, may_wait=may_wait)
     try:
-        servers = await log.start(asyncio.get_running_loop().time() + timeout)
-        client = await AsyncClient.connect(servers, timeout=timeout, compression=compression, limits=limits)
+        client = await connect(await log.start(deadline.at))
     except BaseException:
         await log.stop()
         raise
-    return Client(loop, client, on_close=log.stop)
+    client._on_close = log.stop
+    return client
+
+
+def _no_answer(directory: Path, holder: Holder | None) -> str:
+    if holder is not None and holder.pid == os.getpid():
+        return (
+            f"{directory} was opened by this process before, on an event loop that does not run any more, or is busy: "
+            "close the client that has it open, before its loop ends"
+        )
+    return f"{directory} is open in another process, which does not answer: see {directory}/lock"
 
 
 def _directory(path: Path) -> Path:

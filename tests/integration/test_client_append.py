@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -93,6 +94,11 @@ def test_every_wrong_call_gets_its_own_error(tmp_path: Path) -> None:
             await log.append("t", [b"x" * 500_000] * 40)
         with pytest.raises(InvalidArgument, match="stream="):
             await log.append("t", b"x", if_llsn=1)
+        for wrong in ([1], "1", 1.0):
+            with pytest.raises(InvalidArgument, match="stream= is the number of a log stream"):
+                await log.append("t", b"x", stream=wrong)  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument, match="stream= is the number of a log stream"):
+                await log.read(ack.glsn, stream=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="timeout"):
             await log.append("t", b"x", timeout=0)
         with pytest.raises(NotYetCommitted):
@@ -178,6 +184,32 @@ def test_appends_at_the_same_time_travel_together(tmp_path: Path) -> None:
         assert sorted(found) == [b"c%d" % i for i in range(10) if i != 3]
 
     with_log(tmp_path, test)
+
+
+def test_log_streams_take_turns_also_those_whose_node_has_to_be_connected_to(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        topic = await log.create_topic("t", streams=2, replication=1)
+
+        async def taken() -> dict[int, int]:
+            return Counter([(await log.append("t", b"x")).stream for _ in range(40)])
+
+        assert await taken() == dict.fromkeys(topic.streams, 20)
+        # Nobody tells the client but the connection itself, when the node closes it.
+        await cluster.restart_node(1)
+
+        async def is_open() -> bool:
+            await log.topics()
+            return all(info.is_open for info in log._catalogs.view.streams.values())
+
+        await cluster.until_joined(2)
+        await cluster.until(is_open, "both log streams are open again")
+        assert await taken() == dict.fromkeys(topic.streams, 20)
+        # One that is named takes nobody's turn.
+        for _ in range(4):
+            acks = [await log.append("t", b"x", stream=stream) for stream in (None, topic.streams[0], None)]
+            assert {ack.stream for ack in acks[::2]} == set(topic.streams)
+
+    with_log(tmp_path, test, nodes=2)
 
 
 def test_a_condition_holds_or_nothing_is_appended(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import multiprocessing
 import os
 import signal
@@ -11,18 +12,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
 
 import cutwater
 from cutwater import embedded
+from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
+from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (
     AlreadyExists,
     AppendUnknown,
@@ -30,6 +38,7 @@ from cutwater.errors import (
     InvalidArgument,
     NotFound,
     ProducerFenced,
+    Unavailable,
 )
 from cutwater.storage.files import OsFiles
 from cutwater.wire.loops import run
@@ -68,6 +77,8 @@ def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> 
     assert [record.value for record in log.subscribe("orders", follow=False)] == [b"late", b"later"]
     with pytest.raises(NotFound):
         log.append("nope", b"x")
+    with pytest.raises(InvalidArgument, match="stream= is the number of a log stream"):
+        log.append("orders", b"x", stream=[1])  # type: ignore[arg-type]
 
 
 def test_producers_and_appends_of_many_threads(log: cutwater.Client) -> None:
@@ -100,6 +111,57 @@ def test_back_pressure_stops_a_thread_that_sends_too_much(log: cutwater.Client) 
         futures = [producer.send(b"x" * 1000) for _ in range(2000)]
         assert sum(not future.done() for future in futures) <= 100
     assert len({future.result().glsn for future in futures}) == 2000
+
+
+def interrupted(call: Callable[[], Any], at: int, handler: Callable[[], None]) -> Any:
+    """Call it, and the handler before its line of this number is run in the module of the blocking client, as if that
+    of a signal came there. Raises ``IndexError`` if it has fewer lines."""
+    left = at
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != client_module.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                handler()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        return call()
+    finally:
+        sys.settrace(before)
+        if left > 0:
+            raise IndexError
+
+
+def test_the_handler_of_a_signal_may_use_a_producer_that_it_has_interrupted(log: cutwater.Client) -> None:
+    log.create_topic("t")
+    futures = []
+    with log.producer("t", id="p") as producer, suppress(IndexError):
+
+        def send_too() -> None:
+            futures.append(producer.send(b"in between"))
+            producer.flush(timeout=20)
+            assert futures[-1].done()
+
+        for at in itertools.count(1):
+            futures.append(interrupted(lambda: producer.send(b"x"), at, send_too))
+    assert len(futures) > 20
+    assert len({future.result(20).glsn for future in futures}) == len(futures)
+    with suppress(IndexError):
+        for at in itertools.count(1):
+            producer = log.producer("t", id="p")
+            try:
+                future = interrupted(partial(producer.send, b"y"), at, partial(producer.close, timeout=20))
+                assert future.exception(20) is None or isinstance(future.exception(), ClientClosed)
+            except ClientClosed:
+                pass
+    assert at > 10
 
 
 def test_what_was_appended_is_there_after_closing_and_opening_again(tmp_path: Path) -> None:
@@ -181,6 +243,14 @@ PROGRAMS = {
         "threading.Thread(target=late).start()"
     ),
     "an error is on its way": "log.append('t', b'x'); raise SystemExit(3)",
+    "a log with asyncio is not closed": (
+        "import asyncio\n"
+        "async def main():\n"
+        "    log = await cutwater.AsyncClient.open(sys.argv[1] + '/other')\n"
+        "    await log.create_topic('t')\n"
+        "    await log.append('t', b'x')\n"
+        "asyncio.run(main())"
+    ),
 }
 
 
@@ -255,7 +325,7 @@ def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -
         assert time.monotonic() < deadline
         time.sleep(0.01)
     gc.collect()
-    assert not log._async._subscriptions
+    assert not log._async._subscribing.known
 
 
 HANGING_DISK = """
@@ -291,7 +361,10 @@ def test_a_disk_that_answers_after_the_end_disturbs_nobody(tmp_path: Path) -> No
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append_unknown", "deadline_exceeded"], "")
 
 
-def test_what_may_still_be_written_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_asyncio_a_disk_that_hangs_stops_neither_deadlines_nor_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what may still be written stays locked."""
     monkeypatch.setattr(embedded, "STOP_MS_MAX", 500)
     disk_answers = threading.Event()
     sync = os.fdatasync
@@ -301,26 +374,97 @@ def test_what_may_still_be_written_stays_locked(tmp_path: Path, monkeypatch: pyt
         sync(descriptor)
 
     async def test() -> None:
-        lock = OsFiles().lock(tmp_path / "lock")
-        assert lock is not None
-        served = embedded.EmbeddedLog(tmp_path, lock)
+        log = await AsyncClient.open(tmp_path)
+        threads: Any = cast("Any", log._on_close).__self__._threads
         try:
-            servers = await served.start(asyncio.get_running_loop().time() + 30)
-            async with await AsyncClient.connect(servers) as log:
-                await log.create_topic("t")
-                await log.append("t", b"acknowledged")
-                monkeypatch.setattr(os, "fdatasync", hang)
-                with pytest.raises(AppendUnknown):
-                    await log.append("t", b"no answer", timeout=0.3)
+            await log.create_topic("t")
+            await log.append("t", b"acknowledged")
+            monkeypatch.setattr(os, "fdatasync", hang)
+            # Reads hang too, so there is not even a thread left that could close the log.
+            for _ in range(EXECUTOR_THREADS_MAX):
+                threads.submit(disk_answers.wait, 60)
+            with pytest.raises(AppendUnknown):
+                await log.append("t", b"no answer", timeout=0.3)
             with pytest.raises(DeadlineExceeded, match="stays locked"):
-                await served.stop()
+                await log.close()
             locks = [tmp_path / "lock", *(tmp_path / "volume").rglob("lock")]
             assert [OsFiles().lock(path) for path in locks] == [None, None]
         finally:
             disk_answers.set()
             monkeypatch.setattr(embedded, "STOP_MS_MAX", 30_000)
-            await served.stop()
+            await log.close()
 
     run(test())
     with cutwater.open(tmp_path) as again:
         assert next(again.subscribe("t", follow=False)).value == b"acknowledged"
+
+
+def test_with_asyncio_it_is_open_to_others_too_and_closed_with_its_client(tmp_path: Path) -> None:
+    def elsewhere() -> int:
+        with cutwater.open(tmp_path) as same:
+            return same.append("t", b"from another thread").glsn
+
+    async def test() -> None:
+        async with await AsyncClient.open(tmp_path) as log:
+            await log.create_topic("t")
+            acks = await asyncio.gather(*(log.append("t", b"%d" % i) for i in range(100)))
+            assert len({ack.glsn for ack in acks}) == 100
+            async with await AsyncClient.open(tmp_path) as same:
+                await same.append("t", b"from the same loop")
+            assert (await log.read(await asyncio.to_thread(elsewhere))).value == b"from another thread"
+            with pytest.raises(AlreadyExists, match=f"process {os.getpid()}"):
+                await AsyncClient.open(tmp_path, exclusive=True)
+        with pytest.raises(ClientClosed):
+            await log.append("t", b"late")
+
+    run(test())
+    with cutwater.open(tmp_path, exclusive=True) as log:
+        assert log.table("t").num_rows == 102
+
+
+def test_with_asyncio_all_threads_of_the_program_may_be_busy(tmp_path: Path) -> None:
+    """Perhaps with what waits for the log."""
+
+    async def test() -> None:
+        loop, is_read = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, is_read.wait, 60)
+        try:
+            async with asyncio.timeout(50), await AsyncClient.open(tmp_path, timeout=20) as log:
+                await log.create_topic("t")
+                ack = await log.append("t", b"x")
+                assert (await log.read(ack.glsn)).value == b"x"
+                assert (await log.table("t")).num_rows == 1
+            assert not busy.done()
+        finally:
+            is_read.set()
+            await busy
+
+    run(test())
+    assert not any(thread.name.startswith("cutwater log") for thread in threading.enumerate())
+
+
+def test_with_asyncio_closing_goes_on_also_if_who_waits_for_it_is_cancelled(tmp_path: Path) -> None:
+    async def test() -> None:
+        for turns in (1, 3, 10):
+            log = await AsyncClient.open(tmp_path, exclusive=True)
+            closing = asyncio.create_task(log.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            await asyncio.gather(log.close(), log.close())
+            assert embedded.holder_of(tmp_path) is None
+            await log.close()
+
+    run(test())
+
+
+def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> None:
+    lock = OsFiles().lock(tmp_path / "lock")
+    assert lock is not None
+    for pid, said in ((os.getpid(), "by this process before"), (os.getppid(), "in another process")):
+        (tmp_path / "holder.json").write_bytes(msgspec.json.encode(embedded.Holder(pid, "cutwater://127.0.0.1:1")))
+        with pytest.raises(Unavailable, match=said):
+            cutwater.open(tmp_path, timeout=0.1)
+    lock.release()

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.client.coalescing import Single, Values, joined
+from cutwater.client import parts as client_parts
 from cutwater.client.conversion import to_batch
-from cutwater.client.encoding import Limits, encode, row_bytes
+from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
+from cutwater.client.parts import Part, Single, Values, joined, plain_body
 from cutwater.client.schemas import (
     HEADERS,
     KEY_VALUE,
@@ -302,6 +303,53 @@ def test_parts_of_all_kinds_become_one_batch_in_their_order() -> None:
     assert alike.times == (2, 4)
     assert alike.rows.equals(whole.rows.slice(2, 3))
     whole.rows.validate(full=True)
+
+
+TIMES = st.integers(-(2**63), 2**63 - 1)
+SINGLES = st.builds(Single, st.binary(max_size=20), st.none() | st.binary(max_size=5), TIMES)
+ARRAYS = st.lists(st.binary(max_size=20), min_size=1, max_size=20).map(lambda found: pa.array(found, pa.binary()))
+WHOLE = st.builds(Values, ARRAYS, TIMES)
+
+
+@given(st.lists(SINGLES, min_size=1, max_size=40) | st.lists(WHOLE, min_size=1, max_size=10))
+def test_the_body_of_plain_records_is_what_arrow_would_write(parts: list[Part]) -> None:
+    rows, times = joined(parts)
+    assert plain_body(parts) == (rows.serialize().to_pybytes(), rows.num_rows, times)
+
+
+@given(st.lists(WHOLE, min_size=1, max_size=3), st.data())
+def test_slices_of_something_larger_are_cut_out(parts: list[Values], data: st.DataObject) -> None:
+    for i, (values, timestamp) in enumerate((one.values, one.timestamp) for one in parts):
+        start = data.draw(st.integers(0, len(values) - 1))
+        parts[i] = Values(values.slice(start, data.draw(st.integers(1, len(values) - start))), timestamp)
+    found, (rows, times) = plain_body(parts), joined(parts)
+    if found is None:
+        assert len(parts) == 1, "only of one slice is not known where it begins"
+        return
+    assert found[1:] == (rows.num_rows, times)
+    read = pa.ipc.read_record_batch(pa.py_buffer(found.body), KEY_VALUE)
+    read.validate(full=True)
+    assert read.equals(rows)
+
+
+def test_many_singles_have_the_same_body_too() -> None:
+    parts = [Single(b"%d" % i, None if i % 3 else b"key", i) for i in range(5_000)]
+    found = plain_body(parts)
+    assert found is not None
+    assert found.body == joined(parts).rows.serialize().to_pybytes()
+    assert plain_body([*parts, joined(parts).rows]) is None
+
+
+def test_arrow_makes_the_bodies_if_it_does_so_in_another_way_than_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    singles: list[Part] = [Single(b"value", b"key", 1)]
+    (rows, _) = joined(singles)
+    monkeypatch.setattr(client_parts, "_of_singles", lambda singles: joined([rows.select(["key", "value"])]))
+    assert client_parts._template.__wrapped__() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(client_parts, "_template", lambda: None)
+    assert plain_body(singles) is None
+    made = encode_parts(singles, TopicSchema("t"), 5, limits=Limits(), compression=None)
+    assert (made.body, made.time_min) == (rows.serialize().to_pybytes(), 1)
 
 
 def test_a_record_over_the_limit_is_named_and_nothing_is_encoded() -> None:

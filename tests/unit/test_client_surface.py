@@ -17,7 +17,7 @@ from cutwater.client.subscriptions import AsyncSubscription
 
 PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
     # Names that only one side has any use for.
-    (AsyncClient, Client, {"connect"}),
+    (AsyncClient, Client, {"connect", "open"}),
     (AsyncCursor, Cursor, {"close"}),
     (
         AsyncProducer,
@@ -48,6 +48,10 @@ def test_both_have_the_same_methods(asynchronous: type[Any], blocking: type[Any]
 
 def test_connect_takes_what_the_asynchronous_one_takes() -> None:
     assert inspect.signature(connect).parameters == inspect.signature(AsyncClient.connect).parameters
+
+
+def test_opening_takes_what_the_asynchronous_one_takes() -> None:
+    assert inspect.signature(cutwater.open).parameters == inspect.signature(AsyncClient.open).parameters
 
 
 def test_every_public_method_says_what_it_does() -> None:

@@ -1,15 +1,20 @@
-"""Which appends of a lane travel together, and which do not wait for each other."""
+"""Which appends of a lane travel together, which do not wait for each other, and what each of them is told."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from cutwater.client.coalescing import Lane, Single
+from cutwater.client.appending import Shipment
+from cutwater.client.coalescing import Lane
 from cutwater.client.deadlines import Deadline
+from cutwater.client.errors import ClientClosed
+from cutwater.client.parts import Part, Single
 from cutwater.core.requests import TopicInfo
+from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed
 from cutwater.types import GLSN, LLSN, Ack, Batch, EventTime, LogStreamId, TopicId
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
@@ -18,27 +23,75 @@ TOPIC = TopicInfo(TopicId(1), "t", GLSN(1), 1, 1)
 
 
 class Sea:
-    """Ships a batch at once, or not at all while it hangs; ``sizes`` are those of all batches that left."""
+    """Ships a batch at once, or not at all while it hangs; ``sizes`` are those of all batches that left. ``refusals``
+    are what the next batches get for an answer; those are shipped when they come a second time. ``sinks`` is raised
+    when one was just loaded."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self.hangs = False
+        self.hangs = self.is_unreachable = False
+        self.sinks: Exception | None = None
+        self.refusals: list[CutwaterError] = []
+        self.retried: list[CutwaterError | None] = []
 
-    async def ship(self, shipment: Any, topic: Any, pin: Any, load: Any, if_llsn: Any, deadline: Any) -> Ack:
-        batch = load()
-        self.sizes.append(batch.count)
-        if self.hangs:
+    def begin(
+        self,
+        shipment: Shipment,
+        topic: Any,
+        pin: Any,
+        load: Callable[[], Batch],
+        deadline: Any,
+        on_outcome: Callable[[Ack | CutwaterError], None],
+    ) -> bool:
+        if self.is_unreachable:
+            return False
+        try:
+            self.sizes.append(load().count)
+        except CutwaterError:
+            return False
+        shipment.may_have_arrived = True
+        if self.refusals:
+            shipment.may_have_arrived = False
+            asyncio.get_running_loop().call_soon(on_outcome, self.refusals.pop())
+        elif self.sinks is not None:
+            raise self.sinks
+        elif not self.hangs:
+            asyncio.get_running_loop().call_soon(on_outcome, self._ack())
+        return True
+
+    async def ship(
+        self, shipment: Shipment, topic: Any, pin: Any, load: Any, if_llsn: Any, deadline: Any, error: Any
+    ) -> Ack:
+        self.retried.append(error)
+        if self.is_unreachable:
+            shipment.trouble = "it cannot be reached"
             await asyncio.Event().wait()
-        return Ack(GLSN(1), LLSN(1), LogStreamId(1), batch.count)
+        self.sizes.append(load().count)
+        shipment.may_have_arrived = True
+        if self.sinks is not None:
+            raise self.sinks
+        return self._ack()
+
+    def _ack(self) -> Ack:
+        return Ack(GLSN(sum(self.sizes[:-1]) + 1), LLSN(1), LogStreamId(1), self.sizes[-1])
 
 
-def lane_to(sea: Sea) -> Lane:
-    return Lane(TOPIC, None, sea, lambda found: Batch(found.rows.num_rows, b"", 0, EventTime(0), EventTime(0)))  # type: ignore[arg-type]
+def encoded(parts: Sequence[Part]) -> Batch:
+    return Batch(len(parts), b"", 0, EventTime(0), EventTime(0))
 
 
-def append(lane: Lane, count: int) -> list[asyncio.Task[Ack]]:
+def lane_to(sea: Sea, encode: Callable[[Sequence[Part]], Batch] = encoded) -> Lane:
+    return Lane(TOPIC, None, sea, encode)  # type: ignore[arg-type]
+
+
+def append(lane: Lane, count: int, seconds: float = 30) -> list[asyncio.Task[Ack]]:
     part = Single(b"x", None, 0)
-    return [asyncio.create_task(lane.append(part, 1, 1, Deadline(30))) for _ in range(count)]
+    return [asyncio.create_task(lane.append(part, 1, 1, Deadline(seconds))) for _ in range(count)]
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0)
 
 
 async def test_few_appends_do_not_wait_for_a_batch_that_hangs() -> None:
@@ -47,20 +100,97 @@ async def test_few_appends_do_not_wait_for_a_batch_that_hangs() -> None:
     await asyncio.gather(*append(lane, 10))
     sea.hangs = True
     stuck = append(lane, 10)
-    while len(sea.sizes) < 2:
-        await asyncio.sleep(0)
+    await until(lambda: len(sea.sizes) == 2)
     sea.hangs = False
     (few,) = append(lane, 1)
     await asyncio.wait_for(few, 20)
     assert sea.sizes == [10, 10, 1]
     assert not any(task.done() for task in stuck)
     await lane.close()
-    await asyncio.gather(*stuck, return_exceptions=True)
+    outcomes = await asyncio.gather(*stuck, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {AppendUnknown}
 
 
-async def test_appends_of_one_turn_travel_together() -> None:
+async def test_appends_of_one_turn_travel_together_and_each_hears_of_its_own() -> None:
     sea = Sea()
     lane = lane_to(sea)
-    await asyncio.gather(*append(lane, 7))
+    acks = await asyncio.gather(*append(lane, 7))
     assert sea.sizes == [7]
+    assert [ack.glsn for ack in acks] == list(range(1, 8))
     await lane.close()
+    with pytest.raises(ClientClosed):
+        await append(lane, 1)[0]
+
+
+async def test_what_was_refused_is_tried_again_unless_that_is_hopeless() -> None:
+    sea = Sea()
+    lane = lane_to(sea)
+    sea.refusals = [sealed := StreamSealed("sealed")]
+    assert [ack.count for ack in await asyncio.gather(*append(lane, 2))] == [1, 1]
+    assert (sea.sizes, sea.retried) == ([2, 2], [sealed])
+    sea.refusals = [ClientClosed("hopeless")]
+    outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {ClientClosed}
+    assert len(sea.retried) == 1
+    await lane.close()
+
+
+async def test_what_nobody_foresaw_is_told_at_once_and_holds_nobody_up() -> None:
+    sea, fails = Sea(), list[bool]()
+
+    def encode(parts: Sequence[Part]) -> Batch:
+        if fails and fails.pop(0):
+            raise MemoryError("there is none")
+        return encoded(parts)
+
+    lane = lane_to(sea, encode)
+    # More of them than may be in flight; the last one fails when it is tried for the second time.
+    for refusals in ([], [], [], [StreamSealed("sealed")]):
+        fails, sea.refusals = [False] * len(refusals) + [True], list[CutwaterError](refusals)
+        outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [MemoryError] * 2
+    for refusals in ([], [], [], [StreamSealed("sealed")]):
+        sea.sinks, sea.refusals = OSError("gone"), list[CutwaterError](refusals)
+        outcomes = await asyncio.gather(*append(lane, 2), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [AppendUnknown] * 2
+        assert "OSError('gone')" in str(outcomes[0])
+    sea.sinks = None
+    assert lane.is_idle
+    assert (await append(lane, 1)[0]).count == 1
+    await lane.close()
+
+
+async def test_who_gives_up_in_the_queue_is_left_out() -> None:
+    sea = Sea()
+    lane = lane_to(sea)
+    given_up, stays = append(lane, 1), append(lane, 2)
+    await asyncio.sleep(0)
+    given_up[0].cancel()
+    await asyncio.gather(*stays)
+    assert sea.sizes == [2]
+    given_up = append(lane, 3)
+    await asyncio.sleep(0)
+    for task in given_up:
+        task.cancel()
+    await until(lambda: lane.is_idle)
+    assert sea.sizes == [2]
+    await lane.close()
+
+
+async def test_whose_time_is_up_hears_whether_it_may_have_arrived() -> None:
+    sea = Sea()
+    lane = lane_to(sea)
+    sea.hangs = True
+    with pytest.raises(AppendUnknown, match="no answer came within"):
+        await append(lane, 1, 0.02)[0]
+    sea.is_unreachable = True
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.02 s: it cannot be reached"):
+        await append(lane, 1, 0.02)[0]
+    # Two are under way, so this one does not leave the queue.
+    with pytest.raises(DeadlineExceeded, match=r"within 0\.02 s$"):
+        await append(lane, 1, 0.02)[0]
+    late = append(lane, 1)
+    await asyncio.sleep(0)
+    await lane.close()
+    with pytest.raises(ClientClosed):
+        await late[0]

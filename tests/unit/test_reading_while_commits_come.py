@@ -54,12 +54,13 @@ def reader(written: int) -> tuple[ReplicaDriver, list[CommitContext]]:
 @pytest.mark.parametrize("to_glsn", [None, GLSN(3), GLSN(9), GLSN(10_000)])
 def test_nothing_is_called_complete_that_was_not_read(written: int, to_glsn: GLSN | None) -> None:
     driver, commits = reader(written)
-    found = find(driver, GLSN(1), to_glsn, 1_000_000)
-    last = found.part.frames[-1].header.last_llsn if found.part is not None else LLSN(0)
-    through = found.complete(last)
+    found = find(driver, GLSN(1), to_glsn)
+    part = driver.storage.read(found.first, found.end, 1_000_000) if found.first is not None else None
+    last = part.last_llsn if part is not None else LLSN(0)
+    through = found.complete(part.commits if part is not None else (), last)
     wanted = [c.first_llsn + i for c in commits for i in range(c.count) if c.first_glsn + i <= through]
     assert last >= max(wanted, default=0)
     assert through >= min(commits[written - 1].high_watermark if written else 0, to_glsn or 10_000)
-    if to_glsn is not None and found.part is not None:
-        first = found.part.frames[-1].header.first_llsn
+    if to_glsn is not None and part is not None:
+        first = part.frames[-1].header.first_llsn
         assert next(c.glsn_of(first) for c in commits if c.first_llsn <= first <= c.last_llsn) <= to_glsn

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
 from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
-from cutwater.client.ranges import Ranges
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Refused, Unavailable
@@ -18,6 +17,9 @@ from cutwater.types import GLSN, DecisionIndex, LogStreamId, MetadataNodeId, Ret
 from cutwater.wire import metadata_api, storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.methods import Method
+
+if TYPE_CHECKING:
+    from cutwater.client.ranges import Ranges
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -108,6 +110,9 @@ class Admin:
 
     async def ranges(self) -> Ranges:
         """For those who look at what is in the log. To be closed; the next question to this one connects again."""
+        # Loads Arrow, which most commands can do without.
+        from cutwater.client.ranges import Ranges  # noqa: PLC0415
+
         return await Ranges.by(self._repository, self._access, timeout=self._timeout_ms / 1_000)
 
     # Metadata nodes.

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from heapq import heapify, heappop, heapreplace
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
 
 from cutwater.admin.verification import Finding
-from cutwater.client.ranges import Ranges
 from cutwater.core.requests import Catalog, Description, PublishedGroup, RunDescription, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, Trimmed
 from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, RunId, TopicId
+
+if TYPE_CHECKING:
+    from cutwater.client.ranges import Ranges
 
 
 class Entry(Struct, frozen=True):

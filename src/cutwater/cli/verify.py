@@ -34,8 +34,9 @@ def verify(
     *,
     log: AnsweringLog,
 ) -> None:
-    """Let every storage node check the checksums of all that it holds, and hold what runs have published against what
-    was decided.
+    """Let every storage node check the checksums of all that it holds.
+
+    What runs of Spark have published is held against what was decided, too.
 
     Exit code 0 if everything is intact, 20 if something is damaged, 34 if something could not be looked at. What is
     damaged is repaired afterwards from an intact copy, if there is one.

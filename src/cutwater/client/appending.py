@@ -30,8 +30,10 @@ from cutwater.errors import (
     WrongEpoch,
 )
 from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
+from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.storage_api import APPEND, AppendArguments
+from cutwater.wire.methods import Received
+from cutwater.wire.storage_api import APPEND, AppendAnswer, AppendArguments
 
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.5
@@ -53,13 +55,19 @@ def may_go_elsewhere(error: CutwaterError) -> bool:
 
 class Shipment:
     """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up, and
-    ``trouble`` says why it was not appended so far."""
+    ``trouble`` says why it was not appended so far. ``failed`` are the log streams that did not take it."""
 
-    __slots__ = ("may_have_arrived", "trouble")
+    __slots__ = ("failed", "may_have_arrived", "trouble")
 
     def __init__(self) -> None:
         self.may_have_arrived = False
         self.trouble = ""
+        self.failed: frozenset[LogStreamId] = frozenset()
+
+
+Load = Callable[[], Batch]
+"""Gives a batch, at each attempt anew: whoever was told meanwhile that nothing was appended must not be in it any
+more."""
 
 
 class Shipping:
@@ -72,72 +80,124 @@ class Shipping:
         self._reasons: dict[TopicId, str] = {}
         """Why a topic took no appends when that was last asked for."""
 
+    def begin(
+        self,
+        shipment: Shipment,
+        topic: TopicInfo,
+        pin: LogStreamId | None,
+        load: Load,
+        deadline: Deadline,
+        on_outcome: Callable[[Ack | CutwaterError], None],
+    ) -> bool:
+        """What ``ship`` does first, if it can be done at once, without a task and in fewer turns of the event loop.
+        Whether it was sent; then ``on_outcome`` is told what came of it, and ``ship`` goes on if it ``may_retry``."""
+        try:
+            info = self._choose(topic, pin, shipment.failed)
+            if isinstance(info, CutwaterError):
+                return False
+            address = self._catalogs.view.address(info.chain[0])
+            connection = self._nodes.ready(address)
+            if connection is None:
+                return False
+            batch = load()
+            arguments, timeout_ms = _arguments(info, batch), deadline.left_ms()
+        except CutwaterError:
+            # Nothing was sent, so whatever it is will be found once more by ``ship``, which knows what to do.
+            return False
+
+        def answered(outcome: Received[AppendAnswer] | CutwaterError) -> None:
+            if isinstance(outcome, Received):
+                on_outcome(outcome.value.ack)
+            else:
+                on_outcome(self._failed(shipment, info, address, connection, outcome))
+
+        # If something goes wrong in the midst of it, nobody can tell what has left.
+        shipment.may_have_arrived = True
+        try:
+            connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=answered)
+        except CutwaterError as error:
+            shipment.may_have_arrived = False
+            if isinstance(error, ConnectionLost):
+                # It takes no more calls, because its peer is closing: ``ship`` makes another one.
+                self._nodes.drop(address, connection)
+            return False
+        self._next_turn(topic, pin)
+        return True
+
     async def ship(
         self,
         shipment: Shipment,
         topic: TopicInfo,
         pin: LogStreamId | None,
-        load: Callable[[], Batch],
+        load: Load,
         if_llsn: LLSN | None,
         deadline: Deadline,
+        error: CutwaterError | None = None,
     ) -> Ack:
-        """To the log stream ``pin``, or to any open one of the topic. ``load`` gives the batch, at each attempt anew:
-        whoever was told meanwhile that nothing was appended must not be in it any more."""
+        """To the log stream ``pin``, or to any open one of the topic. ``error``: what came of it before."""
         wait = RETRY_SECONDS_MIN
-        failed: set[LogStreamId] = set()
         if pin is not None and pin not in self._catalogs.view.streams:
             await self._catalogs.fresh(deadline)
         while True:
-            info = self._choose(topic, pin, failed)
+            if error is not None:
+                shipment.trouble = error.message
+                if deadline.left <= wait:
+                    raise error
+                await self._look_again(topic, error, wait, deadline)
+                wait = min(wait * 2, RETRY_SECONDS_MAX)
+            info = self._choose(topic, pin, shipment.failed)
             if isinstance(info, CutwaterError):
                 error = info
-            else:
-                try:
-                    return await self._send(shipment, info, load, if_llsn, deadline)
-                except CutwaterError as caught:
-                    if shipment.may_have_arrived and not is_definite(caught):
-                        raise unknown(caught) from caught
-                    shipment.may_have_arrived = False
-                    if not may_go_elsewhere(caught):
-                        raise
-                    error = caught
-                failed.add(info.stream)
-            shipment.trouble = error.message
-            if deadline.left <= wait:
-                raise error
-            await self._look_again(topic, error, wait, deadline)
-            wait = min(wait * 2, RETRY_SECONDS_MAX)
+                continue
+            self._next_turn(topic, pin)
+            try:
+                return await self._send(shipment, info, load, if_llsn, deadline)
+            except CutwaterError as caught:
+                if not may_retry(shipment, caught):
+                    raise
+                error = caught
 
     async def _send(
-        self,
-        shipment: Shipment,
-        info: StreamInfo,
-        load: Callable[[], Batch],
-        if_llsn: LLSN | None,
-        deadline: Deadline,
+        self, shipment: Shipment, info: StreamInfo, load: Load, if_llsn: LLSN | None, deadline: Deadline
     ) -> Ack:
-        head = info.chain[0]
-        address = self._catalogs.view.address(head)
-        connection = self._nodes.ready(address)
+        address, connection = "", None
         try:
+            address = self._catalogs.view.address(info.chain[0])
+            connection = self._nodes.ready(address)
             if connection is None:
                 connection = await self._nodes.connection(address, deadline)
             # From here on nothing is waited for until it is sent, so nobody in it can give up in between.
             batch = load()
-            arguments = AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+            arguments = _arguments(info, batch, if_llsn)
             shipment.may_have_arrived = True
             received = await connection.call(APPEND, arguments, batch.body, timeout_ms=deadline.left_ms())
-        except ConnectionLost:
-            if connection is not None:
-                self._nodes.drop(address, connection)
-            self._nodes.unreachable(info.stream, head)
-            raise
+        except CutwaterError as error:
+            failure = self._failed(shipment, info, address, connection, error)
+            if failure is error:
+                raise
+            raise failure from error
         return received.value.ack
 
+    def _failed(
+        self, shipment: Shipment, info: StreamInfo, address: str, connection: Connection | None, error: CutwaterError
+    ) -> CutwaterError:
+        """What the failure of an attempt means for those who wait."""
+        if isinstance(error, ConnectionLost):
+            if connection is not None:
+                self._nodes.drop(address, connection)
+            self._nodes.unreachable(info.stream, info.chain[0])
+        if shipment.may_have_arrived and not is_definite(error):
+            return unknown(error)
+        shipment.may_have_arrived = False
+        shipment.failed |= {info.stream}
+        return error
+
     def _choose(
-        self, topic: TopicInfo, pin: LogStreamId | None, failed: set[LogStreamId]
+        self, topic: TopicInfo, pin: LogStreamId | None, failed: frozenset[LogStreamId]
     ) -> StreamInfo | CutwaterError:
-        """An open log stream, or why there is none now. Raises if there never will be one."""
+        """An open log stream, or why there is none now. Raises if there never will be one. Of several it is the one
+        whose turn it is, until the turn is taken: if ``begin`` cannot send to it at once, ``ship`` makes the connection
+        that it lacks, instead of going to the next one, which may have its own."""
         view = self._catalogs.view
         if topic.topic not in view.names:
             raise NotFound(f"topic {topic.name!r} was deleted")
@@ -157,8 +217,14 @@ class Shipping:
         if not streams:
             why = self._reasons.get(topic.topic, "all are sealed")
             return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: {why}")
-        turn = self._turns[topic.topic] = self._turns.get(topic.topic, self._random.randrange(1 << 16)) + 1
+        turn = self._turns.get(topic.topic)
+        if turn is None:
+            turn = self._turns[topic.topic] = self._random.randrange(1 << 16)
         return streams[turn % len(streams)]
+
+    def _next_turn(self, topic: TopicInfo, pin: LogStreamId | None) -> None:
+        if pin is None:
+            self._turns[topic.topic] += 1
 
     async def _look_again(self, topic: TopicInfo, error: CutwaterError, wait: float, deadline: Deadline) -> None:
         """Wait a little; the catalog may say something else by then."""
@@ -175,6 +241,15 @@ class Shipping:
             self._reasons[topic.topic] = f"the metadata repository was asked why, and {failure.message}"
 
 
+def may_retry(shipment: Shipment, error: CutwaterError) -> bool:
+    """Whether a batch that failed with this error, which is what it means for those who wait, may be sent again."""
+    return not shipment.may_have_arrived and may_go_elsewhere(error)
+
+
+def _arguments(info: StreamInfo, batch: Batch, if_llsn: LLSN | None = None) -> AppendArguments:
+    return AppendArguments(info.stream, info.epoch, structs.replace(batch, body=b""), if_llsn)
+
+
 def _why_sealed(topic: str, description: Description) -> str:
     """What the leader knows of it: which storage nodes are silent, and what it will do with the first log stream."""
     silent = ", ".join(str(node.node) for node in description.nodes if not node.is_alive)
@@ -187,8 +262,10 @@ def _why_sealed(topic: str, description: Description) -> str:
     return "; ".join(told) or "all are sealed"
 
 
-def unknown(error: CutwaterError) -> AppendUnknown:
-    return AppendUnknown(
-        f"whether the append is in the log is not known ({error.message}): read the log, or use a producer, which "
-        "finds out"
+def unknown(error: Exception) -> AppendUnknown:
+    why = error.message if isinstance(error, CutwaterError) else repr(error)
+    failure = AppendUnknown(
+        f"whether the append is in the log is not known ({why}): read the log, or use a producer, which finds out"
     )
+    failure.__cause__ = error
+    return failure

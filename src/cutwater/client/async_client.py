@@ -7,19 +7,19 @@ made with. The examples are written for ``cutwater.Client``; here they want ``aw
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
-import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
 from types import TracebackType
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipping
-from cutwater.client.appends import Appends, Given
+from cutwater.client.appends import Appends, Given, check_stream
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Time, Value
 from cutwater.client.cursors import AsyncCursor
@@ -28,22 +28,23 @@ from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
-from cutwater.client.positions import Position, Positions, TopicNames, check_position
+from cutwater.client.positions import Position, Positions, TopicNames
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.reading import Reading
-from cutwater.client.records import Layout, Record
+from cutwater.client.records import Record
 from cutwater.client.repository import SCHEME, Repository, parse_servers
 from cutwater.client.runs import Published, Run, Runs
-from cutwater.client.schemas import SchemaLike, TopicSchema
+from cutwater.client.schemas import SchemaLike
 from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
-from cutwater.client.subscriptions import AsyncSubscription, Range, make_batches, make_records
+from cutwater.client.subscribing import Subscribing
+from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
-from cutwater.errors import InvalidArgument
-from cutwater.types import GLSN, Ack, ClusterId, LogStreamId, Part, Retention
+from cutwater.errors import InvalidArgument, NotFound
+from cutwater.types import GLSN, Ack, ClusterId, Part, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
@@ -52,7 +53,7 @@ IDLE_AFTER = timedelta(seconds=30)
 
 
 class AsyncClient:
-    """Made by ``AsyncClient.connect``::
+    """Made by ``AsyncClient.connect``, or by ``AsyncClient.open``::
 
     async with await AsyncClient.connect("cutwater://127.0.0.1:7000") as log:
         ack = await log.append("orders", b"hello")
@@ -86,9 +87,32 @@ class AsyncClient:
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
         self._runs = Runs(self._catalogs, self._nodes, repository, limits, compression)
-        self._subscriptions: weakref.WeakSet[AsyncSubscription[Any]] = weakref.WeakSet()
+        self._subscribing = Subscribing(self._catalogs, self._nodes, self._positions)
         self._producers: set[AsyncProducer] = set()
         self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._on_close: Callable[[], Awaitable[None]] | None = None
+        """What ends with the client, as long as it has not."""
+
+    @classmethod
+    async def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        exclusive: bool = False,
+        timeout: float = TIMEOUT_SECONDS,
+        compression: Compression | None = None,
+        limits: Limits | None = None,
+    ) -> AsyncClient:
+        """Open the log in a directory, as ``cutwater.open`` does, with its servers on this event loop. Close the client
+        before the loop ends, best by ``async with``: nothing is lost otherwise, but the log stays locked until the
+        process ends.
+        """
+        # The servers are above the client, which knows only their name: whoever just connects need not load them.
+        opened: AsyncClient = await import_module("cutwater.embedded").open_on_this_loop(
+            path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits
+        )
+        return opened
 
     @classmethod
     async def connect(
@@ -130,14 +154,34 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Appends that are under way are given up: their callers are told. Producers are closed first, which lets them
-        finish what was sent; if they cannot, that is raised when everything else is closed."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        finish what was sent; if they cannot, that is raised when everything else is closed.
+
+        Whoever is cancelled while waiting does not stop it, and may wait for it again. If a log that was opened here
+        cannot be closed in time, that is raised, and calling this once more tries again."""
+        if self._closing is None:
+            self._is_closed = True
+            self._closing = asyncio.get_running_loop().create_task(self._close_all())
+        elif self._closing.done():
+            if self._on_close is None:
+                return
+            self._closing = asyncio.get_running_loop().create_task(self._close_log())
+        await asyncio.shield(self._closing)
+
+    async def _close_all(self) -> None:
+        try:
+            await self._close()
+        finally:
+            await self._close_log()
+
+    async def _close_log(self) -> None:
+        if self._on_close is not None:
+            await self._on_close()
+            self._on_close = None
+
+    async def _close(self) -> None:
         closing = await asyncio.gather(*(producer.finish() for producer in self._producers), return_exceptions=True)
         await self._appends.close()
-        for subscription in list(self._subscriptions):
-            await subscription.close()
+        await self._subscribing.close()
         await self._catalogs.close()
         await self._nodes.close()
         self._repository.close()
@@ -250,7 +294,8 @@ class AsyncClient:
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
         or a list with one for each; event time is this client's clock if not said. A time is a ``datetime`` with a time
-        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds.
+        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Memory behind Arrow
+        data must not change before the append has its outcome.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
         event time follows in that log stream. ``if_llsn``: only if the first record gets exactly this position in
@@ -267,8 +312,19 @@ class AsyncClient:
         >>> log.append("t", pa.table({"value": [b"x", b"y", b"z"]})).count
         3
         """
+        begun = None
+        if headers is None and watermark is None and if_llsn is None and not self._is_closed:
+            seconds = self._timeout if timeout is None else timeout
+            begun = self._appends.begin(topic, records, key, timestamp, stream, seconds)
+            if begun is not None:
+                try:
+                    return await begun[0]
+                except NotFound:
+                    # It is certain that nothing was appended. The name may mean another topic by now.
+                    pass
+        deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
         given = Given(records, key, timestamp, headers, stream, watermark, if_llsn)
-        return await self._appends.append(topic, given, self._deadline(timeout))
+        return await self._appends.append(topic, given, deadline)
 
     def _quick_append(
         self,
@@ -285,10 +341,10 @@ class AsyncClient:
     ) -> Visit[Ack] | None:
         """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
         Any thread may call it."""
-        if self._is_closed or watermark is not None or if_llsn is not None:
+        if self._is_closed or headers is not None or watermark is not None or if_llsn is not None:
             return None
-        given = Given(records, key, timestamp, headers, stream, None, None)
-        return self._appends.quick(topic, given, self._timeout if timeout is None else timeout)
+        seconds = self._timeout if timeout is None else timeout
+        return self._appends.quick(topic, records, key, timestamp, stream, seconds)
 
     # Reading.
 
@@ -305,7 +361,7 @@ class AsyncClient:
         """
         if glsn < 1:
             raise InvalidArgument(f"there is no GLSN {glsn}: positions begin with 1")
-        pin = None if stream is None else LogStreamId(stream)
+        pin = None if stream is None else check_stream(stream)
         return await self._reading.read(GLSN(glsn), pin, self._deadline(timeout))
 
     async def tail(self, *, timeout: float | None = None) -> GLSN:
@@ -383,7 +439,8 @@ class AsyncClient:
         ...     next(latest).value
         b'd'
         """
-        return self._subscription(topics, start, stop, follow, timeout, make_records, None)
+        seconds = self._deadline(timeout).seconds
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_records, None)
 
     def batches(
         self,
@@ -406,7 +463,8 @@ class AsyncClient:
         ...     print(batch.to_pylist())
         [{'llsn': 1, 'value': b'a'}, {'llsn': 2, 'value': b'b'}]
         """
-        return self._subscription(topics, start, stop, follow, timeout, make_batches, columns)
+        seconds = self._deadline(timeout).seconds
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_batches, columns)
 
     async def table(
         self,
@@ -425,55 +483,9 @@ class AsyncClient:
         [b'a', b'b']
         """
         deadline = self._deadline(timeout)
-        found: list[pa.RecordBatch] = []
-        subscription = self.batches(
-            topics, start=start, stop=stop, follow=stop is not None, columns=columns, timeout=timeout
-        )
-        async with subscription:
-            while batches := await subscription.take(timeout=max(deadline.left, 0.001)):
-                found += batches
-        if not found:
-            known = Selection(topics).topics(self._catalogs.view)
-            schema = self._catalogs.view.schema(known[0]) if known else TopicSchema("")
-            return Layout(schema, columns).schema.empty_table()
-        try:
-            return pa.Table.from_batches(found, found[-1].schema)
-        except pa.ArrowInvalid:
-            # An older part may lack columns that the schema got meanwhile.
-            return pa.concat_tables([pa.Table.from_batches([batch]) for batch in found], promote_options="default")
-
-    def _subscription(
-        self,
-        topics: TopicNames,
-        start: Position,
-        stop: int | datetime | None,
-        follow: bool,
-        timeout: float | None,
-        make: Any,
-        columns: Sequence[str] | None,
-    ) -> AsyncSubscription[Any]:
-        seconds = self._deadline(timeout).seconds
-        selection = Selection(topics)
-        check_position("start", start)
-        if stop is not None:
-            check_position("stop", stop)
-
-        async def resolve(selection: Selection, deadline: Deadline) -> Range:
-            return await self._positions.resolve(selection, start, stop, follow, deadline)
-
-        subscription: AsyncSubscription[Any] = AsyncSubscription(
-            self._catalogs,
-            self._nodes,
-            selection,
-            resolve,
-            make,
-            columns,
-            seconds,
-            from_earliest=start == "earliest",
-            patience=None if follow else seconds,
-        )
-        self._subscriptions.add(subscription)
-        return subscription
+        follow = stop is not None
+        batches = self.batches(topics, start=start, stop=stop, follow=follow, columns=columns, timeout=timeout)
+        return await self._subscribing.table(batches, topics, columns, deadline)
 
     # Producers and consumers.
 

@@ -5,28 +5,37 @@ A ``Client`` may be used from several threads. It cannot be used in a process th
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import ssl
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
+from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
+from cutwater.client.parts import Part
 from cutwater.client.producer import AsyncProducer
+from cutwater.client.producer_buffer import Sent
+from cutwater.client.sent_future import SentFuture
 from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription, abandon_with
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
 T = TypeVar("T")
+
+WAKE_SECONDS = 0.001
+"""How long those who wait for room stay asleep while another thread has the lock."""
 
 
 class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
@@ -101,15 +110,33 @@ class Cursor(Blocking[AsyncCursor], NamedCursor):
     drop = blocking(AsyncCursor.drop)
 
 
+class Given(Struct, eq=False):
+    """What ``Producer.send`` was given, until the loop's thread has it."""
+
+    part: Part
+    count: int
+    size: int
+    seconds: float
+    future: SentFuture
+
+
 class Producer(Blocking[AsyncProducer]):
-    """See ``Client.producer``. Any thread may send."""
+    """See ``Client.producer``. Any thread may send, and so may whatever comes in between: the handler of a signal, or a
+    finalizer, may run in a thread that is inside ``send``, and has the lock. It may even wait there for the loop, which
+    therefore never waits for the lock."""
 
     def __init__(self, loop: LoopThread, wrapped: AsyncProducer) -> None:
         super().__init__(loop, wrapped)
-        self._lock = threading.Condition()
-        self._given: list[tuple[Any, int, int, float, concurrent.futures.Future[Ack]]] = []
+        self._lock = threading.RLock()
+        self._room = threading.Condition(self._lock)
+        self._shared = threading.RLock()
+        """Of all futures."""
+        self._given: deque[Given] = deque()
         """On their way to the loop's thread, so that a thread which sends much does not wake it each time."""
-        self._given_bytes = 0
+        self._is_woken = False
+        """The loop is about to take them over."""
+        self._given_bytes = self._taken_bytes = 0
+        """Of everything so far: changed with the lock, and by the loop only."""
         self._waiting = 0
         self._is_closed = False
         wrapped.on_change = self._wake
@@ -140,27 +167,45 @@ class Producer(Blocking[AsyncProducer]):
         producer = self._async
         seconds = producer.timeout if timeout is None else check_timeout(timeout)
         part, count, size = producer.prepare(records, key, timestamp, headers)
-        future: concurrent.futures.Future[Ack] = concurrent.futures.Future()
+        future = SentFuture(self._shared)
         with self._lock:
             if not self._has_room(size):
                 self._wait_for_room(size, seconds)
             if self._is_closed:
                 raise ClientClosed(f"producer {producer.id!r} was closed")
-            if not self._given:
-                # Before the lock is given back: whoever flushes after this call comes after it on the loop, too.
-                self._loop.call_soon(self._take_over)
-            self._given_bytes += size
-            self._given.append((part, count, size, seconds, future))
+            self._give(Given(part, count, size, seconds, future))
         return future
 
+    def _give(self, given: Given) -> None:
+        """With the lock."""
+        self._given_bytes += given.size
+        self._given.append(given)
+        if self._is_woken:
+            return
+        try:
+            self._is_woken = True
+            self._loop.call_soon(self._take_over)
+        except BaseException:
+            self._is_woken = False
+            # Its caller is told that it was not sent, so it must not be taken over with the next one.
+            with suppress(ValueError):
+                self._given.remove(given)
+                self._given_bytes -= given.size
+            raise
+
+    def _hand_over(self) -> None:
+        """Before the loop is waited for: if this has come in between, the loop may not have been woken yet."""
+        self._loop.call_soon(self._take_over)
+
     def _has_room(self, size: int) -> bool:
-        held = self._given_bytes + self._async.held_bytes
+        held = self._given_bytes - self._taken_bytes + self._async.held_bytes
         return self._is_closed or not held or held + size <= self._async.buffer_bytes
 
     def _wait_for_room(self, size: int, seconds: float) -> None:
+        self._hand_over()
         self._waiting += 1
         try:
-            has_room = self._lock.wait_for(lambda: self._has_room(size), seconds)
+            has_room = self._room.wait_for(lambda: self._has_room(size), seconds)
         finally:
             self._waiting -= 1
         if not has_room:
@@ -168,33 +213,52 @@ class Producer(Blocking[AsyncProducer]):
 
     def _wake(self) -> None:
         """On the loop's thread: there may be room."""
-        if self._waiting:
-            with self._lock:
-                self._lock.notify_all()
+        if not self._waiting:
+            return
+        if not self._lock.acquire(blocking=False):
+            asyncio.get_running_loop().call_later(WAKE_SECONDS, self._wake)
+            return
+        try:
+            self._room.notify_all()
+        finally:
+            self._lock.release()
 
     def _take_over(self) -> None:
-        """On the loop's thread."""
-        with self._lock:
-            given, self._given = self._given, []
-            self._given_bytes = 0
-        for part, count, size, seconds, future in given:
-            try:
-                self._async.enqueue(part, count, size, Deadline(seconds), future)
-            except CutwaterError as error:
+        """On the loop's thread. The flag goes down before the first look, or one that is given in between would be
+        forgotten."""
+        self._is_woken = False
+        now = asyncio.get_running_loop().time()
+        sent = list[Sent]()
+        # One that could not be given after all may be gone before it is looked at.
+        with suppress(IndexError):
+            while self._given:
+                given = self._given.popleft()
+                seconds = given.seconds
+                sent.append(Sent(given.part, given.count, given.size, now + seconds, seconds, given.future))
+        if not sent:
+            return
+        try:
+            self._async.enqueue(sent)
+        except CutwaterError as error:
+            for one in sent:
                 with suppress(concurrent.futures.InvalidStateError):
-                    future.set_exception(error)
+                    one.future.set_exception(error)
+        self._taken_bytes += sum(one.size for one in sent)
+        self._wake()
 
     def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         also if its future was already asked."""
         # What was sent before reaches the loop before this does.
+        self._hand_over()
         self._loop.run(self._async.flush(timeout=timeout), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
         with self._lock:
             self._is_closed = True
-            self._lock.notify_all()
+            self._room.notify_all()
+        self._hand_over()
         self._loop.run(self._async.close(timeout=timeout), timeout)
 
 
@@ -215,15 +279,11 @@ class Client(Blocking[AsyncClient]):
             print(record.glsn, record.value)
     """
 
-    def __init__(
-        self, loop: LoopThread, wrapped: AsyncClient, on_close: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        """``on_close``: what else ends with the client, on its loop."""
+    def __init__(self, loop: LoopThread, wrapped: AsyncClient) -> None:
         super().__init__(loop, wrapped)
-        self._on_close = on_close
         self._closing = threading.Lock()
         self._is_closed = False
-        loop.at_end(self._close)
+        loop.at_end(wrapped.close)
 
     @property
     def cluster(self) -> int:
@@ -264,16 +324,9 @@ class Client(Blocking[AsyncClient]):
                 return
             self._is_closed = True
         try:
-            self._loop.run(self._close())
+            self._loop.run(self._async.close())
         finally:
             self._loop.close()
-
-    async def _close(self) -> None:
-        try:
-            await self._async.close()
-        finally:
-            if self._on_close is not None:
-                await self._on_close()
 
 
 def connect(

@@ -8,24 +8,21 @@ or too late before its batch was sent is left out of it; afterwards it is *unkno
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from math import inf
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Protocol
 
-import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.appending import Shipment, Shipping
+from cutwater.client.appending import Shipment, Shipping, may_retry, unknown
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
-from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.client.parts import Part, shares
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
-from cutwater.storage.projection import no_values
-from cutwater.types import GLSN, LLSN, Ack, Batch, LogStreamId, TopicId
+from cutwater.types import Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.deadlines import DeadlineWatch
 
 IN_FLIGHT_MAX = 2
@@ -41,24 +38,6 @@ RECORD_COST_BYTES = 64
 """What a record takes besides its values, about."""
 
 
-class Single(Struct, frozen=True):
-    """One record of key and value that was checked; it becomes Arrow together with its neighbours."""
-
-    value: bytes
-    key: bytes | None
-    timestamp: int
-
-
-class Values(Struct, frozen=True):
-    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
-
-    values: pa.Array
-    timestamp: int
-
-
-Part: TypeAlias = Single | Values | pa.RecordBatch
-
-
 class Outcome(Protocol):
     """Where the outcome of an append goes, once: a future, or something cheaper. If it is done before, nobody waits."""
 
@@ -69,13 +48,28 @@ class Outcome(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-class _Waiting:
-    __slots__ = ("count", "deadline", "outcome", "part", "shipment", "size")
+class Waiting(Struct, eq=False):
+    """An append that has no outcome yet. ``at`` is its deadline in the time of the event loop, ``seconds`` after it was
+    made."""
 
-    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, outcome: Outcome) -> None:
-        self.part, self.count, self.size, self.deadline, self.outcome = part, count, size, deadline, outcome
-        self.shipment: Shipment | None = None
-        """Set when it has left the queue."""
+    part: Part
+    count: int
+    size: int
+    at: float
+    seconds: float
+    outcome: Outcome
+
+
+class _Flight:
+    """A batch under way. ``last`` is who waits longest."""
+
+    __slots__ = ("deadline", "group", "shipment")
+
+    def __init__(self, group: list[Waiting], last: Waiting) -> None:
+        self.group = group
+        # Others may have less time; whose is up gives up by itself.
+        self.deadline = Deadline(last.seconds, last.at)
+        self.shipment = Shipment()
 
 
 class Lane:
@@ -86,22 +80,22 @@ class Lane:
         topic: TopicInfo,
         pin: LogStreamId | None,
         shipping: Shipping,
-        encode: Callable[[Joined], Batch],
+        encode: Callable[[Sequence[Part]], Batch],
     ) -> None:
         self.topic = topic
         self._pin, self._shipping, self._encode = pin, shipping, encode
         self._loop = asyncio.get_running_loop()
         self._watch = DeadlineWatch(self._loop, self._expire)
-        self._pending: dict[_Waiting, None] = {}
-        """All that have no outcome yet."""
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[Waiting] = deque()
         self._bytes = 0
         self._room = asyncio.Event()
         self._room.set()
         self._is_due = self._is_closed = False
         self._usual = 0
         """How many appends travelled together lately."""
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._in_flight: set[_Flight] = set()
+        self._retrying: set[asyncio.Task[None]] = set()
+        """Those of them that could not be sent at once."""
         self._departed = 0.0
         """When the last batch did."""
         self._patience: asyncio.TimerHandle | None = None
@@ -111,42 +105,34 @@ class Lane:
         return not self._queue and not self._in_flight
 
     async def append(self, part: Part, count: int, size: int, deadline: Deadline) -> Ack:
-        while self.is_full:
-            await self._wait_for_room(deadline)
         future: asyncio.Future[Ack] = self._loop.create_future()
-        waiting = self.put(part, count, size, deadline, future)
-        try:
-            return await future
-        finally:
-            self._pending.pop(waiting, None)
+        waiting = Waiting(part, count, size, deadline.at, deadline.seconds, future)
+        while not self.take(waiting):
+            await self._wait_for_room(deadline)
+        return await future
 
-    @property
-    def is_full(self) -> bool:
-        return self._bytes > LANE_BYTES_MAX
+    def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float] | None:
+        """The same without waiting for anything: the outcome, and the deadline; None if there is no room."""
+        future: asyncio.Future[Ack] = self._loop.create_future()
+        at = self._loop.time() + seconds
+        return (future, at) if self.take(Waiting(part, count, size, at, seconds, future)) else None
 
-    def put(self, part: Part, count: int, size: int, deadline: Deadline, outcome: Outcome) -> _Waiting:
-        """Take records in, whether or not there is room."""
+    def take(self, waiting: Waiting) -> bool:
+        """Whether there was room for it. Then its outcome will be told."""
+        if self._bytes > LANE_BYTES_MAX:
+            return False
         if self._is_closed:
             raise ClientClosed("the client was closed before this append was sent")
-        waiting = _Waiting(part, count, size, deadline, outcome)
-        self._pending[waiting] = None
         self._queue.append(waiting)
-        self._bytes += size
-        if deadline.at < self._watch.armed:
-            self._watch.note(deadline.at)
+        self._bytes += waiting.size
+        if waiting.at < self._watch.armed:
+            self._watch.note(waiting.at)
         if not self._is_due:
             if self._may_depart():
-                # Whoever appends in this turn of the event loop goes along.
-                self._is_due = True
-                self._loop.call_soon(self._depart)
+                self._depart_soon()
             else:
                 self._be_patient()
-        return waiting
-
-    def _fail(self, waiting: _Waiting, error: CutwaterError) -> None:
-        self._pending.pop(waiting, None)
-        if not waiting.outcome.done():
-            waiting.outcome.set_exception(error)
+        return True
 
     async def _wait_for_room(self, deadline: Deadline) -> None:
         self._room.clear()
@@ -160,38 +146,26 @@ class Lane:
 
     def _expire(self, now: float) -> float:
         """One timer for all: most get their outcome long before it fires."""
-        earliest = inf
-        for waiting in list(self._pending):
-            if waiting.outcome.done() or waiting.deadline.at <= now:
-                self._fail(waiting, self._late(waiting))
-            else:
-                earliest = min(earliest, waiting.deadline.at)
+        earliest = _expire(self._queue, None, now)
+        for flight in self._in_flight:
+            earliest = min(earliest, _expire(flight.group, flight.shipment, now))
         return earliest
 
     async def close(self) -> None:
         self._is_closed = True
-        for waiting in self._queue:
-            self._fail(waiting, ClientClosed("the client was closed before this append was sent"))
+        _fail(self._queue, ClientClosed("the client was closed before this append was sent"))
         self._queue.clear()
         # Those who wait for room are let in, to be told.
         self._bytes = 0
         self._room.set()
-        for task in self._in_flight:
+        for task in self._retrying:
             task.cancel()
-        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await asyncio.gather(*self._retrying, return_exceptions=True)
+        for flight in self._in_flight:
+            _fail(flight.group, _interrupted(flight.shipment))
         self._watch.stop()
         if self._patience is not None:
             self._patience.cancel()
-
-    def _late(self, waiting: _Waiting) -> CutwaterError:
-        if waiting.shipment is None or not waiting.shipment.may_have_arrived:
-            trouble = waiting.shipment.trouble if waiting.shipment is not None else ""
-            why = f": {trouble}" if trouble else ""
-            return DeadlineExceeded(f"nothing was appended within {waiting.deadline.seconds:g} s{why}")
-        return AppendUnknown(
-            f"no answer came within {waiting.deadline.seconds:g} s, so whether the append is in the log is not known: "
-            "read the log, or use a producer, which finds out"
-        )
 
     def _may_depart(self) -> bool:
         """Nothing waits when nothing is in flight. Otherwise a batch has to be worth it: those whose batch was just
@@ -200,7 +174,7 @@ class Lane:
             return True
         if len(self._in_flight) >= IN_FLIGHT_MAX:
             return False
-        return 2 * len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
+        return len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
 
     def _be_patient(self) -> None:
         """Look again when what is in flight has had its time."""
@@ -211,128 +185,138 @@ class Lane:
         self._patience = None
         self._depart()
 
+    def _depart_soon(self) -> None:
+        """Whoever appends in this turn of the event loop goes along."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._depart)
+
     def _depart(self) -> None:
         self._is_due = False
         while self._queue and self._may_depart():
-            group = self._next_group()
-            if not group:
-                continue
-            self._usual = max(len(group), self._usual // 2)
+            flight = self._next_flight()
+            self._usual = max(len(flight.group), self._usual // 2)
             self._departed = self._loop.time()
-            task = self._loop.create_task(self._deliver(group))
-            self._in_flight.add(task)
-            task.add_done_callback(self._arrived)
+            self._in_flight.add(flight)
+            load, answered = partial(self._load, flight), partial(self._answered, flight)
+            try:
+                is_sent = self._shipping.begin(flight.shipment, self.topic, self._pin, load, flight.deadline, answered)
+            except Exception as error:
+                # Nobody foresaw it: there is no memory, or Arrow data of a caller is not what it says.
+                self._arrived(flight)
+                _fail(flight.group, _broken(flight.shipment, error))
+            else:
+                if not is_sent:
+                    self._retry(flight, None)
         if self._queue and not self._is_closed:
             self._be_patient()
 
-    def _next_group(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
-        size = 0
-        while self._queue and (not group or size + self._queue[0].size <= BATCH_BYTES_MAX):
-            waiting = self._queue.popleft()
-            self._bytes -= waiting.size
-            if not waiting.outcome.done():
-                group.append(waiting)
-                size += waiting.size
+    def _next_flight(self) -> _Flight:
+        queue = self._queue
+        last = queue[0]
+        group, size = list[Waiting](), 0
+        while queue and (not group or size + queue[0].size <= BATCH_BYTES_MAX):
+            waiting = queue.popleft()
+            group.append(waiting)
+            size += waiting.size
+            if waiting.at > last.at:
+                last = waiting
+        self._bytes -= size
         self._room.set()
-        return group
+        return _Flight(group, last)
 
-    def _arrived(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
-        self._depart()
+    def _load(self, flight: _Flight) -> Batch:
+        """Of those who have not given up meanwhile."""
+        flight.group = group = [waiting for waiting in flight.group if not waiting.outcome.done()]
+        if not group:
+            raise ClientClosed("nobody waits for these appends any more")
+        return self._encode([waiting.part for waiting in group])
 
-    async def _deliver(self, group: list[_Waiting]) -> None:
-        shipment = Shipment()
-        for waiting in group:
-            waiting.shipment = shipment
-        # The others may have longer; who has not gives up by itself.
-        deadline = max((waiting.deadline for waiting in group), key=lambda deadline: deadline.at)
-
-        def load() -> Batch:
-            group[:] = [waiting for waiting in group if not waiting.outcome.done()]
-            if not group:
-                raise ClientClosed("nobody waits for these appends any more")
-            return self._encode(joined([waiting.part for waiting in group]))
-
-        try:
-            ack = await self._shipping.ship(shipment, self.topic, self._pin, load, None, deadline)
-        except CutwaterError as error:
-            for waiting in group:
-                self._fail(waiting, error)
+    def _answered(self, flight: _Flight, outcome: Ack | CutwaterError) -> None:
+        if isinstance(outcome, Ack):
+            _settle(flight.group, outcome)
+        elif may_retry(flight.shipment, outcome) and not self._is_closed:
+            self._retry(flight, outcome)
             return
-        except BaseException as error:
-            for waiting in group:
-                self._fail(waiting, _interrupted(shipment, error))
+        else:
+            _fail(flight.group, outcome)
+        self._arrived(flight)
+
+    def _arrived(self, flight: _Flight) -> None:
+        self._in_flight.discard(flight)
+        # Those who were just told may have more, and take their turn first.
+        self._depart_soon()
+
+    def _retry(self, flight: _Flight, error: CutwaterError | None) -> None:
+        task = self._loop.create_task(self._deliver(flight, error))
+        self._retrying.add(task)
+        task.add_done_callback(self._retrying.discard)
+
+    async def _deliver(self, flight: _Flight, error: CutwaterError | None) -> None:
+        """What takes more than one attempt, or has to wait for a connection."""
+        load = partial(self._load, flight)
+        try:
+            ack = await self._shipping.ship(flight.shipment, self.topic, self._pin, load, None, flight.deadline, error)
+        except CutwaterError as failure:
+            _fail(flight.group, failure)
+        except Exception as failure:
+            _fail(flight.group, _broken(flight.shipment, failure))
+        except BaseException:
+            _fail(flight.group, _interrupted(flight.shipment))
             raise
-        offset = 0
-        for waiting in group:
-            self._pending.pop(waiting, None)
-            if not waiting.outcome.done():
-                waiting.outcome.set_result(part_of(ack, offset, waiting.count))
-            offset += waiting.count
+        else:
+            _settle(flight.group, ack)
+        finally:
+            self._arrived(flight)
 
 
-def _interrupted(shipment: Shipment, error: BaseException) -> CutwaterError:
+def _settle(group: list[Waiting], ack: Ack) -> None:
+    for waiting, part in zip(group, shares(ack, group), strict=True):
+        if not waiting.outcome.done():
+            waiting.outcome.set_result(part)
+
+
+def _fail(group: Iterable[Waiting], error: Exception) -> None:
+    for waiting in group:
+        if not waiting.outcome.done():
+            waiting.outcome.set_exception(error)
+
+
+def _expire(group: Iterable[Waiting], shipment: Shipment | None, now: float) -> float:
+    """Tell those whose time is up, and return whose is next. Without a ``shipment`` they are still in the queue."""
+    earliest = inf
+    for waiting in group:
+        if waiting.outcome.done():
+            continue
+        if waiting.at <= now:
+            waiting.outcome.set_exception(_late(waiting.seconds, shipment))
+        elif waiting.at < earliest:
+            earliest = waiting.at
+    return earliest
+
+
+def _late(seconds: float, shipment: Shipment | None) -> CutwaterError:
+    if shipment is None or not shipment.may_have_arrived:
+        why = f": {shipment.trouble}" if shipment is not None and shipment.trouble else ""
+        return DeadlineExceeded(f"nothing was appended within {seconds:g} s{why}")
+    return AppendUnknown(
+        f"no answer came within {seconds:g} s, so whether the append is in the log is not known: "
+        "read the log, or use a producer, which finds out"
+    )
+
+
+def _broken(shipment: Shipment, error: Exception) -> Exception:
+    """What an error means that came from nowhere on the way."""
+    return unknown(error) if shipment.may_have_arrived else error
+
+
+def _interrupted(shipment: Shipment) -> CutwaterError:
     if shipment.may_have_arrived:
-        return AppendUnknown(f"the append was interrupted ({error!r}): whether it is in the log is not known")
-    return ClientClosed(f"the append was interrupted before it was sent: {error!r}")
+        return AppendUnknown(
+            "the client was closed before an answer came: whether the append is in the log is not known"
+        )
+    return ClientClosed("the client was closed before this append was sent")
 
-
-def part_of(ack: Ack, offset: int, count: int) -> Ack:
-    """What the acknowledgement of a batch means for some of its records."""
-    return Ack(GLSN(ack.glsn + offset), LLSN(ack.llsn + offset), ack.stream, count)
-
-
-class Joined(NamedTuple):
-    """One record batch, and the smallest and the largest event time in it, if they are known."""
-
-    rows: pa.RecordBatch
-    times: tuple[int, int] | None
-
-
-def joined(parts: Sequence[Part]) -> Joined:
-    """All parts as one record batch, in their order."""
-    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
-    if len(runs) == 1:
-        return runs[0]
-    return Joined(pa.concat_batches([run.rows for run in runs]), None)
-
-
-def _of_run(kind: type, run: list[Any]) -> Joined:
-    """Parts that are alike become Arrow together, which costs little more than one of them."""
-    if kind is Single:
-        return _of_singles(run)
-    if kind is Values:
-        return _of_values(run)
-    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
-
-
-def _of_singles(singles: list[Single]) -> Joined:
-    """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
-    times = array("q", [single.timestamp for single in singles])
-    keys = [single.key for single in singles]
-    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
-    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
-    return Joined(rows, (min(times), max(times)))
-
-
-def _of_values(run: list[Values]) -> Joined:
-    times = array("q")
-    for one in run:
-        times.extend(array("q", (one.timestamp,)) * len(one.values))
-    values = run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
-    stamps = [one.timestamp for one in run]
-    return Joined(_key_value(pa.nulls(len(times), _BINARY), values, times), (min(stamps), max(stamps)))
-
-
-def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
-    """Without headers."""
-    count = len(times)
-    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
-    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
-
-
-_BINARY = pa.binary()
 
 Lanes = dict[tuple[TopicId, LogStreamId | None, int], Lane]
 """By topic, log stream and number of the schema."""

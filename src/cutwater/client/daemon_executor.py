@@ -57,6 +57,11 @@ class DaemonExecutor(ThreadPoolExecutor):
             with self._lock:
                 self._idle += 1
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was shut down, and has nothing to do any more."""
+        return self._is_shut and not any(thread.is_alive() for thread in self._running)
+
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         with self._lock:
             self._is_shut = True

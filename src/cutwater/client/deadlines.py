@@ -22,10 +22,11 @@ class Deadline:
 
     __slots__ = ("_loop", "at", "seconds")
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, at: float | None = None) -> None:
+        """In so many seconds; or at a time that was made of them before."""
         self._loop = loop = asyncio.get_running_loop()
-        self.seconds = seconds if 0 < seconds <= TIMEOUT_SECONDS_MAX else check_timeout(seconds)
-        self.at = loop.time() + seconds
+        self.seconds = check_timeout(seconds)
+        self.at = loop.time() + seconds if at is None else at
 
     @property
     def left(self) -> float:

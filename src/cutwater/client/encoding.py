@@ -7,6 +7,7 @@ is computed here, once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -14,6 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.errors import RecordTooLarge
+from cutwater.client.parts import Part, joined, plain_body
 from cutwater.client.schemas import TopicSchema
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
@@ -60,14 +62,28 @@ def encode(
     # The size of everything bounds the size of each, so a batch that is small as a whole needs no closer look.
     if (compression or len(body) > limits.record_bytes_max) and batch.nbytes > limits.record_bytes_max:
         _check_records(batch, limits.record_bytes_max)
-    if len(body) > limits.batch_bytes_max:
-        raise RecordTooLarge(None, len(body), limits.batch_bytes_max)
     if times is None:
         times = event_times(batch, schema.event_time) if schema.event_time else (now_us, now_us)
+    return _batch(batch.num_rows, body, times, limits, declared, schema.number)
+
+
+def encode_parts(
+    parts: Sequence[Part], schema: TopicSchema, now_us: int, *, limits: Limits, compression: Compression | None
+) -> Batch:
+    """Of records that were checked one by one when they were taken in, if they are plain."""
+    if compression is None and (found := plain_body(parts)) is not None:
+        return _batch(found.records, found.body, found.times, limits, None, schema.number)
+    rows, times = joined(parts)
+    return encode(rows, schema, now_us, limits=limits, compression=compression, times=times)
+
+
+def _batch(
+    count: int, body: bytes, times: tuple[int, int], limits: Limits, declared: EventTime | None, schema: int
+) -> Batch:
+    if len(body) > limits.batch_bytes_max:
+        raise RecordTooLarge(None, len(body), limits.batch_bytes_max)
     first, last = times
-    return Batch(
-        batch.num_rows, body, crc32c(body), EventTime(first), EventTime(last), declared=declared, schema=schema.number
-    )
+    return Batch(count, body, crc32c(body), EventTime(first), EventTime(last), declared=declared, schema=schema)
 
 
 def _check_records(batch: pa.RecordBatch, limit: int) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.coalescing import Joined, Part, joined
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
-from cutwater.client.producer_buffer import Outcome, ProducerBuffer, Sent, settle
+from cutwater.client.parts import Part
+from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
 from cutwater.client.repository import Repository
 from cutwater.core.producer_session import (
     AskFate,
@@ -90,7 +90,7 @@ class AsyncProducer:
         topic: str,
         name: str,
         prepare: Callable[..., tuple[Part, int, int]],
-        encode: Callable[[Joined], Batch],
+        encode: Callable[[list[Part]], Batch],
         timeout: float,
         buffer_bytes: int = BUFFER_BYTES_MAX,
     ) -> None:
@@ -159,18 +159,19 @@ class AsyncProducer:
             "has no room, so nothing was sent",
         )
         future: asyncio.Future[Ack] = self._loop.create_future()
-        self.enqueue(part, count, size, deadline, future)
+        self.enqueue([Sent(part, count, size, deadline.at, deadline.seconds, future)])
         return future
 
-    def enqueue(self, part: Part, count: int, size: int, deadline: Deadline, future: Outcome) -> None:
+    def enqueue(self, given: list[Sent]) -> None:
         """Take records over, whether or not there is room."""
         if self._failure is not None:
             raise self._failure
         if self._is_closing:
             raise ClientClosed(f"producer {self.id!r} was closed")
-        self._buffer.add(Sent(part, count, size, deadline, future))
-        if deadline.at < self._watch.armed:
-            self._watch.note(deadline.at)
+        for sent in given:
+            self._buffer.add(sent)
+            if sent.at < self._watch.armed:
+                self._watch.note(sent.at)
         self._depart_soon()
 
     async def flush(self, *, timeout: float | None = None) -> None:
@@ -262,7 +263,7 @@ class AsyncProducer:
             if not group:
                 continue
             try:
-                batch = self._encode(joined([sent.part for sent in group]))
+                batch = self._encode([sent.part for sent in group])
             except CutwaterError as error:
                 self._buffer.fail(group, error)
                 continue

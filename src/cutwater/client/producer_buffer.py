@@ -10,35 +10,43 @@ from collections import deque
 from contextlib import suppress
 from math import inf
 
-from cutwater.client.coalescing import Part, part_of
-from cutwater.client.deadlines import Deadline
+from msgspec import Struct
+
+from cutwater.client.parts import Part, shares
+from cutwater.client.sent_future import SentFuture, settle_together
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
-Outcome = asyncio.Future[Ack] | concurrent.futures.Future[Ack]
+Outcome = asyncio.Future[Ack] | SentFuture
 """Whichever its caller can wait for."""
 
 
-class Sent:
-    """Records that were given with one call. ``future`` gets their outcome, once."""
+class Sent(Struct, eq=False):
+    """Records that were given with one call. ``future`` gets their outcome, once. ``at`` is their deadline in the time
+    of the event loop, ``seconds`` after they were given."""
 
-    __slots__ = ("count", "deadline", "future", "is_numbered", "part", "size")
-
-    def __init__(self, part: Part, count: int, size: int, deadline: Deadline, future: Outcome) -> None:
-        self.part, self.count, self.size, self.deadline, self.future = part, count, size, deadline, future
-        self.is_numbered = False
-        """Part of a batch that has a number: it may appear, whatever happens."""
+    part: Part
+    count: int
+    size: int
+    at: float
+    seconds: float
+    future: Outcome
+    is_numbered: bool = False
+    """Part of a batch that has a number: it may appear, whatever happens."""
 
 
 def settle(group: list[Sent], ack: Ack) -> None:
     """The batch that these are made into is in the log."""
-    offset = 0
-    for sent in group:
-        if not sent.future.done():
-            with suppress(concurrent.futures.InvalidStateError):
-                # Another thread may have cancelled it just now.
-                sent.future.set_result(part_of(ack, offset, sent.count))
-        offset += sent.count
+    together, acks = list[SentFuture](), list[Ack]()
+    for sent, part in zip(group, shares(ack, group), strict=True):
+        future = sent.future
+        if isinstance(future, SentFuture):
+            together.append(future)
+            acks.append(part)
+        elif not future.done():
+            future.set_result(part)
+    if together:
+        settle_together(together, acks)
 
 
 class ProducerBuffer:
@@ -50,7 +58,9 @@ class ProducerBuffer:
         self.unheard: CutwaterError | None = None
         """The first failure since the last flush."""
         self._queue: deque[Sent] = deque()
-        self._deadlines: list[tuple[float, int, Sent]] = []
+        self._in_order: deque[Sent] = deque()
+        """By deadline. Most are given the same time, so they come in this order."""
+        self._others: list[tuple[float, int, Sent]] = []
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
@@ -66,10 +76,18 @@ class ProducerBuffer:
     def add(self, sent: Sent) -> None:
         self._queue.append(sent)
         self.bytes += sent.size
-        while self._deadlines and self._deadlines[0][2].future.done():
-            # Those that are settled would otherwise be kept until their deadline.
-            heapq.heappop(self._deadlines)
-        heapq.heappush(self._deadlines, (sent.deadline.at, next(self._numbers), sent))
+        # Those that are settled would otherwise be kept until their deadline.
+        self._forget_settled()
+        if not self._in_order or sent.at >= self._in_order[-1].at:
+            self._in_order.append(sent)
+        else:
+            heapq.heappush(self._others, (sent.at, next(self._numbers), sent))
+
+    def _forget_settled(self) -> None:
+        while self._in_order and self._in_order[0].future.done():
+            self._in_order.popleft()
+        while self._others and self._others[0][2].future.done():
+            heapq.heappop(self._others)
 
     def next_group(self, bytes_max: int) -> list[Sent]:
         """What shall travel together; perhaps nothing, because callers have given up meanwhile."""
@@ -105,17 +123,19 @@ class ProducerBuffer:
 
     def expire(self, now: float, name: str) -> float:
         """Tell those whose time is up, and return whose is next. What has a number stays: it may still appear."""
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].future.done()):
-            sent = heapq.heappop(self._deadlines)[2]
-            seconds = f"{sent.deadline.seconds:g} s"
-            if sent.is_numbered:
-                self._tell(
-                    sent,
-                    AppendUnknown(
-                        f"no answer came within {seconds}, so whether it is in the log is not known yet; "
-                        f"producer {name!r} goes on trying"
-                    ),
-                )
-            else:
-                self._tell(sent, DeadlineExceeded(f"producer {name!r} could not send it within {seconds}"))
-        return self._deadlines[0][0] if self._deadlines else inf
+        while True:
+            self._forget_settled()
+            waiting = [*itertools.islice(self._in_order, 1), *(sent for _, _, sent in self._others[:1])]
+            first = min(waiting, key=lambda sent: sent.at, default=None)
+            if first is None or first.at > now:
+                return inf if first is None else first.at
+            self._tell(first, _late(first, name))
+
+
+def _late(sent: Sent, name: str) -> CutwaterError:
+    if not sent.is_numbered:
+        return DeadlineExceeded(f"producer {name!r} could not send it within {sent.seconds:g} s")
+    return AppendUnknown(
+        f"no answer came within {sent.seconds:g} s, so whether it is in the log is not known yet; "
+        f"producer {name!r} goes on trying"
+    )

@@ -7,12 +7,16 @@ question names the position that comes next, and what it gives is complete up to
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.catalogs import Catalogs, View
@@ -35,7 +39,10 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.storage.checksum import crc32c
+from cutwater.storage.frames import FRAME_BYTES_MAX
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import is_loopback
 from cutwater.wire.connection import Connection
 from cutwater.wire.frames import Body
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
@@ -59,6 +66,8 @@ from cutwater.wire.scan_api import (
     unpack,
 )
 from cutwater.wire.storage_api import Columns
+
+_log = logging.getLogger(__name__)
 
 ASK_MS_MAX = 10_000
 SCAN_BYTES = 4 * MIB
@@ -87,10 +96,12 @@ class Block(NamedTuple):
 
 
 class Scanned(Struct, frozen=True):
-    """Runs of one log stream, column by column as in ``wire.scan_api``, and the blocks with their rows, verified."""
+    """Runs of one log stream, column by column as in ``wire.scan_api``, and the blocks with their rows, verified.
+    ``is_stored``: blocks have all columns, whatever was asked for."""
 
     runs: tuple[array[int], ...]
     blocks: tuple[Block, ...]
+    is_stored: bool = False
 
     def __len__(self) -> int:
         return len(self.runs[0])
@@ -104,15 +115,16 @@ class Scanned(Struct, frozen=True):
         return GLSN(self.runs[FIRST_GLSN][-1] + self.runs[COUNT][-1] - 1)
 
 
-def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
-    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied."""
+def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body, stored: Body | None = None) -> Scanned:
+    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied. With
+    ``stored``, they are views of that."""
     size = answer.runs * len(RUN_COLUMNS) * 8
     data = memoryview(body)
     if size > len(data):
         raise ProtocolViolation(f"log stream {asked.stream}: {answer.runs} runs do not fit into {len(data)} bytes")
     if crc32c(data[:size]) != answer.checksum:
         raise Damaged(f"what was told of the batches from GLSN {asked.from_glsn} on arrived damaged: read it again")
-    runs, data = unpack(data[:size], len(RUN_COLUMNS)), data[size:]
+    runs, data = unpack(data[:size], len(RUN_COLUMNS)), data[size:] if stored is None else memoryview(stored)
     blocks: list[Block] = []
     next_llsn, free = (runs[FIRST_LLSN][0], 0) if answer.runs else (0, 0)
     for number, (llsn, glsn, count, _, _, schema, offset, length, crc) in enumerate(zip(*runs, strict=True)):
@@ -130,7 +142,20 @@ def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
             blocks.append(Block(schema, number, block))
         elif not blocks or blocks[-1].schema != schema:
             raise ProtocolViolation(f"log stream {asked.stream}: the batch at GLSN {glsn} came without its rows")
-    return Scanned(runs, tuple(blocks))
+    return Scanned(runs, tuple(blocks), stored is not None)
+
+
+def _from_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
+    """The same, with rows that the storage node has only told where to find. Raises ``OSError`` if they are not there,
+    or not for everyone."""
+    if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
+        raise ProtocolViolation(f"log stream {asked.stream}: {answer.bytes} bytes at {answer.start} are no entries")
+    # What is no file of entries must not keep anyone waiting.
+    file = os.open(answer.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return scanned(asked, answer, body, os.pread(file, answer.bytes, answer.start))
+    finally:
+        os.close(file)
 
 
 class Ranges:
@@ -265,6 +290,8 @@ class _Replicas:
     def __init__(self, catalogs: Catalogs, nodes: Nodes, stream: LogStreamId) -> None:
         self._catalogs, self._nodes, self._stream = catalogs, nodes, stream
         self._turn = 0
+        self._opens_files = True
+        """Those of storage nodes on this machine, until that fails once."""
 
     async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
         """Runs from a position on, and up to where they are complete, which is at least that position."""
@@ -310,11 +337,22 @@ class _Replicas:
     async def _scan(self, node: StorageNodeId, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
         address = self._catalogs.view.address(node)
         connection = await self._nodes.connection(address, deadline)
-        received = await connection.call(SCAN, asked, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+        opens_files = self._opens_files and is_loopback(parse_address(address)[0])
+        arguments = replace(asked, opens_files=opens_files)
+        received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
         through = received.value.complete_through
         if through < asked.from_glsn:
             raise _Behind(self._stream, asked.from_glsn)
-        return scanned(asked, received.value, received.body), through
+        if not received.value.path:
+            return scanned(asked, received.value, received.body), through
+        try:
+            async with asyncio.timeout(deadline.left):
+                return await asyncio.to_thread(_from_file, asked, received.value, received.body), through
+        except (OSError, Damaged) as error:
+            # The storage node can read its own files, or knows what to do about them.
+            _log.info("log stream %s is read through its storage node: %s", self._stream, error)
+            self._opens_files = False
+            return await self._scan(node, asked, deadline)
 
 
 class _Behind(Unavailable):

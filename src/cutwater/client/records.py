@@ -19,7 +19,7 @@ from cutwater.client.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, Topi
 from cutwater.core.subscription import Run
 from cutwater.errors import Damaged, InvalidArgument, ProtocolViolation
 from cutwater.storage.frames import frames_in
-from cutwater.storage.projection import projected_schema, timestamps
+from cutwater.storage.projection import decode_schema, projected_schema, read_columns, timestamps
 from cutwater.types import GLSN, LLSN, Batch, LogStreamId
 from cutwater.wire.frames import Body
 from cutwater.wire.storage_api import Columns, ReadAnswerHeader
@@ -139,14 +139,19 @@ class Layout:
         """What was appended, as far as it was asked for."""
         return self.rows(run.batch.schema, run.batch.body, run.batch.count, run.first_glsn)
 
-    def rows(self, number: int, body: Body, count: int, first_glsn: int) -> pa.RecordBatch:
-        """The same, of a record batch of the schema with this number."""
+    def rows(self, number: int, body: Body, count: int, first_glsn: int, *, is_stored: bool = False) -> pa.RecordBatch:
+        """The same, of a record batch of the schema with this number. ``is_stored``: it has all columns, also those
+        that were not asked for."""
         schema = self._stored.get(number)
         if schema is None:
             raise Damaged(f"GLSN {first_glsn} names schema {number}, which topic {self.topic!r} does not have")
+        wanted = self.projection.get(number) if is_stored else None
         try:
-            batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
-        except (pa.ArrowException, OSError, EOFError) as error:
+            if wanted is not None:
+                batch = read_columns(body, decode_schema(wanted.schema), wanted.columns)
+            else:
+                batch = pa.ipc.read_record_batch(pa.py_buffer(body), schema)
+        except (pa.ArrowException, OSError, EOFError, Damaged) as error:
             raise Damaged(f"the batch at GLSN {first_glsn} is no record batch of its schema: {error}") from error
         if batch.num_rows != count:
             raise Damaged(f"the batch at GLSN {first_glsn} has {batch.num_rows} rows, not {count}")

@@ -13,6 +13,7 @@ import logging
 import random
 import secrets
 from collections.abc import Coroutine
+from concurrent.futures import Executor
 from typing import Any
 
 from msgspec import Struct
@@ -72,10 +73,12 @@ class MetadataOptions(Struct, frozen=True):
 
 
 class MetadataServer:
-    """``start`` returns when it listens; ``leads`` tells whether it leads now."""
+    """``start`` returns when it listens; ``leads`` tells whether it leads now. ``threads`` are for what takes long;
+    those of the event loop if not said."""
 
-    def __init__(self, options: MetadataOptions, store: MetadataStore) -> None:
+    def __init__(self, options: MetadataOptions, store: MetadataStore, *, threads: Executor | None = None) -> None:
         self.options = options
+        self._threads = threads
         self.counters = Counters()
         self.term: Term | None = None
         self._store = store
@@ -326,7 +329,7 @@ class MetadataServer:
         if loaded.leader.epoch != epoch:
             return
         self._leader = loaded.leader
-        state = await asyncio.to_thread(OrderState, loaded.snapshot, loaded.decisions)
+        state = await self._loop.run_in_executor(self._threads, OrderState, loaded.snapshot, loaded.decisions)
         self.counters.terms += 1
         term = Term(epoch, state, self._store, self._ways, self.options.order, self.counters)
         self.term = term

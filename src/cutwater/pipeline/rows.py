@@ -172,7 +172,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if isinstance(value, Row):
         return value._asdict()
     if isinstance(value, Mapping):
-        return value
+        # A plain one has no values that it makes up when they are looked for, as that of a defaultdict.
+        return dict(value)
     raise InvalidArgument(f"a function returned {value!r}: return a dict or a row, or yield several")
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 from pyspark.sql.datasource import InputPartition
 
-from cutwater.client.ranges import COUNT, FIRST_GLSN, SCHEMA, Block, Scanned
+from cutwater.client.ranges import COUNT, FIRST_GLSN, SCHEMA, Scanned
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TIMESTAMP, TopicSchema
 from cutwater.core.requests import TopicInfo
@@ -134,26 +134,23 @@ class Batches:
         """The rows from a position on. Neighbours of one schema become one batch, unless that gets too large: what is
         compressed may become a hundred times as much."""
         runs = [np.frombuffer(column, np.int64) for column in found.runs]
+        # How many rows come before each run, counted once for all blocks. A fence has none.
+        before = np.cumsum(np.append(0, np.where(runs[SCHEMA] != NOTHING, runs[COUNT], 0))).tolist()
         blocks = found.blocks
         together: list[_Rows] = []
         size = 0
         for i, block in enumerate(blocks):
             end = blocks[i + 1].first_run if i + 1 < len(blocks) else len(found)
-            rows = self._decoded(block, runs, end)
+            count, glsn = before[end] - before[block.first_run], found.runs[FIRST_GLSN][block.first_run]
+            stored = self._layout.rows(block.schema, block.body, count, glsn, is_stored=found.is_stored)
+            rows = _Rows(block.schema, block.first_run, end, stored)
             if together and (together[0].schema != rows.schema or size > BATCH_BYTES_MAX):
                 yield self._batch(_Table(runs, together), first)
                 together, size = [], 0
             together.append(rows)
-            size += rows.rows.nbytes
+            size += stored.get_total_buffer_size()
         if together:
             yield self._batch(_Table(runs, together), first)
-
-    def _decoded(self, block: Block, runs: Sequence[Numbers], end: int) -> _Rows:
-        within = slice(block.first_run, end)
-        # A fence has no rows. Its neighbours may be in one block.
-        count = runs[COUNT][within].sum(where=runs[SCHEMA][within] != NOTHING)
-        rows = self._layout.rows(block.schema, block.body, int(count), int(runs[FIRST_GLSN][block.first_run]))
-        return _Rows(block.schema, block.first_run, end, rows)
 
     def _batch(self, table: _Table, first: GLSN) -> pa.RecordBatch:
         arrays = [self._column(field, table) for field in self._columns]

@@ -15,7 +15,7 @@ from msgspec import Struct
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
 from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import Frame
+from cutwater.storage.frames import Frame, FrameHeader
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -41,6 +41,17 @@ class Range(Struct, frozen=True):
     @property
     def last_llsn(self) -> LLSN:
         return self.frames[-1].header.last_llsn
+
+
+class Located(Struct, frozen=True):
+    """Where consecutive entries lie: in one file, from ``start`` to ``end``, one right after the other. Nobody has
+    looked at their bodies."""
+
+    path: str
+    start: int
+    end: int
+    headers: tuple[FrameHeader, ...]
+    commits: tuple[CommitContext, ...]
 
 
 class Finding(Struct, frozen=True):
@@ -133,6 +144,9 @@ class ReplicaStorage(Protocol):
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
         """Committed entries from the one that holds ``from_llsn`` on: at least one, otherwise at most ``bytes_max``,
         and perhaps fewer than there are."""
+
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
+        """Where these entries are; None if they are in no file, or damaged."""
 
     def entry_at(self, llsn: LLSN) -> Entry:
         """The entry that holds this LLSN, committed or not."""

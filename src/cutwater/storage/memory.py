@@ -19,7 +19,7 @@ from cutwater.storage.commits import follows
 from cutwater.storage.errors import DamagedEntries, StorageBroken, TrimmedEntries
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.frames import Frame, decode_header, encode_frame, frame_bytes_of
-from cutwater.storage.interface import Finding, Range, Synced
+from cutwater.storage.interface import Finding, Located, Range, Synced
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -260,6 +260,9 @@ class MemoryStorage:
             entry = self.entry_at(from_llsn)
             yield entry
             from_llsn = LLSN(entry.last_llsn + 1)
+
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
+        return None
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
         self._check()

@@ -51,7 +51,7 @@ from cutwater.storage.format import (
     encode_hard_state,
     encode_manifest,
 )
-from cutwater.storage.interface import Finding, Range, Synced
+from cutwater.storage.interface import Finding, Located, Range, Synced
 from cutwater.storage.segment import Place
 from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
 from cutwater.storage.verify import verify
@@ -420,6 +420,19 @@ class SegmentStorage:
             return Range(found.data, found.frames, tuple(contexts.covering(first, last)))
 
         return self._read(read, from_llsn)
+
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
+        def locate() -> Located | None:
+            contexts = self._commits.contexts
+            segment = self._log.segment_of(from_llsn)
+            places = segment.located(from_llsn, min(to_llsn, self.committed_end), bytes_max)
+            if not places:
+                return None
+            commits = contexts.covering(places[0].first_llsn, places[-1].last_llsn)
+            headers = tuple(place.header for place in places if place.header is not None)
+            return Located(str(segment.path), places[0].offset, places[-1].end, headers, tuple(commits))
+
+        return self._read(locate, from_llsn)
 
     def entry_at(self, llsn: LLSN) -> Entry:
         if llsn > self._log.end_llsn:

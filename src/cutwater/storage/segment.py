@@ -364,6 +364,20 @@ class Segment:
         frame, end = self._frame_of(llsn)
         return Frames(frame.data, (frame,), end)
 
+    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> list[Place]:
+        """Where the frames are, from the one that holds ``llsn`` on: as many as ``read`` would give, none if the first
+        one is damaged. Only their headers are read."""
+        found: list[Place] = []
+        for place in self.places(llsn):
+            if place.last_llsn < llsn:
+                continue
+            if place.header is None or place.first_llsn > to_llsn:
+                break
+            if found and place.end - found[0].offset > bytes_max:
+                break
+            found.append(place)
+        return found
+
     def _start_of(self, llsn: LLSN) -> tuple[int, LLSN]:
         place = self.place_of(llsn)
         return place.offset, place.first_llsn

@@ -101,7 +101,7 @@ class Mender:
             entry, running = frame.entry, frame.header.running
             try:
                 await driver.in_writer(partial(storage.repair, entry, running))
-                await asyncio.to_thread(storage.entry_at, entry.first_llsn)
+                await self._node.in_thread(partial(storage.entry_at, entry.first_llsn))
             except Damaged as error:
                 self._node.cannot_open(driver.stream, error)
                 raise
@@ -113,7 +113,7 @@ class Mender:
     async def _mend_contexts(self, driver: ReplicaDriver) -> int:
         """How many copies it took."""
         storage, copies = driver.storage, 0
-        while (llsn := await asyncio.to_thread(first_damaged_commit, storage)) is not None:
+        while (llsn := await self._node.in_thread(partial(first_damaged_commit, storage))) is not None:
             commits = (await self._fetch(driver, llsn)).commits
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
             if not any(repaired):

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Protocol
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Protocol, TypeVar
 
 from cutwater.core.messages import (
     CatchUp,
@@ -72,6 +73,7 @@ REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Entries of other heads that may wait for the disk of one replica."""
 
 Outcome = Callable[[AppendAnswer | CutwaterError], None]
+T = TypeVar("T")
 
 
 class Outside(Protocol):
@@ -126,9 +128,16 @@ class Stores(Protocol):
 
 
 class StorageNode:
-    """Runs on one event loop."""
+    """Runs on one event loop. ``threads`` are for its reads; those of the event loop if not said."""
 
-    def __init__(self, node: StorageNodeId, incarnation: Incarnation, outside: Outside, stores: Stores) -> None:
+    def __init__(
+        self,
+        node: StorageNodeId,
+        incarnation: Incarnation,
+        outside: Outside,
+        stores: Stores,
+        threads: Executor | None = None,
+    ) -> None:
         self.node, self.incarnation = node, incarnation
         self.replicas: dict[LogStreamId, ReplicaDriver] = {}
         self.unreadable: dict[LogStreamId, str] = {}
@@ -139,6 +148,7 @@ class StorageNode:
         self.counters = Counters()
         self._outside = outside
         self._stores = stores
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._handing_over = HandingOver(outside.may_wait_for_disk)
         self._waiters: dict[Waiter, tuple[Outcome, int]] = {}
@@ -170,12 +180,16 @@ class StorageNode:
         """Open replicas that came with a volume while the node ran; as at a start, they begin in SEALING."""
         for stream in streams:
             try:
-                storage = await asyncio.to_thread(self._stores.open, stream)
+                storage = await self.in_thread(partial(self._stores.open, stream))
             except (Damaged, Unavailable) as error:
                 self._note_unreadable(stream, error)
             else:
                 self._begin(stream, storage)
         self.report_soon()
+
+    async def in_thread(self, job: Callable[[], T]) -> T:
+        """What the event loop must not wait for. Whoever is cancelled leaves it to itself."""
+        return await self._loop.run_in_executor(self._threads, job)
 
     def stop(self, timeout: float) -> bool:
         """Make durable what was given; whether all replicas could be closed in time."""

@@ -15,7 +15,6 @@ from cutwater.core.commit_index import context_of_llsn
 from cutwater.errors import Damaged, InvalidArgument, NotYetCommitted, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame, encode_frame
-from cutwater.storage.interface import Range
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
@@ -79,23 +78,23 @@ def indexed_end(driver: ReplicaDriver) -> LLSN:
 
 
 class Found(Struct, frozen=True):
-    """Some committed entries from a position on, None if there are none. ``end`` is the last LLSN that was looked for,
-    and ``complete_through`` holds if the entries go that far."""
+    """The committed entries from a position on: the LLSN to begin with, None if there are none, and the last one.
+    ``complete_through`` holds for an answer that goes that far."""
 
-    part: Range | None
+    first: LLSN | None
     end: LLSN
     complete_through: GLSN
     revision: Revision
 
-    def complete(self, last_llsn: LLSN) -> GLSN:
+    def complete(self, commits: Sequence[CommitContext], last_llsn: LLSN) -> GLSN:
         """Up to where an answer that ends with this LLSN is complete."""
-        if self.part is None or last_llsn >= self.end:
+        if last_llsn >= self.end:
             return self.complete_through
-        context = context_of_llsn(self.part.commits, last_llsn)
+        context = context_of_llsn(commits, last_llsn)
         return min(self.complete_through, context.glsn_of(last_llsn) if context else GLSN(0))
 
 
-def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None, bytes_max: int) -> Found:
+def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
     replica, storage = driver.replica, driver.storage
     # In this order: what was complete before is still complete after the read.
     through, revision, end = replica.complete_through, replica.revision, replica.committed_end
@@ -112,11 +111,8 @@ def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None, bytes_max
     if to_glsn is not None:
         through = min(through, to_glsn)
         end = min(end, last_llsn_at(storage.contexts, through))
-    llsn = storage.from_glsn(from_glsn)
-    part = None
-    if llsn is not None and llsn <= end:
-        part = storage.read(llsn, end, min(bytes_max, READ_BYTES_MAX))
-    return Found(part, end, through, revision)
+    first = storage.from_glsn(from_glsn)
+    return Found(first if first is not None and first <= end else None, end, through, revision)
 
 
 def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
@@ -129,17 +125,18 @@ def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
 
 
 def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
-    found = find(driver, arguments.from_glsn, None, arguments.bytes_max)
-    part = found.part
-    if part is None:
+    found = find(driver, arguments.from_glsn, None)
+    if found.first is None:
         return Reply(api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision))
+    part = driver.storage.read(found.first, found.end, min(arguments.bytes_max, READ_BYTES_MAX))
     body: Payload = part.data
     frames: Sequence[Frame] = part.frames
     if arguments.projection:
         frames, body = pick_columns(part.frames, arguments.projection)
     last_llsn = frames[-1].header.last_llsn
     commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
-    return Reply(api.ReadAnswerHeader(arguments.stream, commits, found.complete(last_llsn), found.revision), body)
+    through = found.complete(commits, last_llsn)
+    return Reply(api.ReadAnswerHeader(arguments.stream, commits, through, found.revision), body)
 
 
 def pick_columns(

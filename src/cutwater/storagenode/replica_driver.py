@@ -78,6 +78,8 @@ class Host(Protocol):
     def tell(self, job: Job) -> None:
         """Run this soon on the event loop; callable from any thread."""
 
+    async def in_thread(self, job: Callable[[], T]) -> T: ...
+
     def hand_over_soon(self, writer: Writer) -> None:
         """Have what it was given written, after what was sent in this turn of the event loop is on its way."""
 
@@ -234,7 +236,7 @@ class ReplicaDriver:
         self.require_readable()
         replica = self.replica
         try:
-            result = await asyncio.to_thread(job)
+            result = await self._host.in_thread(job)
         except Damaged:
             self._require_same(replica)
             raise

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from cutwater.types import NodeState
@@ -22,10 +23,12 @@ LOOK_EVERY_SECONDS = 0.25
 FULL_FOR_SECONDS_MIN = 2.0
 """After a write found no room. A quota, say, is not seen by looking at the file system."""
 
+InThread = Callable[[Callable[[], tuple[VolumeRoom, ...]]], Awaitable[tuple[VolumeRoom, ...]]]
+
 
 class RoomWatch:
     """``volumes`` tells which there are now; ``on_change`` is told the new state of the node and why; ``backlog`` tells
-    what was taken and is not written."""
+    what was taken and is not written; ``in_thread`` does something elsewhere than on the event loop."""
 
     def __init__(
         self,
@@ -33,13 +36,14 @@ class RoomWatch:
         reserve_bytes: int,
         on_change: Callable[[NodeState, str], None],
         backlog: Callable[[], int],
+        in_thread: InThread = asyncio.to_thread,
     ) -> None:
         self.rooms: tuple[VolumeRoom, ...] = ()
         self._volumes = volumes
         self._reserve_bytes = reserve_bytes
         self._resume_bytes = reserve_bytes + max(reserve_bytes // 4, RESUME_MARGIN_BYTES_MIN)
         """More than the reserve, so that the node does not change its mind with every record."""
-        self._on_change, self._backlog = on_change, backlog
+        self._on_change, self._backlog, self._in_thread = on_change, backlog, in_thread
         self._free_bytes = 0
         """Where there is least of it, as far as is known since the last look."""
         self._state = NodeState.READY
@@ -60,7 +64,7 @@ class RoomWatch:
     async def look_aside(self) -> None:
         """The same in another thread: a file system may hang."""
         try:
-            self.judge(await asyncio.to_thread(measure, self._volumes()))
+            self.judge(await self._in_thread(partial(measure, self._volumes())))
         except OSError as error:
             self._cannot_look(error)
 

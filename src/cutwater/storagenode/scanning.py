@@ -14,13 +14,15 @@ from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import Frame
+from cutwater.storage.frames import FrameHeader
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
+from cutwater.storagenode.reading import READ_BYTES_MAX, count_read, find, indexed_end, last_llsn_at, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Entry
+from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Entry, LogStreamId
 from cutwater.wire import scan_api as api
+from cutwater.wire.client import is_loopback
+from cutwater.wire.connection import Connection
 from cutwater.wire.methods import Reply
 from cutwater.wire.serving import Call
 
@@ -66,12 +68,18 @@ class Scanning:
         driver.require_readable()
         await until_indexed(driver)
         try:
-            reply = await driver.in_reader(lambda: _scan(driver, asked))
+            is_near = _is_near(call.connection)
+            reply = await driver.in_reader(lambda: _scan(driver, asked, is_near))
         except Damaged as error:
             self._node.damage_met(asked.stream, error)
             raise
         count_read(self._node, reply.body)
         return reply
+
+
+def _is_near(connection: Connection) -> bool:
+    peer = connection.peer
+    return peer is not None and is_loopback(peer.address.rpartition(":")[0])
 
 
 def _measure(driver: ReplicaDriver, positions: Sequence[GLSN]) -> api.MeasureAnswer:
@@ -155,41 +163,57 @@ def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.Group
     return Reply(api.GroupsAnswer(through), api.pack(columns))
 
 
-def _scan(driver: ReplicaDriver, asked: api.ScanArguments) -> Reply[api.ScanAnswer]:
-    found = find(driver, asked.from_glsn, asked.to_glsn, asked.bytes_max)
-    part = found.part
-    if part is None:
+def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Reply[api.ScanAnswer]:
+    """``is_near``: whoever asks is on this machine."""
+    found = find(driver, asked.from_glsn, asked.to_glsn)
+    if found.first is None:
         return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
-    places: Iterable[tuple[int, int, int]]
-    pieces: list[Buffer]
+    bytes_max = min(asked.bytes_max, READ_BYTES_MAX)
+    if asked.opens_files and is_near:
+        located = driver.storage.locate(found.first, found.end, bytes_max)
+        if located is not None:
+            count, packed = _packed(asked.stream, located.headers, located.commits, _as_stored(located.headers))
+            through = found.complete(located.commits, located.headers[-1].last_llsn)
+            place = (located.path, located.start, located.end - located.start)
+            return Reply(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
+    part = driver.storage.read(found.first, found.end, bytes_max)
+    headers = [frame.header for frame in part.frames]
+    places: Iterable[tuple[int, int, int]] = _as_stored(headers)
+    pieces: list[Buffer] = [part.data]
     if asked.projection:
         from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
 
         places, pieces = pick_blocks(part.frames, asked.projection)
-    else:
-        places, pieces = _as_stored(part.frames), [part.data]
-    commits = iter(part.commits)
-    commit = next(commits, None)
+    count, packed = _packed(asked.stream, headers, part.commits, places)
+    through = found.complete(part.commits, headers[count - 1].last_llsn)
+    return Reply(api.ScanAnswer(count, through, crc32c(packed)), [packed, *pieces])
+
+
+def _packed(
+    stream: LogStreamId,
+    headers: Sequence[FrameHeader],
+    commits: Sequence[CommitContext],
+    places: Iterable[tuple[int, int, int]],
+) -> tuple[int, bytes]:
+    """What is told of entries, as many as have places, and how many those are."""
+    left = iter(commits)
+    commit = next(left, None)
     runs = []
-    for frame, place in zip(part.frames, places, strict=False):
-        header = frame.header
+    for header, place in zip(headers, places, strict=False):
         while commit is not None and commit.last_llsn < header.first_llsn:
-            commit = next(commits, None)
+            commit = next(left, None)
         if commit is None or commit.last_llsn < header.last_llsn:
-            raise Damaged(f"log stream {asked.stream}: LLSN {header.last_llsn} has no commit")
+            raise Damaged(f"log stream {stream}: LLSN {header.last_llsn} has no commit")
         schema = header.schema if header.kind is BatchKind.DATA else api.NOTHING
         first = header.first_llsn
         runs.append((first, commit.glsn_of(first), header.count, commit.time, header.time_min, schema, *place))
-    through = found.complete(part.frames[len(runs) - 1].header.last_llsn)
-    packed = api.pack([array("q", column) for column in zip(*runs, strict=True)])
-    return Reply(api.ScanAnswer(len(runs), through, crc32c(packed)), [packed, *pieces])
+    return len(runs), api.pack([array("q", column) for column in zip(*runs, strict=True)])
 
 
-def _as_stored(frames: Sequence[Frame]) -> Iterator[tuple[int, int, int]]:
+def _as_stored(headers: Sequence[FrameHeader]) -> Iterator[tuple[int, int, int]]:
     """Where the body of each frame lies in all of them, and its checksum."""
     start = 0
-    for frame in frames:
-        header = frame.header
+    for header in headers:
         is_fence = header.kind is BatchKind.FENCE
         yield (0, 0, 0) if is_fence else (start + header.header_bytes, header.body_bytes, header.checksum)
         start += header.frame_bytes

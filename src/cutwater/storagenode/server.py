@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +35,7 @@ from cutwater.storagenode.scanning import Scanning
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
-from cutwater.types import LogStreamId, Report, StorageNodeId
+from cutwater.types import Incarnation, LogStreamId, Report, StorageNodeId
 from cutwater.wire import scan_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
@@ -56,6 +58,9 @@ STAGED_ASK_MS_MAX = 10_000
 
 ROLE = "storage node"
 """What a storage node calls itself when it connects."""
+
+STOP_SECONDS_MORE = 1.0
+"""How long the end of a node is waited for beyond its time, if it does not come to begin."""
 
 
 class NodeOptions(Struct, frozen=True):
@@ -80,17 +85,29 @@ class NodeOptions(Struct, frozen=True):
 
 
 class StorageNodeServer:
-    """Made with volumes that are locked for it. ``fatal`` is set when it makes no sense to go on, with the reason."""
+    """Made with volumes that are locked for it. ``fatal`` is set when it makes no sense to go on, with the reason.
+    ``threads`` are for what waits for disks; those of the event loop if not said, which must have no other work then,
+    since whatever that waits for may wait for this server."""
 
-    def __init__(self, options: NodeOptions, volumes: NodeVolumes) -> None:
+    def __init__(
+        self,
+        options: NodeOptions,
+        volumes: NodeVolumes,
+        *,
+        threads: Executor | None = None,
+        incarnation: Incarnation | None = None,
+    ) -> None:
         self.options, self.volumes = options, volumes
-        identity = volumes.identity
+        self._threads = threads
         self.fatal: asyncio.Future[CutwaterError] = asyncio.get_running_loop().create_future()
-        self.node = StorageNode(
-            identity.node, volumes.next_incarnation(), self, VolumeStores(volumes, options.segments)
-        )
+        stores = VolumeStores(volumes, options.segments)
+        self.node = StorageNode(volumes.identity.node, incarnation or volumes.next_incarnation(), self, stores, threads)
         self.room = RoomWatch(
-            lambda: volumes.volumes, options.reserve_bytes, self.node.set_state, lambda: self.node.backlog_bytes
+            lambda: volumes.volumes,
+            options.reserve_bytes,
+            self.node.set_state,
+            lambda: self.node.backlog_bytes,
+            self.node.in_thread,
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
@@ -168,7 +185,14 @@ class StorageNodeServer:
         await self.peers.close()
         self._publishing.stop()
         self.staging.stop()
-        return await asyncio.to_thread(self.node.stop, max(0.1, deadline - loop.time()))
+        left = max(0.1, deadline - loop.time())
+        stopping = loop.run_in_executor(self._threads, self.node.stop, left)
+        # It keeps this time by itself, once there is a thread for it.
+        await asyncio.wait({stopping}, timeout=left + STOP_SECONDS_MORE)
+        if not stopping.done():
+            stopping.cancel()
+            return False
+        return stopping.result()
 
     def describe(self) -> api.NodeDescription:
         identity = self.volumes.identity
@@ -261,7 +285,7 @@ class StorageNodeServer:
     async def adopt(self, answer: api.JoinAnswer) -> None:
         self.volumes.check_cluster_key(answer.cluster_key)
         if answer.known:
-            await asyncio.to_thread(self.volumes.adopt_cluster_key, answer.cluster_key)
+            await self.node.in_thread(partial(self.volumes.adopt_cluster_key, answer.cluster_key))
 
     def joined(self) -> None:
         self.node.report_soon()
@@ -367,7 +391,7 @@ class StorageNodeServer:
         """What is found damaged is repaired afterwards, if a peer has it."""
         stream = call.argument
         storage = self.node.driver(stream).storage
-        findings = await asyncio.to_thread(storage.verify)
+        findings = await self.node.in_thread(storage.verify)
         for finding in findings:
             if finding.first_llsn is not None:
                 last_llsn = finding.last_llsn or finding.first_llsn
@@ -378,14 +402,14 @@ class StorageNodeServer:
 
     async def _add_volume(self, call: Call[str]) -> api.NodeDescription:
         before = self.volumes.staged
-        found = await asyncio.to_thread(self.volumes.add, Path(call.argument))
+        found = await self.node.in_thread(partial(self.volumes.add, Path(call.argument)))
         await self.node.take_in(found)
         await self.staging.look_into([path for path in self.volumes.staged if path not in before])
         _log.warning("volume %s is used from now on, with %s replicas on it", call.argument, len(found))
         return await self._tell_volumes()
 
     async def _remove_volume(self, call: Call[str]) -> api.NodeDescription:
-        await asyncio.to_thread(self.volumes.take_away, Path(call.argument))
+        await self.node.in_thread(partial(self.volumes.take_away, Path(call.argument)))
         _log.warning("volume %s is not used any more", call.argument)
         return await self._tell_volumes()
 

@@ -101,7 +101,7 @@ class Syncing:
             llsn = LLSN(found.last_llsn + 1)
         for start in range(0, len(part.contexts), CONTEXTS_AT_ONCE):
             await sender.send(api.SyncContexts(), _encode(part.contexts[start : start + CONTEXTS_AT_ONCE]))
-        data = memoryview(await asyncio.to_thread(encode_dedup, dedup))
+        data = memoryview(await self._node.in_thread(partial(encode_dedup, dedup)))
         for start in range(0, len(data), PART_BYTES):
             await sender.send(api.SyncDedup(), data[start : start + PART_BYTES])
         nothing = DedupCheckpoint(dedup.upto, ())

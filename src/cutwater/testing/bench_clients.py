@@ -21,7 +21,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.embedded import open_log
 from cutwater.types import Ack
-from cutwater.wire.loops import run
+from cutwater.wire.loops import new_event_loop, run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,6 +61,34 @@ def read(servers: str, topic: str, as_batches: bool, seconds: float) -> Figures:
 async def _read(servers: str, topic: str, as_batches: bool, seconds: float) -> Figures:
     async with await AsyncClient.connect(servers) as log:
         return await read_for(log, topic, as_batches, seconds)
+
+
+# Embedded, on the event loop of the caller.
+
+_on_loops: dict[str, tuple[asyncio.Runner, AsyncClient]] = {}
+"""What this process has open, by path. Nothing happens there between two jobs, so they must not be far apart."""
+
+
+def open_on_loop(path: str, topics: dict[str, int]) -> None:
+    async def prepare() -> AsyncClient:
+        log = await AsyncClient.open(path, exclusive=True)
+        for topic, streams in topics.items():
+            await log.create_topic(topic, streams=streams)
+        return log
+
+    runner = asyncio.Runner(loop_factory=new_event_loop)
+    _on_loops[path] = runner, runner.run(prepare())
+
+
+def close_on_loop(path: str) -> None:
+    runner, log = _on_loops.pop(path)
+    with runner:
+        runner.run(log.close())
+
+
+def append_on_loop(path: str, load: Load, seconds: float) -> Figures:
+    runner, log = _on_loops[path]
+    return runner.run(append_for(log, load, seconds))
 
 
 # Embedded: the log, its client and the caller's threads in one process.

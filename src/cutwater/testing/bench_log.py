@@ -92,7 +92,16 @@ EMBEDDED = (
     Case("batches of 10,000 records (1 MB), 4 threads", 10_000, 4, 1, 8, 0.5),
     Case("batches of 100 records (10 KB), 32 threads", 100, 32, 1, 64, 0.5),
     Case("96 single records at once, 96 threads", 0, 96, 1, 64, 0.5),
-    Case("one single record at a time", 0, 1, 1, 1, 2.0),
+    Case("one single record at a time, a thread", 0, 1, 1, 1, 2.0),
+)
+SENT = (
+    Case("batches of 100 records (10 KB), 32 in flight, a producer", 100, 32, 1, 64, 0.5),
+    Case("96 single records at once, a producer", 0, 96, 1, 64, 0.5),
+)
+ON_LOOP = (
+    Case("batches of 100 records (10 KB), 32 in flight, asyncio", 100, 32, 1, 64, 0.5),
+    Case("96 single records at once, asyncio", 0, 96, 1, 64, 0.5),
+    Case("one single record at a time, asyncio", 0, 1, 1, 1, 2.0),
 )
 
 
@@ -318,29 +327,36 @@ def _named(case: Case, name: str, target: float | None = None) -> Case:
 # Embedded.
 
 
+Job = Callable[[str, Load, float], Figures]
+
+
 def embedded_rows(folder: Path, size: Size) -> list[str]:
-    rows = []
-    path = str(folder / "embedded")
     with ExitStack() as stack:
         bare = stack.enter_context(chain(folder, 1))
         (worker,) = stack.enter_context(clients.workers(1))
-        worker.call(clients.open_embedded, path, {LARGE: 1})
 
-        def embedded(job: Callable[[str, Load, float], Figures], case: Case) -> Measure:
+        def embedded(job: Job, path: str, case: Case) -> Measure:
             def measure(seconds: float) -> Round:
                 watch = Watch({"process": [worker.pid]}, folder)
                 return of_figures(worker.call(job, path, Load(LARGE, case.rows, case.in_flight), seconds), watch)
 
             return measure
 
-        for case in EMBEDDED:
-            found = in_turn([embedded(clients.append_embedded, case), of_chain(bare, case, folder)], size)
-            rows.append(compared(case, *found))
-        sending = _named(EMBEDDED[2], "96 single records at once, sent by a producer")
-        found = in_turn([embedded(clients.send_embedded, sending), of_chain(bare, sending, folder)], size)
-        rows.append(compared(sending, *found))
-        worker.call(clients.close_embedded, path)
-    return rows
+        def rows(path: str, job: Job, cases: Sequence[Case]) -> list[str]:
+            return [
+                compared(case, *in_turn([embedded(job, path, case), of_chain(bare, case, folder)], size))
+                for case in cases
+            ]
+
+        threads = str(folder / "embedded")
+        worker.call(clients.open_embedded, threads, {LARGE: 1})
+        found = rows(threads, clients.append_embedded, EMBEDDED) + rows(threads, clients.send_embedded, SENT)
+        worker.call(clients.close_embedded, threads)
+        on_loop = str(folder / "asyncio")
+        worker.call(clients.open_on_loop, on_loop, {LARGE: 1})
+        found += rows(on_loop, clients.append_on_loop, ON_LOOP)
+        worker.call(clients.close_on_loop, on_loop)
+    return found
 
 
 def small_records(folder: Path, size: Size) -> list[str]:
@@ -404,6 +420,9 @@ def lines(*, quick: bool = False) -> list[str]:
         *cluster,
         "",
         "### Embedded: one process, replication 1; the reference is a chain of one",
+        "",
+        "Who wants speed uses asyncio (`AsyncClient.open`), or a producer from a thread: then nobody has to be woken",
+        "for each record. *Threads* are as many as there are appends in flight, each waiting for its own.",
         "",
         *HEAD,
         *embedded,

@@ -84,23 +84,29 @@ Those before it have 0 there."""
 
 class ScanArguments(Struct, frozen=True):
     """The committed records of a stream that have positions from ``from_glsn`` to ``to_glsn``, as many as fit.
-    ``projection`` is as in ``ReadArguments``."""
+    ``projection`` is as in ``ReadArguments``. ``opens_files``: the reader is on the same machine, and would rather be
+    told where the records are."""
 
     stream: LogStreamId
     from_glsn: GLSN
     to_glsn: GLSN
     bytes_max: int
     projection: dict[int, Columns] = {}
+    opens_files: bool = False
 
 
 class ScanAnswer(Struct, frozen=True):
     """The body begins with ``runs`` runs, packed, and ``checksum`` is their CRC32C. What follows are Arrow record
-    batches, as stored or with the wanted columns only. No other record lies from ``from_glsn`` to
-    ``complete_through``."""
+    batches, as stored or with the wanted columns only. No other record lies from ``from_glsn`` to ``complete_through``.
+    With ``path``, they are in that file instead, as stored, in the ``bytes`` from ``start`` on; nobody has checked
+    them."""
 
     runs: int
     complete_through: GLSN
     checksum: int
+    path: str = ""
+    start: int = 0
+    bytes: int = 0
 
 
 RUN_COLUMNS: Final = (

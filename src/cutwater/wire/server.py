@@ -12,6 +12,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from msgspec import Struct
@@ -254,11 +255,21 @@ def _check_exposure(host: str, tls: ssl.SSLContext | None, authenticate: Authent
         )
 
 
+async def _addresses(host: str, port: int) -> list[Any]:
+    with suppress(socket.gaierror):
+        # Of what is an address already, nobody need be asked; so it takes none of the event loop's threads.
+        return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=_NUMERIC)
+    return await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+
+
+_NUMERIC = socket.AI_PASSIVE | socket.AI_NUMERICHOST
+
+
 async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
     try:
-        infos = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        infos = await _addresses(host, port)
     except (OSError, UnicodeError) as error:
         raise InvalidArgument(f"cannot listen on {host}:{port}: the name has no address: {error}") from error
     sockets: list[socket.socket] = []

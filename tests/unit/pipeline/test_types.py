@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from collections import Counter, defaultdict
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -167,6 +168,15 @@ def test_microseconds_of_our_time_in_a_column_of_times_are_found_out() -> None:
 def test_rows_that_do_not_fit_are_refused(value: Any, text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         RowType.of("a bigint not null, b string").make(value)
+
+
+def test_a_mapping_that_makes_values_up_is_taken_for_what_it_holds() -> None:
+    columns = RowType.of("a bigint, b bigint")
+    assert columns.make(defaultdict(int, a=1)) == (1, None)
+    counter = Counter("aac")
+    with pytest.raises(InvalidArgument, match="has the column 'c', which its schema does not"):
+        columns.make(counter)
+    assert dict(counter) == {"a": 2, "c": 1}
 
 
 def test_reserved_and_double_columns_are_refused() -> None:

@@ -1,0 +1,274 @@
+"""What was appended by itself and travels together: parts of a batch, how they become its body, and which of its
+positions they get.
+
+Most records are plain: a value, perhaps a key, no headers. A body of those is put together here from the bytes as they
+came, because making an Arrow batch of a few records costs many times what the records cost. It is what Arrow would
+write; everything else is left to Arrow.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.storage.projection import no_values
+from cutwater.types import GLSN, LLSN, Ack
+
+
+class Single(Struct, frozen=True):
+    """One record of key and value that was checked; it becomes Arrow together with its neighbours."""
+
+    value: bytes
+    key: bytes | None
+    timestamp: int
+
+
+class Values(Struct, frozen=True):
+    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
+
+    values: pa.Array
+    timestamp: int
+
+
+Part: TypeAlias = Single | Values | pa.RecordBatch
+
+
+class Joined(NamedTuple):
+    """One record batch, and the smallest and the largest event time in it, if they are known."""
+
+    rows: pa.RecordBatch
+    times: tuple[int, int] | None
+
+
+class Counted(Protocol):
+    @property
+    def count(self) -> int: ...
+
+
+def shares(ack: Ack, parts: Iterable[Counted]) -> list[Ack]:
+    """The positions of each part of an acknowledged batch, in their order."""
+    glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
+    found = []
+    for part in parts:
+        count = part.count
+        found.append(Ack(glsn, llsn, stream, count))
+        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
+    return found
+
+
+def joined(parts: Sequence[Part]) -> Joined:
+    """All parts as one record batch, in their order."""
+    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
+    if len(runs) == 1:
+        return runs[0]
+    return Joined(pa.concat_batches([run.rows for run in runs]), None)
+
+
+def _of_run(kind: type, run: list[Any]) -> Joined:
+    """Parts that are alike become Arrow together, which costs little more than one of them."""
+    if kind is Single:
+        return _of_singles(run)
+    if kind is Values:
+        return _of_values(run)
+    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
+
+
+def _of_singles(singles: list[Single]) -> Joined:
+    """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
+    times = array("q", [single.timestamp for single in singles])
+    keys = [single.key for single in singles]
+    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
+    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
+    return Joined(rows, (min(times), max(times)))
+
+
+def _of_values(run: list[Values]) -> Joined:
+    times, stamps = _times_of_values(run)
+    return Joined(_key_value(pa.nulls(len(times), _BINARY), _together(run), times), stamps)
+
+
+def _times_of_values(run: Sequence[Values]) -> tuple[array[int], tuple[int, int]]:
+    times = array("q")
+    for one in run:
+        times.extend(array("q", (one.timestamp,)) * len(one.values))
+    stamps = [one.timestamp for one in run]
+    return times, (min(stamps), max(stamps))
+
+
+def _together(run: Sequence[Values]) -> pa.Array:
+    return run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
+
+
+def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
+    """Without headers."""
+    count = len(times)
+    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
+    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
+
+
+_BINARY = pa.binary()
+
+
+# Bodies without Arrow.
+
+
+class Plain(NamedTuple):
+    """The body of a batch of plain records, how many they are, and the smallest and the largest event time."""
+
+    body: bytes
+    records: int
+    times: tuple[int, int]
+
+
+def plain_body(parts: Sequence[Part]) -> Plain | None:
+    """The body of these records, or None if it takes Arrow. They are the bytes of ``joined(parts).rows.serialize()``;
+    only if values came with buffers that hold more than them, they are others, which are read as the same rows."""
+    if _template() is None:
+        return None
+    kinds = set(map(type, parts))
+    if kinds == {Single}:
+        return _plain_singles(parts)
+    return _plain_values(parts) if kinds == {Values} else None
+
+
+def _plain_singles(singles: Sequence[Any]) -> Plain:
+    count = len(singles)
+    times = array("q", [single.timestamp for single in singles])
+    keys = [single.key for single in singles]
+    missing = keys.count(None)
+    key_column = _column([key or b"" for key in keys]) if missing < count else (bytes(4 * count + 4), b"")
+    values = _column([single.value for single in singles])
+    return Plain(
+        _body(count, missing, _bits(keys, missing), key_column, values, times), count, (min(times), max(times))
+    )
+
+
+def _plain_values(run: Sequence[Any]) -> Plain | None:
+    values = _together(run)
+    _, offsets, data = values.buffers()
+    times, stamps = _times_of_values(run)
+    count = len(times)
+    view = memoryview(offsets)[: 4 * count + 4]
+    if values.offset or data is None or any(view[:4]):
+        # A slice of something larger, whose offsets begin elsewhere.
+        return None
+    found = view, memoryview(data)[: values.total_values_length]
+    return Plain(_body(count, count, bytes((count + 7) // 8), (bytes(len(view)), b""), found, times), count, stamps)
+
+
+_Column: TypeAlias = "tuple[bytes | memoryview, bytes | memoryview]"
+"""Where each value begins, and the last one ends; and all of them."""
+
+
+def _column(values: list[bytes]) -> _Column:
+    return array("i", accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)
+
+
+def _bits(values: list[bytes | None], missing: int) -> bytes:
+    """Which of the values are there; nothing if all are."""
+    if not missing:
+        return b""
+    there = sum(1 << i for i, value in enumerate(values) if value is not None) if missing < len(values) else 0
+    return there.to_bytes((len(values) + 7) // 8, "little")
+
+
+_PADDING = [bytes(-size % 8) for size in range(8)]
+_NODES = struct.Struct("<14q")
+"""Length and nulls of key, value, timestamp, headers and what is in them: seven in all."""
+_BUFFERS = struct.Struct("<34q")
+"""Where each of their buffers is, and its length."""
+_NUMBER = struct.Struct("<q")
+
+
+def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: array[int]) -> bytes:
+    """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
+    offsets_bytes, bits_bytes = 4 * count + 4, (count + 7) // 8
+    keys_bytes, values_bytes = len(keys[1]), len(values[1])
+    offsets_up = _up(offsets_bytes)
+    key_offsets_at = _up(len(bits))
+    keys_at = key_offsets_at + offsets_up
+    offsets_at = keys_at + _up(keys_bytes)
+    values_at = offsets_at + offsets_up
+    times_at = values_at + _up(values_bytes)
+    # There are no headers: a map of nulls, and inside of it nothing but the ends of no names and no values.
+    headers_at = times_at + 8 * count
+    header_offsets_at = headers_at + _up(bits_bytes)
+    names_at = header_offsets_at + offsets_up
+    inside_at = names_at + 8
+    end = inside_at + 8
+    template = _template()
+    assert template is not None
+    head = bytearray(template.head)
+    _NUMBER.pack_into(head, template.body_bytes_at, end)
+    _NUMBER.pack_into(head, template.count_at, count)
+    _NODES.pack_into(head, template.nodes_at, count, missing, count, 0, count, 0, count, count, 0, 0, 0, 0, 0, 0)
+    _BUFFERS.pack_into(
+        head,
+        template.buffers_at,
+        *(0, len(bits), key_offsets_at, offsets_bytes, keys_at, keys_bytes),
+        *(offsets_at, 0, offsets_at, offsets_bytes, values_at, values_bytes),
+        *(times_at, 0, times_at, 8 * count),
+        *(headers_at, bits_bytes, header_offsets_at, offsets_bytes),
+        *(names_at, 0, names_at, 0, names_at, 4, inside_at, 0),
+        *(inside_at, 0, inside_at, 4, end, 0),
+    )
+    offsets_rest = _PADDING[offsets_bytes % 8]
+    return b"".join(
+        (
+            head,
+            *(bits, _PADDING[len(bits) % 8], keys[0], offsets_rest, keys[1], _PADDING[keys_bytes % 8]),
+            *(values[0], offsets_rest, values[1], _PADDING[values_bytes % 8]),
+            times,
+            bytes(end - headers_at),
+        )
+    )
+
+
+def _up(size: int) -> int:
+    return (size + 7) & -8
+
+
+class _Template(NamedTuple):
+    """What stands before the columns: a FlatBuffers table of fixed size, as Arrow writes it; and where in it those
+    numbers are that differ from batch to batch."""
+
+    head: bytes
+    body_bytes_at: int
+    count_at: int
+    nodes_at: int
+    buffers_at: int
+
+
+@lru_cache(maxsize=1)
+def _template() -> _Template | None:
+    """Read from a batch that Arrow made; None if it does not look as expected, so that Arrow has to make them all. The
+    fields are those of ``Message`` and ``RecordBatch`` in Arrow's format."""
+    data = _of_singles([Single(b"value", b"key", 1)]).rows.serialize().to_pybytes()
+
+    def number(form: str, at: int) -> int:
+        return int(struct.unpack_from(form, data, at)[0])
+
+    def field(table: int, which: int) -> int:
+        return table + number("<H", table - number("<i", table) + 4 + 2 * which)
+
+    def follow(at: int) -> int:
+        return at + number("<I", at)
+
+    try:
+        message = follow(8)
+        batch = follow(field(message, 2))
+        nodes, buffers = follow(field(batch, 1)), follow(field(batch, 2))
+        lengths = number("<I", nodes), number("<I", buffers)
+    except struct.error:
+        return None
+    if lengths != (_NODES.size // 16, _BUFFERS.size // 16):
+        return None
+    return _Template(data[: 8 + number("<i", 4)], field(message, 3), field(batch, 0), nodes + 4, buffers + 4)

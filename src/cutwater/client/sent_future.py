@@ -1,0 +1,74 @@
+"""What ``Producer.send`` returns: a ``concurrent.futures.Future`` that costs less.
+
+Such a future has a condition of its own and takes it for everything. Most are never waited for: their producer settles
+a batch of them, and whoever asks afterwards finds the result. So here the condition is made when someone needs it, and
+those that have none are settled in one go, under a lock that all futures of a producer share.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError
+from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING
+from contextlib import suppress
+from typing import Any
+
+from cutwater.types import Ack
+
+_DONE = frozenset((FINISHED, CANCELLED, CANCELLED_AND_NOTIFIED))
+
+
+class SentFuture(Future[Ack]):
+    """``shared`` guards that a future gets its condition before it is settled without one, or not at all before. A
+    thread may take it twice, because a finalizer may run while the thread has it."""
+
+    _result: Ack | None
+    _exception: BaseException | None
+
+    def __init__(self, shared: threading.RLock) -> None:
+        # What the base class sets, except for the condition.
+        self._state = PENDING
+        self._result = None
+        self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+        self._shared = shared
+        self._own: threading.Condition | None = None
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        if self._own is None:
+            # Made before the lock is taken: the handler of a signal may come in between, and wait for the loop, which
+            # takes the lock as well.
+            own = threading.Condition()
+            with self._shared:
+                if self._own is None:
+                    self._own = own
+        return self._own
+
+    def done(self) -> bool:
+        return self._state in _DONE
+
+    def result(self, timeout: float | None = None) -> Ack:
+        # The state is set after the result.
+        if self._state == FINISHED and self._result is not None:
+            return self._result
+        return super().result(timeout)
+
+
+def settle_together(futures: Sequence[SentFuture], acks: Sequence[Ack]) -> None:
+    """Give these futures, which share a lock, their results; all but those that were cancelled."""
+    awaited: list[tuple[SentFuture, Ack]] = []
+    with futures[0]._shared:
+        for future, ack in zip(futures, acks, strict=True):
+            if future._own is None:
+                # Nobody has come near it, so there is nobody to tell.
+                future._result = ack
+                future._state = FINISHED
+            else:
+                awaited.append((future, ack))
+    for future, ack in awaited:
+        # Another thread may have cancelled it.
+        with suppress(InvalidStateError):
+            future.set_result(ack)
