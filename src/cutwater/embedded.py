@@ -28,7 +28,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
-from cutwater.client.encoding import Compression, Limits
+from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import SCHEME, Repository
 from cutwater.core.order_options import OrderOptions
@@ -202,7 +202,8 @@ async def open_on_this_loop(
 ) -> AsyncClient:
     """See ``AsyncClient.open``, and for ``may_wait`` see ``EmbeddedLog``: others on the loop have deadlines to keep."""
     deadline = Deadline(timeout)
-    directory = _directory(Path(path))
+    check_compression(compression)
+    directory = _directory(path)
     connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
     while (lock := _locked(directory)) is None:
         holder = holder_of(directory)
@@ -236,7 +237,10 @@ def _no_answer(directory: Path, holder: Holder | None) -> str:
     return f"{directory} is open in another process, which does not answer: see {directory}/lock"
 
 
-def _directory(path: Path) -> Path:
+def _directory(given: object) -> Path:
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        raise InvalidArgument(f"a log is in a directory: give its path, such as './data', not {given!r}")
+    path = Path(given)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

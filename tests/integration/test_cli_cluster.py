@@ -135,6 +135,7 @@ def test_events_say_why(directory: Path) -> None:
 
 def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
     where = ("--dir", str(directory))
+    cutwater("topic", "create", "watched", *where)
     assert "all is well" in cutwater("cluster", "health", *where)
     cluster = local_cluster.load(directory)
     os.kill(cluster.storage_nodes[1].pid, signal.SIGKILL)

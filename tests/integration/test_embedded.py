@@ -468,3 +468,43 @@ def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> No
         with pytest.raises(Unavailable, match=said):
             cutwater.open(tmp_path, timeout=0.1)
     lock.release()
+
+
+@pytest.mark.parametrize("path", ["", None, 3])
+def test_what_is_no_path_of_a_directory_is_refused(path: Any) -> None:
+    with pytest.raises(InvalidArgument, match="a log is in a directory: give its path"):
+        cutwater.open(path)
+
+
+def test_options_are_looked_at_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="not 'gzip'"):
+        cutwater.open(tmp_path / "new", compression=cast(Any, "gzip"))
+    assert not (tmp_path / "new").exists()
+    with cutwater.open(tmp_path / "log"), pytest.raises(InvalidArgument, match="not 'gzip'"):
+        cutwater.open(tmp_path / "log", compression=cast(Any, "gzip"))
+
+
+def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
+    wrong: Any = "a"
+    with cutwater.open(tmp_path) as log:
+        log.create_topic("t")
+        with pytest.raises(InvalidArgument, match="a timeout is a number of seconds, not 'a'"):
+            log.append("t", b"x", timeout=wrong)
+        with pytest.raises(InvalidArgument, match="there is no GLSN 'a': positions are whole numbers"):
+            log.read(wrong)
+        with pytest.raises(InvalidArgument, match="follow= is True or False, not 'a'"):
+            log.subscribe("t", follow=wrong)
+
+
+def test_a_log_that_is_closed_while_it_tidies_up_does_so_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for round_ in range(3):
+        with cutwater.open(tmp_path) as log:
+            if not round_:
+                log.create_topic("t", streams=2)
+            ack = log.append("t", [b"a", b"b", b"c"])
+            log.trim("t", before=ack.glsn + 1)
+    assert "opened anew" not in caplog.text
+    with cutwater.open(tmp_path) as log:
+        assert [record.value for record in log.subscribe("t", follow=False)] == [b"b", b"c"]

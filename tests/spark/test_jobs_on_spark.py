@@ -135,8 +135,13 @@ def test_killed_saved_rescaled_and_cancelled(log: cutwater.Client, tmp_path: Pat
         assert not any(map(processes.is_running, (first.driver, second.jvm)))
         assert (third.restarts, third.checkpoint) == (2, first.checkpoint)
         assert (first.restored, third.restored and third.restored.path) == (None, first.checkpoint)
+        # A micro-batch tells of itself only when all of it is done.
+        until(
+            lambda: (kit.ask("describe", "numbered")["progress"] or {}).get("lag_records") == 0,
+            kit.process,
+            "it is known that nothing is left",
+        )
         described = kit.ask("describe", "numbered")
-        assert described["progress"]["lag_records"] == 0
         assert described["progress"]["state_rows"] > 0
         assert "was killed (SIGKILL)" in described["last_error"]["message"]
         place = str(tmp_path / "savepoints")

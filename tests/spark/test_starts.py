@@ -15,6 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.errors import PipelineFailed, Refused, Unavailable
+from cutwater.jobs.messages import Savepoint as SavepointWanted
 from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState
 from cutwater.savepoints import Manifest, Savepoint, diff, new_savepoint
 from cutwater.savepoints.files import LocalFiles
@@ -23,7 +24,7 @@ from cutwater.savepoints.program import ProgramInfo, described
 from cutwater.savepoints.writing import write_savepoint
 from cutwater.spark import savepoints
 from cutwater.spark.checkpoints import Checkpoint, require_same_program
-from cutwater.spark.job import _Program
+from cutwater.spark.job import Wish as SavepointWish
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_errors import WorkerFailed
 from cutwater.spark.pipeline_planning import Offset
@@ -37,7 +38,10 @@ from cutwater.types import GLSN
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 NO_SPARK: Any = None
-UNUSED_SPARK: Any = object()
+UNUSED_SPARK: Any = SimpleNamespace(
+    sparkContext=SimpleNamespace(addJobTag=lambda tag: None, removeJobTag=lambda tag: None)
+)
+"""It takes the mark of jobs that have a deadline, and no jobs."""
 
 
 class Last(ProcessFunction):
@@ -209,10 +213,12 @@ def test_a_savepoint_that_cannot_be_written_is_an_error_in_words(
 
 
 def test_whatever_keeps_a_savepoint_from_being_taken_does_not_end_the_program() -> None:
-    def fails(target: str) -> None:
+    def fails(target: str, *, timeout: float) -> None:
         raise KeyError(target)
 
-    told = _Program(NO_SPARK, NO_SPARK, NO_SPARK)._savepoint(SimpleNamespace(savepoint=fails), "s")
+    checkpoint: Any = SimpleNamespace(committed=lambda: [])
+    told = SavepointWish(SavepointWanted("s", seconds=1.0), checkpoint).taken(SimpleNamespace(savepoint=fails))
+    assert told is not None
     assert told.error is not None
     assert "KeyError: 's'" in told.error.message
 

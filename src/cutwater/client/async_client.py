@@ -359,8 +359,9 @@ class AsyncClient:
         >>> record.key, record.value, record.topic
         (b'greeting', b'hello', 't')
         """
-        if glsn < 1:
-            raise InvalidArgument(f"there is no GLSN {glsn}: positions begin with 1")
+        position: object = glsn
+        if not isinstance(position, int) or position < 1:
+            raise InvalidArgument(f"there is no GLSN {glsn!r}: positions are whole numbers and begin with 1")
         pin = None if stream is None else check_stream(stream)
         return await self._reading.read(GLSN(glsn), pin, self._deadline(timeout))
 

@@ -88,7 +88,8 @@ class Catalogs:
 
     def _fetch(self) -> asyncio.Task[Catalog]:
         """Whoever asks while it is on its way waits for the same one."""
-        if self._fetching is None:
+        if self._fetching is None or self._fetching.done():
+            # One that is done, and has not been taken yet, was asked for before.
             self._fetching = asyncio.get_running_loop().create_task(self._ask())
             self._fetching.add_done_callback(self._fetched)
         return self._fetching
@@ -97,7 +98,8 @@ class Catalogs:
         return await self._repository.ask(CatalogRequest(), Catalog, timeout_ms=FETCH_MS_MAX)
 
     def _fetched(self, task: asyncio.Task[Catalog]) -> None:
-        self._fetching = None
+        if self._fetching is task:
+            self._fetching = None
         if not task.cancelled() and task.exception() is None:
             self.take(task.result())
 

@@ -12,6 +12,8 @@ TIMEOUT_SECONDS_MAX = 10_000_000.0
 
 
 def check_timeout(seconds: float) -> float:
+    if not isinstance(seconds, int | float):
+        raise InvalidArgument(f"a timeout is a number of seconds, not {seconds!r}")
     if not 0 < seconds <= TIMEOUT_SECONDS_MAX:
         raise InvalidArgument(f"a timeout is more than 0 and at most {TIMEOUT_SECONDS_MAX:.0f} seconds, not {seconds}")
     return seconds

@@ -17,6 +17,7 @@ from cutwater.client.positions import Position, Positions, TopicNames, check_pos
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range
+from cutwater.errors import InvalidArgument
 
 
 class Subscribing:
@@ -36,6 +37,8 @@ class Subscribing:
     ) -> AsyncSubscription[Any]:
         """``make`` is what becomes of the rows: ``make_records`` or ``make_batches``."""
         selection = Selection(topics)
+        if not isinstance(follow, bool):
+            raise InvalidArgument(f"follow= is True or False, not {follow!r}")
         check_position("start", start)
         if stop is not None:
             check_position("stop", stop)

@@ -21,6 +21,8 @@ from cutwater.jobs.messages import Lines, Progress, Told, line
 from cutwater.jobs.supervisor import Asked, Supervisor
 
 READ_BYTES = 1 << 16
+END_SECONDS_MAX = 30.0
+"""How long a supervisor that has said what is wrong may take to end."""
 PROGRAM = ("-m", "cutwater.jobs.detached")
 
 
@@ -47,6 +49,11 @@ def start(asked: Asked, seconds: float) -> Job:
         os.close(reads)
     if told is None:
         process.terminate()
+    found = msgspec.json.decode(told, type=_Said) if told else None
+    if found is not None and found.error is not None:
+        # It lets go of the log before it ends. Whoever starts the next one would connect to a log that is being closed.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS_MAX)
     # It outlives this process, which need not wait for it.
     process.returncode = 0
     if told is None:
@@ -54,9 +61,8 @@ def start(asked: Asked, seconds: float) -> Job:
             f"the pipeline does not run after {seconds:g} s, and was stopped: `cutwater pipeline describe` shows its "
             "last error; allow for more with --timeout"
         )
-    if not told:
+    if found is None:
         raise Unavailable(f"the supervisor, process {process.pid}, ended without a word: try without --detach")
-    found = msgspec.json.decode(told, type=_Said)
     if found.error is not None:
         raise found.error.error()
     assert found.job is not None

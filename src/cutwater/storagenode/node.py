@@ -546,6 +546,9 @@ class StorageNode:
         self._abandoned.pop(stream, None)
 
     def storage_failed(self, stream: LogStreamId, error: CutwaterError) -> None:
+        if self._is_stopping:
+            # What was still to be tidied up is done after the next start.
+            return
         self._say(logging.ERROR, stream, f"is opened anew, because a write failed: {error.message}")
         if isinstance(error, DiskFull):
             self._outside.disk_is_full()

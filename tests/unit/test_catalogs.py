@@ -1,0 +1,44 @@
+"""What a client knows of the catalog is as new as it has to be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from cutwater.client.catalogs import Catalogs
+from cutwater.client.deadlines import Deadline
+from cutwater.client.repository import Repository
+from cutwater.core.requests import Catalog
+from cutwater.types import GLSN, CutTime, Revision
+
+pytestmark = pytest.mark.asyncio
+
+
+class Answering:
+    """A metadata repository that answers at once; the log grows with every question."""
+
+    trouble = ""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def ask(self, request: object, answer: type, *, timeout_ms: int) -> Catalog:
+        self.asked += 1
+        return Catalog(Revision(1), GLSN(self.asked), CutTime(0), (), ())
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_catalog_that_was_asked_for_before_is_not_fresh(turns: int) -> None:
+    """Also if the answer has come, and nobody has taken it yet."""
+    repository = Answering()
+    catalogs = Catalogs(cast(Repository, cast(Any, repository)))
+    earlier = asyncio.create_task(catalogs.fresh(Deadline(10.0)))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    asked = repository.asked
+    view = await catalogs.fresh(Deadline(10.0))
+    assert view.catalog.high_watermark > asked
+    await earlier
+    await catalogs.close()
