@@ -27,7 +27,7 @@ from cutwater.spark.source import BatchReader, CutwaterSource, StreamReader
 from cutwater.spark.tasks import Part, read_part
 from cutwater.types import RunId
 
-ROWS, ROWS_PER_BATCH, VALUE_BYTES = 1_000_000, 1_000, 100
+ROWS, ROWS_PER_BATCH, VALUE_BYTES = 4_000_000, 1_000, 100
 STREAMS = 2
 ROUNDS = 5
 TRIGGERS, ROWS_PER_TRIGGER = 30, 10
