@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
@@ -30,13 +30,12 @@ from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
 from cutwater.client.positions import Position, Positions, TopicNames
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
+from cutwater.client.publishing_calls import PublishingCalls
 from cutwater.client.reading import Reading
 from cutwater.client.records import Record
 from cutwater.client.repository import SCHEME, Repository, parse_servers
-from cutwater.client.runs import Published, Run, Runs
+from cutwater.client.runs import Runs
 from cutwater.client.schemas import SchemaLike
-from cutwater.client.staging import AsyncStager
-from cutwater.client.staging import Positions as RowPositions
 from cutwater.client.subscribing import Subscribing
 from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_records
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
@@ -44,7 +43,7 @@ from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument, NotFound
-from cutwater.types import GLSN, Ack, ClusterId, Part, Retention
+from cutwater.types import GLSN, Ack, ClusterId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
@@ -52,7 +51,7 @@ COMPLAIN_MS_MAX = 2_000
 IDLE_AFTER = timedelta(seconds=30)
 
 
-class AsyncClient:
+class AsyncClient(PublishingCalls):
     """Made by ``AsyncClient.connect``, or by ``AsyncClient.open``::
 
     async with await AsyncClient.connect("cutwater://127.0.0.1:7000") as log:
@@ -534,31 +533,6 @@ class AsyncClient:
         """
         return AsyncCursor(self._repository, name, self._timeout)
 
-    # Batches that are staged, and then published as a whole.
-
-    async def open_run(self, name: str, key: str, *, once: bool = False, timeout: float | None = None) -> Run:
-        """The run of this key: the one that it had before, or a new one. A new key takes the name over from any other,
-        which is ``RunFenced`` from then on; without a name (``""``), nobody else is concerned. ``once``: for a single
-        batch, under a key that nobody else has.
-
-        >>> run = log.open_run("totals", "key in a checkpoint")
-        >>> run.last_batch
-        -1
-        >>> log.open_run("totals", "key in a checkpoint").run == run.run
-        True
-        """
-        return await self._runs.open(name, key, once, self._deadline(timeout))
-
-    async def find_runs(self, name: str, *, timeout: float | None = None) -> tuple[Run, ...]:
-        """All runs that a name has had, oldest first, also those that are over, as far as they are remembered. Nothing
-        is opened or changed.
-
-        >>> _ = log.open_run("found", "first key"), log.open_run("found", "second key")
-        >>> [run.key for run in log.find_runs("found")], log.find_runs("never opened")
-        (['first key', 'second key'], ())
-        """
-        return await self._runs.of_name(name, self._deadline(timeout))
-
     async def cluster_key(self, *, timeout: float | None = None) -> str:
         """The random text by which this log is told from all others, whatever their numbers and addresses.
 
@@ -566,61 +540,3 @@ class AsyncClient:
         True
         """
         return (await self._catalogs.description(self._deadline(timeout))).cluster_key
-
-    async def stage(
-        self,
-        run: Run,
-        batch: int,
-        topic: str,
-        records: Records,
-        *,
-        positions: RowPositions | None = None,
-        timeout: float | None = None,
-    ) -> Part | None:
-        """Store rows of a batch where nobody sees them; durable when it returns. None if there are no rows.
-
-        ``records`` are as for ``append``, of any number. With ``positions``, bytes for each row and in their order, the
-        rows of all parts are published in the order of their positions; all parts of a topic have them or none has.
-        Parts may be staged by several tasks and processes, and sent to the one that publishes.
-
-        >>> run = log.open_run("orders", "key of the orders")
-        >>> part = log.stage(run, 0, "t", [b"a", b"b"])
-        >>> part.rows, log.table("t").num_rows
-        (2, 0)
-        """
-        return await self._runs.stage(run, batch, topic, records, positions, self._deadline(timeout))
-
-    async def stager(
-        self, run: Run, batch: int, topic: str, *, ordered: bool = False, timeout: float | None = None
-    ) -> AsyncStager:
-        """As ``stage``, for rows that come one batch after the other: ``write(rows)`` and then ``finish()``. A failure
-        of a storage node ends it; its rows have to be staged again.
-
-        >>> run = log.open_run("visits", "key of the visits")
-        >>> with log.stager(run, 0, "t") as stager:
-        ...     for value in (b"a", b"b"):
-        ...         stager.write([value])
-        ...     part = stager.finish()
-        >>> part.rows
-        2
-        """
-        return await self._runs.stager(run, batch, topic, ordered, self._deadline(timeout))
-
-    async def publish(
-        self, run: Run, batch: int, parts: Iterable[Part | None], *, timeout: float | None = None
-    ) -> tuple[Published, ...]:
-        """Let the batch consist of these parts, of one topic or several, and return when all of it is in the log: of
-        each topic the rows together, with consecutive positions. Readers see all of a topic's rows or none.
-
-        A batch that was decided before stays what it was, and these parts are ignored: so a batch may be repeated after
-        any failure, also with other rows. If the time is up, it may or may not have been decided; once it is, it will
-        be published, whatever becomes of this client. ``StagedExpired``: open the run again and stage the rows again.
-
-        >>> run = log.open_run("billing", "key of the billing")
-        >>> published = log.publish(run, 0, [log.stage(run, 0, "t", [b"a", b"b"])])
-        >>> [(group.topic, group.count) for group in published]
-        [('t', 2)]
-        >>> log.publish(run, 0, [log.stage(run, 0, "t", [b"other"])]) == published
-        True
-        """
-        return await self._runs.publish(run, batch, parts, self._deadline(timeout))
