@@ -307,6 +307,9 @@ def test_a_detached_supervisor_says_when_the_pipeline_runs_or_why_not(
         processes.stop([job.pid], 1.0)
     with pytest.raises(InvalidArgument, match="no sense"):
         detached.start(asked(kit, "hopeless"), 60)
+    # It has let go of everything before its error is told: whoever starts the next one finds the log free.
+    assert kit.job().pid != job.pid
+    assert not processes.is_running(kit.job().pid)
 
 
 def cutwater(*arguments: str, code: int = 0) -> str:
