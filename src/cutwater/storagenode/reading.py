@@ -73,7 +73,10 @@ async def until_indexed(driver: ReplicaDriver) -> None:
 
 def indexed_end(driver: ReplicaDriver) -> LLSN:
     """The last LLSN whose commit is in the files, where reads look for it."""
-    last = driver.storage.last_commit
+    return _end_of(driver.storage.last_commit, driver)
+
+
+def _end_of(last: CommitContext | None, driver: ReplicaDriver) -> LLSN:
     return last.last_llsn if last is not None else driver.replica.hard_state.base_llsn
 
 
@@ -100,7 +103,7 @@ def find(driver: ReplicaDriver, from_glsn: GLSN, to_glsn: GLSN | None) -> Found:
     through, revision, end = replica.complete_through, replica.revision, replica.committed_end
     # Once: more commits may be written at any moment, and both of what follows must be of the same one.
     last = storage.last_commit
-    indexed = last.last_llsn if last is not None else replica.hard_state.base_llsn
+    indexed = _end_of(last, driver)
     if indexed < end:
         # Nothing is known to be complete beyond what can be found.
         end = indexed
