@@ -24,7 +24,7 @@ from cutwater.savepoints.program import ProgramInfo, described
 from cutwater.savepoints.writing import write_savepoint
 from cutwater.spark import savepoints
 from cutwater.spark.checkpoints import Checkpoint, require_same_program
-from cutwater.spark.job import Wish as SavepointWish
+from cutwater.spark.job import SavepointWish
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_errors import WorkerFailed
 from cutwater.spark.pipeline_planning import Offset

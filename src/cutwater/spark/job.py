@@ -141,7 +141,7 @@ def restored(checkpoint: Checkpoint, done: Point | None, origin: Origin | None) 
     return None if origin is None else Restored(origin.savepoint, origin.glsn)
 
 
-class Wish:
+class SavepointWish:
     """A savepoint that is wanted while the pipeline runs on. It can be taken as soon as a micro-batch is done."""
 
     def __init__(self, wanted: Savepoint, checkpoint: Checkpoint) -> None:
@@ -253,14 +253,14 @@ class _Program:
             return until_position(client, "now" if given == "now" else datetime.fromisoformat(given))
 
     def _until_over(self, run: Any, checkpoint: Checkpoint, watcher: Any) -> FromProgram:
-        wish: Wish | None = None
+        wish: SavepointWish | None = None
         while not run.wait(WAIT_SECONDS):
             with suppress(queue.Empty):
                 match self._supervisor.commands.get_nowait():
                     case Stop() as stop:
                         return self._stop(run, stop)
                     case Savepoint() as wanted:
-                        wish = Wish(wanted, checkpoint)
+                        wish = SavepointWish(wanted, checkpoint)
             taken = None if wish is None else wish.taken(run)
             if taken is not None:
                 self._supervisor.tell(taken)

@@ -56,7 +56,7 @@ class LevelProcessor(StatefulProcessor):
             else:
                 yield _Envelope(row.slice, row.node, row.input, row.data)
         index = self._program.slice_of_key(key[0])
-        # The core makes no cycles per record or key, and looking for some among many live keys costs more than the work.
+        # The core makes no cycles per record or key, and looking for some among many keys costs more than the work.
         gc.disable()
         try:
             with told():
