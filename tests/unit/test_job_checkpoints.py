@@ -14,7 +14,7 @@ from cutwater.jobs.messages import Savepoint, Start, Taken
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.program import ProgramInfo
 from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin
-from cutwater.spark.job import Wish, _Program, restored, sizes
+from cutwater.spark.job import SavepointWish, _Program, restored, sizes
 
 NOTE = Note(FORMAT, 1, "p", 5, 3, "log", ProgramInfo((), (), (), 1), {})
 
@@ -71,9 +71,9 @@ class Run:
 
 def test_a_savepoint_waits_for_the_first_micro_batch(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path), LocalFiles())
-    run, wish = Run(checkpoint), Wish(Savepoint("/s", 60), checkpoint)
+    run, wish = Run(checkpoint), SavepointWish(Savepoint("/s", 60), checkpoint)
     assert wish.taken(run) is None
-    late = Wish(Savepoint("/s", 0), checkpoint).taken(run)
+    late = SavepointWish(Savepoint("/s", 0), checkpoint).taken(run)
     assert late is not None
     assert late.error is not None
     assert "has not finished a micro-batch yet" in late.error.message
