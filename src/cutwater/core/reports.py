@@ -7,7 +7,7 @@ leader starts with an empty book and takes in only what names it (see ``order.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, UncommitReport
 
@@ -50,6 +50,9 @@ class ReportBook:
     def of(self, stream: LogStreamId, node: StorageNodeId) -> UncommitReport | None:
         reports = self._by_stream.get(stream)
         return None if reports is None else reports.get(node)
+
+    def of_stream(self, stream: LogStreamId) -> Mapping[StorageNodeId, UncommitReport]:
+        return self._by_stream.get(stream, {})
 
     def newest(self, node: StorageNodeId) -> Report | None:
         return self._newest.get(node)

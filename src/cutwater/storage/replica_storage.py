@@ -279,13 +279,19 @@ class SegmentStorage:
                 assert contexts[-1].last_llsn <= self._log.durable_llsn, (contexts[-1], self._log.durable_llsn)
                 self._commits.write(contexts)
 
-    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced:
+    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
         with self._guard():
             if entries:
                 self._log.sync()
             if contexts:
                 self._commits.sync()
+            if marks:
+                self._log.mark()
         return Synced(self._log.durable_llsn, self._commits.durable)
+
+    def mark(self) -> None:
+        with self._guard():
+            self._log.mark()
 
     def save_hard_state(self, hard_state: HardState) -> None:
         with self._guard():
