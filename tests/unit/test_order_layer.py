@@ -107,6 +107,13 @@ def test_the_worked_example(leader: Leader) -> None:
     ]
 
 
+def test_a_node_where_someone_follows_hears_of_cuts_at_once(leader: Leader) -> None:
+    for node in NODES[:-1]:
+        assert leader.run(leader.report(node, ls1(1), ls2(0))) == []
+    effects = leader.run(leader.report(N3, ls1(1), ls2(0), is_followed=True))
+    assert [(send.node, send.may_wait) for send in sends(effects)] == [(N1, False), (N2, True), (N3, False)]
+
+
 def test_who_got_nothing_is_told_so(leader: Leader) -> None:
     """'a stream with nothing new never holds up the others' (§7): the commit message names the quiet streams."""
     *_, to_n3 = everybody(leader, ls1(1), ls2(0))

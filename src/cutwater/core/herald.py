@@ -97,13 +97,13 @@ class Herald:
             if stream is not None:
                 heads.update(stream.members[:1])
         committed = {commit.stream for commit in cut.commits}
-        # Heads first: it is they for whom clients wait. The others only have to know before long.
+        # Heads first: it is they for whom clients wait. Others only have to know before long, if nobody follows there.
         for node, member_of in sorted(self._roster.member_of.items(), key=lambda item: item[0] not in heads):
             own = commits.get(node, ())
             quiet = tuple([lsid for lsid in member_of if lsid not in committed]) if own else member_of
             if own or quiet:
                 message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, tuple(own), quiet)
-                yield Send(node, message, may_wait=node not in heads)
+                yield Send(node, message, may_wait=node not in heads and not self._book.is_followed(node))
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
         """The head hears of it last, when all others run; alone it is the last as well."""

@@ -72,6 +72,10 @@ class ReportBook:
         report = self._newest.get(node)
         return report is not None and report.node_state is NodeState.READY
 
+    def is_followed(self, node: StorageNodeId) -> bool:
+        report = self._newest.get(node)
+        return report is not None and report.is_followed
+
     def forget(self, node: StorageNodeId) -> None:
         """The node was removed from the cluster."""
         self._newest.pop(node, None)

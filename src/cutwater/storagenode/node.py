@@ -455,6 +455,7 @@ class StorageNode:
             tuple(ur for ur in reports if ur is not None),
             min(running, default=GLSN(0)),
             (*invalid, *self.unreadable),
+            any(driver.watchers for driver in drivers),
         )
         self._outside.send_report(report)
 
