@@ -83,8 +83,8 @@ def ack_before_cut_is_stored() -> list[Patch]:
     def turn(self, now):
         return [*right_turn(self, now), *_drain(self)]
 
-    right_turn = OrderLayer._turn
-    return [(OrderLayer, "_apply", apply), (OrderLayer, "_turn", turn)]
+    right_turn = OrderLayer.turn
+    return [(OrderLayer, "_apply", apply), (OrderLayer, "turn", turn)]
 
 
 def _drain(order):

@@ -135,9 +135,15 @@ class OrderLayer:
         """Cuts up to the first are so old that whoever has not heard of them has lost a message."""
 
     def handle(self, event: OrderEvent, now: Instant) -> Effects:
-        """The one mutator."""
-        if self.over:
-            raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
+        """Take an event in, and have a turn. Nothing else changes the leader."""
+        if isinstance(event, StoreRefused):
+            return self._step_down(event.reason)
+        self.take(event, now)
+        return self.turn(now)
+
+    def take(self, event: OrderEvent, now: Instant) -> None:
+        """Take an event in. A ``turn`` has to follow; several events may share one."""
+        self._check()
         slept = self._liveness.notice_sleep(now)
         if slept:
             self._outlook.note_sleep(slept)
@@ -148,8 +154,6 @@ class OrderLayer:
                 self._take_request(event)
             case Stored():
                 self._stored(event)
-            case StoreRefused():
-                return self._step_down(event.reason)
             case PeerComplaint():
                 stream = self.state.streams.get(event.stream)
                 if stream is not None and {event.complainer, event.peer} <= set(stream.members):
@@ -163,7 +167,10 @@ class OrderLayer:
                 self._leave_out(event.node, f"storage node {event.node} cannot be reached", now)
             case Wake():
                 self._wake(now)
-        return self._turn(now)
+
+    def _check(self) -> None:
+        if self.over:
+            raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
 
     # Taking in.
 
@@ -335,7 +342,7 @@ class OrderLayer:
 
     # Turns.
 
-    def _turn(self, now: Instant) -> Effects:
+    def turn(self, now: Instant) -> Effects:
         effects, self._urgent = self._urgent, []
         if self._in_flight is not None:
             return effects
@@ -584,6 +591,7 @@ class OrderLayer:
         return [Compact(self.state.snapshot())]
 
     def _step_down(self, reason: str) -> Effects:
+        self._check()
         self.over = True
         effects: Effects = [StepDown(reason)]
         for asked in (*self.publisher.take_waiting(), *self._requests):

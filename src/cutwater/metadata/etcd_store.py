@@ -278,6 +278,9 @@ class EtcdStore:
 
     # Trimming.
 
+    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
+        return False
+
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         async with self._calls.call("trim", timeout_ms), self._trimming:
             while not await self._trim(epoch, snapshot):

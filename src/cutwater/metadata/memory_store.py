@@ -98,6 +98,9 @@ class MemoryStore:
             await self.data.running.wait()
             self.data.append(epoch, after, decisions)
 
+    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
+        return False
+
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         async with self._calls.call("trim", timeout_ms):
             await self.data.running.wait()

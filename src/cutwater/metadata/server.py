@@ -453,7 +453,7 @@ class MetadataServer:
     def _take(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
         if self.term is not None:
             self.counters.reports += 1
-            self.term.feed(event)
+            self.term.hear(event)
 
     def _pass_up(self, notice: Any, argument: Any) -> None:
         """What cannot be passed on now is reported again."""

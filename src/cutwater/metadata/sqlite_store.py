@@ -130,11 +130,9 @@ class SqliteStore:
         *,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        if not self._append_here(epoch, after, decisions):
-            await self._do("append", timeout_ms, self._database.append, epoch, after, decisions)
+        await self._do("append", timeout_ms, self._database.append, epoch, after, decisions)
 
-    def _append_here(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
-        """Whether it could be done at once."""
+    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
         if not self._may_wait or not self._worker.is_idle or not self._pace.is_quick:
             return False
         self._calls.check_open("append")

@@ -75,6 +75,9 @@ class MetadataStore(Protocol):
         is not the last decision stored; but the last append may be repeated, decision for decision, because its first
         result may have been lost. Raises ``ResourceExhausted`` if too much is stored that was not trimmed."""
 
+    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
+        """The same, if the store is so near that nobody has to be waited for; False if nothing was done."""
+
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         """The snapshot takes the place of all decisions up to its index. Appends go on meanwhile. An older snapshot
         than the one stored changes nothing. Raises ``LeaderFenced`` if another epoch leads."""

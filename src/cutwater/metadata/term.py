@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from cutwater.core.decisions import Cut
 from cutwater.core.order import OrderLayer
@@ -17,9 +18,12 @@ from cutwater.core.order_events import (
     Alarm,
     Asked,
     Compact,
+    GroupOutcomeArrived,
     OrderEffect,
     OrderEvent,
+    PeerComplaint,
     Reply,
+    ReportArrived,
     Send,
     StepDown,
     Store,
@@ -43,6 +47,7 @@ STORE_RETRY_SECONDS_MIN = 0.01
 STORE_RETRY_SECONDS_MAX = 0.5
 
 Outcome = Callable[[Answer | CutwaterError], None]
+R = TypeVar("R")
 
 
 def instant() -> Instant:
@@ -68,6 +73,7 @@ class Term:
         self.over: asyncio.Future[str] = self._loop.create_future()
         self._waiting: dict[int, Outcome] = {}
         self._next_request = 0
+        self._is_turn_due = False
         self._writing: asyncio.Task[None] | None = None
         self._writing_since: float | None = None
         self._trimming: asyncio.Task[None] | None = None
@@ -99,22 +105,39 @@ class Term:
         self.feed(Asked(self._next_request, request))
 
     def feed(self, event: OrderEvent) -> None:
+        for effect in self._of_layer(lambda: self.layer.handle(event, instant())) or ():
+            self._carry_out(effect)
+
+    def hear(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
+        """What storage nodes say. The leader's turn comes when everything was heard that has arrived by now: so one cut
+        is made of many reports, not one of each."""
+        self._of_layer(lambda: self.layer.take(event, instant()))
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        for effect in self._of_layer(lambda: self.layer.turn(instant())) or ():
+            if isinstance(effect, Store) and self._write_at_once(effect):
+                continue
+            self._carry_out(effect)
+
+    def _of_layer(self, ask: Callable[[], R]) -> R | None:
+        """None if the leader has nothing to say to it, or is over."""
         if self.over.done():
-            return
+            return None
         try:
-            effects = self.layer.handle(event, instant())
+            return ask()
         except CutwaterError as error:
             if isinstance(error, ProtocolViolation):
                 self._give_up(error.message)
-                return
+                return None
             _log.debug("leader epoch %s refuses: %s", self.epoch, error)
             self._counters.refused += 1
-            return
         except Exception as error:
             self._give_up(f"a bug: {error!r}")
-            return
-        for effect in effects:
-            self._carry_out(effect)
+        return None
 
     def _give_up(self, why: str) -> None:
         """The state of this leader may hold decisions that were never stored: the next one begins with what is."""
@@ -155,12 +178,24 @@ class Term:
             case StepDown():
                 self._finish(effect.reason)
 
+    def _write_at_once(self, write: Store) -> bool:
+        """Whether it is stored. If not, it is tried the other way, which also knows what to do about an error."""
+        self._writing_since = begun = self._loop.time()
+        try:
+            if not self._store.append_at_once(write.leader_epoch, write.after, write.decisions):
+                return False
+        except CutwaterError:
+            return False
+        self._is_stored(write, self._loop.time() - begun)
+        return True
+
     async def _write(self, write: Store) -> None:
         retry = STORE_RETRY_SECONDS_MIN
         while True:
             begun = self._loop.time()
             try:
-                await self._store.append(write.leader_epoch, write.after, write.decisions)
+                if not self._store.append_at_once(write.leader_epoch, write.after, write.decisions):
+                    await self._store.append(write.leader_epoch, write.after, write.decisions)
             except Fenced as error:
                 self._counters.fenced += 1
                 _log.warning("the store refuses decision %s of leader epoch %s: %s", write.after + 1, self.epoch, error)
@@ -175,7 +210,10 @@ class Term:
                 retry = min(retry * 2, STORE_RETRY_SECONDS_MAX)
                 continue
             break
-        self._counters.stored(self._loop.time() - begun, write.decisions)
+        self._is_stored(write, self._loop.time() - begun)
+
+    def _is_stored(self, write: Store, seconds: float) -> None:
+        self._counters.stored(seconds, write.decisions)
         self._writing_since = None
         if any(not isinstance(decision, Cut) for decision in write.decisions):
             self.publish_addresses()

@@ -145,21 +145,24 @@ async def test_the_loop_appends_by_itself_unless_it_would_have_to_wait_long(
         store = await backend.open()
         await store.acquire(ONE, HERE, E0)
         here = threading.current_thread()
-        await store.append(E1, history.state.index, history.next())
+        assert store.append_at_once(E1, history.state.index, history.next())
         assert threads == [here]
         # While another program has a lock, the thread waits.
         backend.stall()
         after, decisions = history.state.index, history.next()
+        assert not store.append_at_once(E1, after, decisions)
         with pytest.raises(DeadlineExceeded):
             await store.append(E1, after, decisions, timeout_ms=50)
         assert threads[1] is here
         assert threads[2] is not here
-        backend.resume()
         # As long as the thread is busy, the loop keeps away; and so it does from a disk that is slow.
+        threads.clear()
+        assert not store.append_at_once(E1, after, decisions)
+        backend.resume()
         await store.append(E1, after, decisions)
         assert isinstance(store, SqliteStore)
         store._pace.observe(time.monotonic() - 60)
-        threads.clear()
+        assert not store.append_at_once(E1, history.state.index, ())
         await store.append(E1, history.state.index, history.next())
         assert here not in threads
         assert (await store.load()).decisions == tuple(history.made)
