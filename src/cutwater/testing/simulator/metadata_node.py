@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from cutwater.core.messages import GroupOutcome
 from cutwater.core.order import OrderLayer
@@ -44,6 +45,10 @@ HEARTBEAT_EVERY_US = 30 * MILLISECOND
 ELECTION_AFTER_US = 120 * MILLISECOND
 STORE_RETRY_US = 60 * MILLISECOND
 RELAY_FRESH_US = 300 * MILLISECOND
+SHARED_TURN_US = MILLISECOND // 2
+"""How long the leader may go on hearing before it has its turn."""
+
+R = TypeVar("R")
 
 ORDER_OPTIONS = OrderOptions(
     node_dead_after_us=250 * MILLISECOND,
@@ -82,6 +87,7 @@ class MetadataNode(Process):
         self._next_request = 0
         self._via: dict[StorageNodeId, dict[MetadataNodeId, int]] = {}
         self._write: Store | None = None
+        self._is_turn_due = False
 
     def instant(self) -> Instant:
         return Instant(self.world.now, self.world.now + 1_700_000_000_000_000 + self.clock_offset)
@@ -159,11 +165,11 @@ class MetadataNode(Process):
             return
         if isinstance(message, ReportMessage):
             self._via.setdefault(message.report.storage_node_id, {})[via] = self.world.now
-            self._feed(ReportArrived(message.report))
+            self._hear(ReportArrived(message.report))
         elif isinstance(message, GroupOutcome):
-            self._feed(GroupOutcomeArrived(message))
+            self._hear(GroupOutcomeArrived(message))
         else:
-            self._feed(PeerComplaint(message.stream, message.complainer, message.peer))
+            self._hear(PeerComplaint(message.stream, message.complainer, message.peer))
 
     def _call(self, source: Address, call: Call) -> None:
         if self.order is None:
@@ -175,23 +181,39 @@ class MetadataNode(Process):
 
     # The order layer.
 
+    def _hear(self, event: OrderEvent) -> None:
+        """What arrives within a moment shares a turn, as it does in a real leader."""
+        self._of_order(lambda order: order.take(event, self.instant()))
+        if not self._is_turn_due:
+            self._is_turn_due = True
+            self.after(int(self.world.rng.random() * SHARED_TURN_US), self._turn)
+
+    def _turn(self) -> None:
+        self._is_turn_due = False
+        self._carry_out_all(self._of_order(lambda order: order.turn(self.instant())))
+
     def _feed(self, event: OrderEvent) -> None:
+        self._carry_out_all(self._of_order(lambda order: order.handle(event, self.instant())))
+        if self.order is not None and isinstance(event, Wake):
+            self._check_history(self.order.state)
+
+    def _of_order(self, ask: Callable[[OrderLayer], R]) -> R | None:
         if self.order is None:
-            return
+            return None
         try:
-            effects = self.order.handle(event, self.instant())
+            return ask(self.order)
         except ProtocolViolation as error:
             raise Violation("12 one cut sequence", str(error)) from error
         except CutwaterError as error:
             self.world.trace("refused", self.address, error.code)
-            return
-        for effect in effects:
+            return None
+
+    def _carry_out_all(self, effects: list[OrderEffect] | None) -> None:
+        for effect in effects or ():
             self._carry_out(effect)
         if self.order is not None:
             kept = sum(len(history) for history in self.order.state.histories.values())
             self.history_max = max(self.history_max, kept)
-            if isinstance(event, Wake):
-                self._check_history(self.order.state)
 
     def _check_history(self, state: OrderState) -> None:
         """A range of an open stream is kept until every member has it on disk."""
