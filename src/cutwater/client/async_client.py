@@ -41,6 +41,7 @@ from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
+from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.types import GLSN, Ack, ClusterId, Retention
@@ -505,6 +506,7 @@ class AsyncClient(PublishingCalls):
         1
         """
         deadline = self._deadline(timeout)
+        check_name("producer", id)
         info = await self._catalogs.topic(topic, deadline)
         schema = self._catalogs.view.schema(info)
         producer = AsyncProducer(
