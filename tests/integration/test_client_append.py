@@ -171,6 +171,26 @@ def test_arguments_of_the_wrong_kind_are_named_in_words(tmp_path: Path) -> None:
             log.cursor(3)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match=r"glsn= is a position, such as 3, not '3' \(str\)"):
             await log.cursor("c").commit("3")  # type: ignore[arg-type]
+        wrong: Any
+        for wrong in (3, None, b"t", ["t"], {"t": 1}):
+            for call in (
+                log.append(wrong, b"x"),
+                log.append(wrong, b"x", headers={"h": b"1"}),
+                log.create_topic(wrong),
+                log.change_topic(wrong, streams=2),
+                log.delete_topic(wrong),
+                log.topic(wrong),
+                log.trim(wrong, before=2),
+                log.producer(wrong, id="p"),
+                log.watermark(wrong),
+            ):
+                with pytest.raises(InvalidArgument, match="a topic is a name, such as 'orders', not"):
+                    await call
+        for wrong in (3, b"t", [b"t"], ["t", 3]):
+            with pytest.raises(InvalidArgument, match="a topic is a name, such as 'orders', not"):
+                log.subscribe(wrong)
+        with pytest.raises(InvalidArgument, match="name at least one topic"):
+            log.subscribe([])
 
     with_log(tmp_path, test)
 

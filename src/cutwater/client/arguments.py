@@ -4,7 +4,6 @@ how many log streams a topic may have, is known where it is used."""
 from __future__ import annotations
 
 from operator import index
-from typing import NoReturn
 
 from cutwater.errors import InvalidArgument
 
@@ -25,15 +24,6 @@ def check_number(name: str, given: object, what: str) -> int:
     return number
 
 
-def check_topic(name: object) -> None:
-    if not isinstance(name, str):
-        no_topic(name)
-
-
-def no_topic(given: object) -> NoReturn:
-    way_out = ""
-    if isinstance(given, bytes):
-        way_out = ": leave out the b"
-    elif isinstance(given, list | tuple) and len(given) == 1:
-        way_out = ": one topic is meant, not a list of them"
-    raise InvalidArgument(f"a topic is a name, such as 'orders', not {given!r} ({type(given).__name__}){way_out}")
+def check_topic(given: object) -> None:
+    if not isinstance(given, str):
+        raise InvalidArgument(f"a topic is a name, such as 'orders', not {given!r} ({type(given).__name__})")

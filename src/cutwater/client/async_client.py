@@ -20,6 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipping
 from cutwater.client.appends import Appends, Given, check_stream
+from cutwater.client.arguments import check_topic
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Time, Value
 from cutwater.client.cursors import AsyncCursor
@@ -312,6 +313,7 @@ class AsyncClient(PublishingCalls):
         >>> log.append("t", pa.table({"value": [b"x", b"y", b"z"]})).count
         3
         """
+        check_topic(topic)
         begun = None
         if headers is None and watermark is None and if_llsn is None and not self._is_closed:
             seconds = self._timeout if timeout is None else timeout
@@ -341,6 +343,7 @@ class AsyncClient(PublishingCalls):
     ) -> Visit[Ack] | None:
         """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
         Any thread may call it."""
+        check_topic(topic)
         if self._is_closed or headers is not None or watermark is not None or if_llsn is not None:
             return None
         seconds = self._timeout if timeout is None else timeout

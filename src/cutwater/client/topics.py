@@ -8,7 +8,7 @@ from datetime import timedelta
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.client.arguments import check_number
+from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
@@ -98,6 +98,7 @@ class Topics:
 
     async def create(self, wanted: Wanted, exist_ok: bool, deadline: Deadline) -> Topic:
         name, event_time, replication = wanted.name, wanted.event_time, wanted.replication
+        check_topic(name)
         check_topic_name(name)
         if not isinstance(event_time, str):
             raise InvalidArgument(f"event_time= is the name of a column of schema=, such as 'at', not {event_time!r}")
@@ -173,6 +174,7 @@ class Topics:
         retention: timedelta | Retention | None,
         deadline: Deadline,
     ) -> Topic:
+        check_topic(name)
         kept = None if retention is None else retention_of(retention)
         if streams is not None:
             streams = _check_streams(streams)
@@ -186,6 +188,7 @@ class Topics:
         return topic_of(await self._catalogs.topic(name, deadline), self._catalogs.view)
 
     async def delete(self, name: str, deadline: Deadline) -> None:
+        check_topic(name)
         request = DeleteTopicRequest(name)
         try:
             await self._repository.ask(request, Done, timeout_ms=deadline.left_ms(), idempotent=False)
@@ -196,6 +199,7 @@ class Topics:
         await self._catalogs.fresh(deadline)
 
     async def trim(self, name: str, before: int, deadline: Deadline) -> None:
+        check_topic(name)
         before = check_number("before", before, "a GLSN")
         if before < 1:
             raise InvalidArgument(f"trim before GLSN {before}: positions begin with 1")
