@@ -9,7 +9,7 @@
 
 The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
 of the process that opened the log share an event loop and need no sockets among each other: one in a thread of its own
-(``open_log``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
+(``open``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
 first.
 """
 
@@ -166,7 +166,7 @@ class EmbeddedLog:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def open_log(
+def open(
     path: str | os.PathLike[str],
     *,
     exclusive: bool = False,

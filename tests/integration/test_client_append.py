@@ -197,7 +197,8 @@ def test_arguments_of_the_wrong_kind_are_named_in_words(tmp_path: Path) -> None:
 
 def test_addresses_that_lead_nowhere_or_elsewhere(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
-        for wrong in ("127.0.0.1:1", "cutwater://", "cutwater://127.0.0.1", "cutwater://127.0.0.1:http"):
+        wrong: Any
+        for wrong in (3, "127.0.0.1:1", "cutwater://", "cutwater://127.0.0.1", "cutwater://127.0.0.1:http"):
             with pytest.raises(InvalidArgument):
                 await AsyncClient.connect(wrong)
         with socket.socket() as unused:
