@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
+from cutwater.client.directories import check_may_hold
 from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import SCHEME, Repository
@@ -44,6 +46,7 @@ from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, Stora
 from cutwater.wire.handshake import Endpoint
 
 METADATA = "metadata.sqlite"
+OWN_FILES = re.compile(r"lock|holder\.json(\.new)?|metadata\.sqlite([-.].*)?|volume")
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
 LOOPBACK = "127.0.0.1"
@@ -174,7 +177,8 @@ def open(
     compression: Compression | None = None,
     limits: Limits | None = None,
 ) -> Client:
-    """Open the log in a directory, which is made if it does not exist; closing the client closes the log.
+    """Open the log in a directory, which is made if it does not exist; closing the client closes the log. A directory
+    with other files, and without a log, is refused.
 
     If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
     who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
@@ -243,12 +247,13 @@ def _directory(given: object) -> Path:
     path = Path(given)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if (path / "cluster.json").exists():
+            raise InvalidArgument(f"{path} holds a local cluster: connect to it, `cutwater cluster status` says where")
+        check_may_hold(path, "log", OWN_FILES, METADATA)
     except OSError as error:
         raise InvalidArgument(
             f"{path} cannot hold a log ({error.strerror}): name a directory that may be written"
         ) from error
-    if (path / "cluster.json").exists():
-        raise InvalidArgument(f"{path} holds a local cluster: connect to it, `cutwater cluster status` says where")
     return path
 
 

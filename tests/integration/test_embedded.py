@@ -27,6 +27,7 @@ import pytest
 
 import cutwater
 from cutwater import embedded
+from cutwater.admin import local_cluster
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
@@ -474,6 +475,56 @@ def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> No
 def test_what_is_no_path_of_a_directory_is_refused(path: Any) -> None:
     with pytest.raises(InvalidArgument, match="a log is in a directory: give its path"):
         cutwater.open(path)
+
+
+KILLED_AT_FIRST_START = """
+import os, signal, sys
+import cutwater, cutwater.embedded
+
+path, left = sys.argv[1], int(sys.argv[2])
+
+def watch(event, arguments):
+    global left
+    if event in ("open", "os.mkdir", "os.rename", "sqlite3.connect") and str(arguments[0]).startswith(path + "/"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+cutwater.open(path).close()
+"""
+
+
+def test_a_directory_with_other_files_is_refused_but_not_one_that_was_half_made(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("a.txt", "b.txt", "lock", "z.txt", ".hidden"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        InvalidArgument, match=r"no log, but holds other files \(a.txt, b.txt, photos, …\): name an empty"
+    ):
+        cutwater.open(tmp_path)
+    with pytest.raises(InvalidArgument, match="is no local cluster, but holds other files"):
+        local_cluster.start(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
+    found = set[frozenset[str]]()
+    for left in (1, 3, 6):
+        half = tmp_path / f"half {left}"
+        half.mkdir()
+        (half / ".gitignore").touch()
+        command = [sys.executable, "-c", KILLED_AT_FIRST_START, str(half), str(left)]
+        assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+        found.add(frozenset(path.name for path in half.iterdir()))
+        with cutwater.open(half) as log:
+            log.create_topic("t")
+    assert len(found) > 1, found
+    # It is one now, whatever is put beside it.
+    (half / "notes.txt").touch()
+    with cutwater.open(half) as log:
+        assert [topic.name for topic in log.topics()] == ["t"]
+    with pytest.raises(
+        InvalidArgument, match=r"is no local cluster, but holds other files \(lock, notes.txt, volume\)"
+    ):
+        local_cluster.start(half)
 
 
 def test_options_are_looked_at_before_anything_is_made(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ Everything lies under one directory; ``cluster.json`` there says which processes
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ from msgspec import Struct, field
 from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
 from cutwater.client.access import ANYONE, Access
+from cutwater.client.directories import check_may_hold
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.core.words import seconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.types import NodeState
 
 CLUSTER_FILE = "cluster.json"
+OWN_FILES = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.log)?")
 STOP_SECONDS = 10.0
 CLUSTER_ID = 1
 
@@ -110,6 +113,7 @@ def start(
         _check_same(directory, cluster, storage_nodes, replication, metadata)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        check_may_hold(directory, "local cluster", OWN_FILES, CLUSTER_FILE)
         _start_all(directory, cluster)
         asyncio.run(_join(cluster))
         cluster.save(directory)
