@@ -235,17 +235,25 @@ async def _until_open(admin: Admin) -> None:
     raise Unavailable(f"the cluster runs, but these log streams do not take appends: {closed}")
 
 
-def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> list[int]:
-    """Stop all processes of the cluster; storage nodes first, so that everything is on disk. Returns the pids of those
-    that had to be killed."""
+class Stopped(Struct):
+    """The pids of processes that ran, and of those among them that had to be killed."""
+
+    stopped: list[int] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+
+
+def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
+    """Stop all processes of the cluster; storage nodes first, so that everything is on disk."""
     cluster = load(directory)
-    killed = []
+    done = Stopped()
     for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
-        killed += processes.stop([member.pid for member in group if is_up(member)], timeout)
+        running = [member.pid for member in group if is_up(member)]
+        done.stopped += running
+        done.killed += processes.stop(running, timeout)
     for member in cluster.processes():
         member.pid = 0
     cluster.save(directory)
-    return killed
+    return done
 
 
 def restart_dead(directory: Path) -> list[str]:
