@@ -139,7 +139,7 @@ class EmbeddedLog:
                 raise DeadlineExceeded(
                     f"{self._path} could not be closed within {seconds:g} s, as something is still being written or "
                     "read there: it stays locked until it can be closed, or this process ends. What was acknowledged "
-                    "is in it"
+                    "is in it. Call close() once more to try again"
                 )
             await asyncio.sleep(END_POLL_SECONDS)
         if self._volumes is not None:

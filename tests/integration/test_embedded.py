@@ -362,6 +362,31 @@ def test_a_disk_that_answers_after_the_end_disturbs_nobody(tmp_path: Path) -> No
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append_unknown", "deadline_exceeded"], "")
 
 
+def test_closing_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_answers = threading.Event()
+    log = cutwater.open(tmp_path)
+    threads: Any = cast("Any", log._async._on_close).__self__._threads
+    try:
+        log.create_topic("t")
+        log.append("t", b"acknowledged")
+        monkeypatch.setattr(embedded, "STOP_MS_MAX", 100)
+        for _ in range(EXECUTOR_THREADS_MAX):
+            threads.submit(disk_answers.wait, 60)
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded, match=r"stays locked.*Call close\(\) once more"):
+                log.close()
+        assert OsFiles().lock(tmp_path / "lock") is None
+        with pytest.raises(ClientClosed):
+            log.append("t", b"late")
+    finally:
+        disk_answers.set()
+        monkeypatch.setattr(embedded, "STOP_MS_MAX", 30_000)
+        log.close()
+    log.close()
+    with cutwater.open(tmp_path, exclusive=True) as again:
+        assert [record.value for record in again.subscribe("t", follow=False)] == [b"acknowledged"]
+
+
 def test_with_asyncio_a_disk_that_hangs_stops_neither_deadlines_nor_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
