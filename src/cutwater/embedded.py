@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from cutwater.client.access import ANYONE, Access
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.daemon_executor import DaemonExecutor
@@ -208,7 +209,7 @@ async def open_on_this_loop(
     deadline = Deadline(timeout)
     check_compression(compression)
     directory = _directory(path)
-    connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
+    connect = partial(AsyncClient._connect, timeout=timeout, compression=compression, limits=limits)
     while (lock := _locked(directory)) is None:
         holder = holder_of(directory)
         if exclusive:
@@ -218,18 +219,36 @@ async def open_on_this_loop(
             )
         if holder is not None:
             with suppress(CutwaterError):
-                return await connect(holder.servers)
+                return await connect(holder.servers, Access(end=partial(_end_of, directory, holder)))
         if deadline.is_over:
             raise Unavailable(_no_answer(directory, holder))
         await asyncio.sleep(POLL_SECONDS)
     log = EmbeddedLog(directory, lock, may_wait=may_wait)
     try:
-        client = await connect(await log.start(deadline.at))
+        client = await connect(await log.start(deadline.at), ANYONE)
     except BaseException:
         await log.stop()
         raise
     client._on_close = log.stop
     return client
+
+
+def _end_of(directory: Path, holder: Holder) -> str:
+    """Why nobody answers any more who was connected to; nothing if that is not certain."""
+    if holder_of(directory) == holder:
+        # It would have been removed when the log was closed, but not if the process was killed.
+        try:
+            os.kill(holder.pid, 0)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            return ""
+        else:
+            return ""
+    return (
+        f"this client was connected to process {holder.pid}, which had {directory} open and has closed it, or ended: "
+        f"make another one with cutwater.open({str(directory)!r}). What was acknowledged is in the log"
+    )
 
 
 def _no_answer(directory: Path, holder: Holder | None) -> str:

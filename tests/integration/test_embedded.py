@@ -42,6 +42,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.storage.files import OsFiles
+from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.loops import run
 
 pytestmark = pytest.mark.timeout(100)
@@ -200,6 +201,54 @@ with cutwater.open(sys.argv[1]) as log:
     (tmp_path / "cluster.json").write_text("{}")
     with pytest.raises(InvalidArgument, match="local cluster"):
         cutwater.open(tmp_path)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_who_was_connected_is_told_at_once_that_the_log_was_closed(tmp_path: Path, is_killed: bool) -> None:
+    program = """
+import sys, cutwater
+with cutwater.open(sys.argv[1]) as log:
+    log.create_topic("t")
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as opener:
+        try:
+            assert opener.stdout is not None
+            assert opener.stdin is not None
+            assert opener.stdout.readline() == "open\n"
+            # Whoever waited until the time is up would be ended by the time limit of the test.
+            log = cutwater.open(tmp_path, timeout=1_000)
+            ack = log.append("t", b"acknowledged")
+            producer, following = log.producer("t", id="p"), log.subscribe("t", start="latest")
+            if is_killed:
+                opener.kill()
+            opener.stdin.close()
+            opener.wait(60)
+        finally:
+            opener.kill()
+    said = f"connected to process {opener.pid}, which had .* and has closed it, or ended: make another one with cutw"
+    calls: list[Callable[[], Any]] = [
+        lambda: log.append("t", b"late"),
+        lambda: log.append("t", b"late", headers={"a": b"x"}),
+        lambda: log.read(ack.glsn),
+        log.tail,
+        lambda: log.create_topic("u"),
+        lambda: log.subscribe("t"),
+        lambda: log.producer("t", id="q"),
+        following.take,
+        lambda: producer.send(b"late").result(),
+    ]
+    for call in calls:
+        with pytest.raises(ClientClosed, match=said):
+            call()
+    with suppress(ClientClosed):
+        log.close()
+    with cutwater.open(tmp_path, exclusive=True) as again:
+        assert [record.value for record in again.subscribe("t", follow=False)] == [b"acknowledged"]
+    with pytest.raises(ConnectionLost, match="an embedded log is served only as long as the process that opened it"):
+        cutwater.connect(log.servers, timeout=0.3)
 
 
 def test_a_holder_that_was_killed_loses_nothing_acknowledged(tmp_path: Path) -> None:

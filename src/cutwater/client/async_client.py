@@ -133,9 +133,20 @@ class AsyncClient(PublishingCalls):
         ``timeout`` is what each call may take unless it says otherwise. ``compression`` (``"lz4"`` or ``"zstd"``) is
         for what is appended. ``cluster``: refuse to talk to any other cluster than this one.
         """
-        addresses = parse_servers(servers)
         access = Access(tls, token, insecure)
-        repository = Repository(Endpoint(ClusterId(cluster or ANY_CLUSTER), "client"), addresses, access)
+        return await cls._connect(servers, access, timeout, compression, limits, cluster or ANY_CLUSTER)
+
+    @classmethod
+    async def _connect(
+        cls,
+        servers: str,
+        access: Access,
+        timeout: float,
+        compression: Compression | None,
+        limits: Limits | None,
+        cluster: int = ANY_CLUSTER,
+    ) -> AsyncClient:
+        repository = Repository(Endpoint(ClusterId(cluster), "client"), parse_servers(servers), access)
         deadline = Deadline(min(check_timeout(timeout), CONNECT_SECONDS_MAX))
         try:
             catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=deadline.left_ms())

@@ -249,6 +249,9 @@ class Feed:
             self._catalog_is_old.clear()
             try:
                 view = await self.catalogs.fresh(Deadline(CONNECT_SECONDS))
+            except ClientClosed as error:
+                self.fail(error)
+                return
             except CutwaterError:
                 # Nothing is lost by it: what is being followed goes on.
                 await asyncio.sleep(RETRY_SECONDS_MIN)
@@ -294,7 +297,7 @@ class _Reader:
                 await self._follow(*wanted)
             except Trimmed as error:
                 self._feed.take_trimmed(self._stream, error)
-            except (ProtocolViolation, InvalidArgument) as error:
+            except (ProtocolViolation, InvalidArgument, ClientClosed) as error:
                 self._feed.fail(error)
                 return
             except CutwaterError as error:
