@@ -47,7 +47,7 @@ from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, Stora
 from cutwater.wire.handshake import Endpoint
 
 METADATA = "metadata.sqlite"
-OWN_FILES = re.compile(r"lock|holder\.json(\.new)?|metadata\.sqlite([-.].*)?|volume")
+OWN_FILES = re.compile(r"lock|holder\.(json(\.new)?|log)|metadata\.sqlite([-.].*)?|volume")
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
 LOOPBACK = "127.0.0.1"
