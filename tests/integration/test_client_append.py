@@ -210,6 +210,8 @@ def test_addresses_that_lead_nowhere_or_elsewhere(tmp_path: Path) -> None:
             both = f"cutwater://127.0.0.1:{port},127.0.0.1:{cluster.metadata_port}"
             async with await AsyncClient.connect(both, timeout=5) as other:
                 assert other.cluster == log.cluster
+        with pytest.raises(InvalidArgument, match=r"cluster= is the number of a cluster, such as 3, not 'x' \(str\)"):
+            await AsyncClient.connect(cluster.servers, cluster="x")  # type: ignore[arg-type]
         with pytest.raises(WrongCluster):
             await AsyncClient.connect(cluster.servers, cluster=99)
         closed = await AsyncClient.connect(cluster.servers)

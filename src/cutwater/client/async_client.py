@@ -20,7 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipping
 from cutwater.client.appends import Appends, Given, check_stream
-from cutwater.client.arguments import check_topic
+from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Time, Value
 from cutwater.client.cursors import AsyncCursor
@@ -134,7 +134,8 @@ class AsyncClient(PublishingCalls):
         for what is appended. ``cluster``: refuse to talk to any other cluster than this one.
         """
         access = Access(tls, token, insecure)
-        return await cls._connect(servers, access, timeout, compression, limits, cluster or ANY_CLUSTER)
+        number = ANY_CLUSTER if cluster is None else check_number("cluster", cluster, "the number of a cluster")
+        return await cls._connect(servers, access, timeout, compression, limits, number)
 
     @classmethod
     async def _connect(
