@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cutwater.client.staging import AsyncStager
     from cutwater.client.subscriptions import AsyncSubscription
     from cutwater.client.topics import Topic
-    from cutwater.embedded import open_log as open
+    from cutwater.embedded import open
     from cutwater.errors import CutwaterError
     from cutwater.types import Ack, Part, Retention
 
@@ -77,15 +77,14 @@ _WHERE = {
     "Subscription": "cutwater.client.client",
     "Topic": "cutwater.client.topics",
     "connect": "cutwater.client.client",
+    "open": "cutwater.embedded",
     "tls_context": "cutwater.client.access",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used: a server, or a pipeline, need not load the client."""
-    if name == "open":
-        found = import_module("cutwater.embedded").open_log
-    elif name in _WHERE:
+    if name in _WHERE:
         found = getattr(import_module(_WHERE[name]), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

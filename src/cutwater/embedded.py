@@ -9,7 +9,7 @@
 
 The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
 of the process that opened the log share an event loop and need no sockets among each other: one in a thread of its own
-(``open_log``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
+(``open``), or the caller's (``AsyncClient.open``). Others that open the same path connect to the one that opened it
 first.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,12 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from cutwater.client.access import ANYONE, Access
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
+from cutwater.client.directories import check_may_hold
 from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import SCHEME, Repository
@@ -44,6 +47,7 @@ from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, Stora
 from cutwater.wire.handshake import Endpoint
 
 METADATA = "metadata.sqlite"
+OWN_FILES = re.compile(r"lock|holder\.(json(\.new)?|log)|metadata\.sqlite([-.].*)?|volume")
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
 LOOPBACK = "127.0.0.1"
@@ -136,7 +140,7 @@ class EmbeddedLog:
                 raise DeadlineExceeded(
                     f"{self._path} could not be closed within {seconds:g} s, as something is still being written or "
                     "read there: it stays locked until it can be closed, or this process ends. What was acknowledged "
-                    "is in it"
+                    "is in it. Call close() once more to try again"
                 )
             await asyncio.sleep(END_POLL_SECONDS)
         if self._volumes is not None:
@@ -166,7 +170,7 @@ class EmbeddedLog:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def open_log(
+def open(
     path: str | os.PathLike[str],
     *,
     exclusive: bool = False,
@@ -174,7 +178,8 @@ def open_log(
     compression: Compression | None = None,
     limits: Limits | None = None,
 ) -> Client:
-    """Open the log in a directory, which is made if it does not exist; closing the client closes the log.
+    """Open the log in a directory, which is made if it does not exist; closing the client closes the log. A directory
+    with other files, and without a log, is refused.
 
     If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
     who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
@@ -204,7 +209,7 @@ async def open_on_this_loop(
     deadline = Deadline(timeout)
     check_compression(compression)
     directory = _directory(path)
-    connect = partial(AsyncClient.connect, timeout=timeout, compression=compression, limits=limits)
+    connect = partial(AsyncClient._connect, timeout=timeout, compression=compression, limits=limits)
     while (lock := _locked(directory)) is None:
         holder = holder_of(directory)
         if exclusive:
@@ -214,18 +219,36 @@ async def open_on_this_loop(
             )
         if holder is not None:
             with suppress(CutwaterError):
-                return await connect(holder.servers)
+                return await connect(holder.servers, Access(end=partial(_end_of, directory, holder)))
         if deadline.is_over:
             raise Unavailable(_no_answer(directory, holder))
         await asyncio.sleep(POLL_SECONDS)
     log = EmbeddedLog(directory, lock, may_wait=may_wait)
     try:
-        client = await connect(await log.start(deadline.at))
+        client = await connect(await log.start(deadline.at), ANYONE)
     except BaseException:
         await log.stop()
         raise
     client._on_close = log.stop
     return client
+
+
+def _end_of(directory: Path, holder: Holder) -> str:
+    """Why nobody answers any more who was connected to; nothing if that is not certain."""
+    if holder_of(directory) == holder:
+        # It would have been removed when the log was closed, but not if the process was killed.
+        try:
+            os.kill(holder.pid, 0)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            return ""
+        else:
+            return ""
+    return (
+        f"this client was connected to process {holder.pid}, which had {directory} open and has closed it, or ended: "
+        f"make another one with cutwater.open({str(directory)!r}). What was acknowledged is in the log"
+    )
 
 
 def _no_answer(directory: Path, holder: Holder | None) -> str:
@@ -243,12 +266,13 @@ def _directory(given: object) -> Path:
     path = Path(given)
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if (path / "cluster.json").exists():
+            raise InvalidArgument(f"{path} holds a local cluster: connect to it, `cutwater cluster status` says where")
+        check_may_hold(path, "log", OWN_FILES, METADATA)
     except OSError as error:
         raise InvalidArgument(
             f"{path} cannot hold a log ({error.strerror}): name a directory that may be written"
         ) from error
-    if (path / "cluster.json").exists():
-        raise InvalidArgument(f"{path} holds a local cluster: connect to it, `cutwater cluster status` says where")
     return path
 
 

@@ -194,7 +194,8 @@ def test_a_stopped_cluster_starts_again_with_its_data(tmp_path: Path) -> None:
     cutwater("cluster", "start", *where, "--storage-nodes", "1")
     try:
         cutwater("topic", "create", "kept", *where)
-        assert "stopped" in cutwater("cluster", "stop", *where)
+        assert "stopped 2 processes\n" in cutwater("cluster", "stop", *where)
+        assert cutwater("cluster", "stop", *where) == "nothing was running\n"
         assert not any(member.pid for member in local_cluster.load(tmp_path).processes())
         cutwater("cluster", "start", *where)
         assert [topic["name"] for topic in as_json("topic", "list", *where)] == ["kept"]

@@ -7,7 +7,9 @@ import socket
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -28,7 +30,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.testing.fault_proxy import FaultProxy
-from cutwater.types import LogStreamId
+from cutwater.types import LogStreamId, Retention
 from cutwater.wire.errors import ConnectionLost, WrongCluster
 from tests.integration.log_cluster import LogCluster, with_log
 
@@ -134,9 +136,69 @@ def test_every_wrong_call_gets_its_own_error(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+def test_arguments_of_the_wrong_kind_are_named_in_words(tmp_path: Path) -> None:
+    day = timedelta(days=1)
+    topics: list[tuple[dict[str, Any], str]] = [
+        ({"streams": "3"}, r"streams= is how many log streams the topic has, such as 3, not '3' \(str\)"),
+        ({"streams": 1.5}, r"streams= is how many log streams the topic has, such as 3, not 1.5 \(float\)"),
+        ({"streams": True}, r"streams= is how many.*not True \(bool\)"),
+        ({"streams": 2**70}, "streams= is how many.*too large"),
+        ({"streams": 0}, "a topic has 1 to 1024 log streams, not 0"),
+        ({"replication": "3"}, r"replication= is how many storage nodes hold each record, such as 3, not '3' \(str\)"),
+        ({"retention": "1d"}, r"retention= is a timedelta, such as timedelta\(days=7\), or cutwater.Retention.*'1d'"),
+        ({"retention": 3}, "retention= is a timedelta"),
+        ({"retention": Retention(time_us=day)}, "Retention.time_us= is a number of microseconds"),  # type: ignore[arg-type]
+        ({"event_time": 3}, "event_time= is the name of a column"),
+        ({"timeout": "3"}, "a timeout is a number of seconds, not '3'"),
+    ]
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        for arguments, said in topics:
+            with pytest.raises(InvalidArgument, match=said):
+                await log.create_topic("t", **arguments)
+        await log.create_topic("t", streams=np.int64(1))  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"streams= is how many log streams.*not '3' \(str\)"):
+            await log.change_topic("t", streams="3")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="retention= is a timedelta"):
+            await log.change_topic("t", retention=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"before= is a GLSN, such as 3, not '3' \(str\)"):
+            await log.trim("t", before="3")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"if_llsn= is an LLSN, such as 3, not '3' \(str\)"):
+            await log.append("t", b"x", stream=1, if_llsn="3")  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"name of a producer is text, not 3 \(int\)"):
+            await log.producer("t", id=3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"name of a cursor is text, not 3 \(int\)"):
+            log.cursor(3)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match=r"glsn= is a position, such as 3, not '3' \(str\)"):
+            await log.cursor("c").commit("3")  # type: ignore[arg-type]
+        wrong: Any
+        for wrong in (3, None, b"t", ["t"], {"t": 1}):
+            for call in (
+                log.append(wrong, b"x"),
+                log.append(wrong, b"x", headers={"h": b"1"}),
+                log.create_topic(wrong),
+                log.change_topic(wrong, streams=2),
+                log.delete_topic(wrong),
+                log.topic(wrong),
+                log.trim(wrong, before=2),
+                log.producer(wrong, id="p"),
+                log.watermark(wrong),
+            ):
+                with pytest.raises(InvalidArgument, match="a topic is a name, such as 'orders', not"):
+                    await call
+        for wrong in (3, b"t", [b"t"], ["t", 3]):
+            with pytest.raises(InvalidArgument, match="a topic is a name, such as 'orders', not"):
+                log.subscribe(wrong)
+        with pytest.raises(InvalidArgument, match="name at least one topic"):
+            log.subscribe([])
+
+    with_log(tmp_path, test)
+
+
 def test_addresses_that_lead_nowhere_or_elsewhere(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
-        for wrong in ("127.0.0.1:1", "cutwater://", "cutwater://127.0.0.1", "cutwater://127.0.0.1:http"):
+        wrong: Any
+        for wrong in (3, "127.0.0.1:1", "cutwater://", "cutwater://127.0.0.1", "cutwater://127.0.0.1:http"):
             with pytest.raises(InvalidArgument):
                 await AsyncClient.connect(wrong)
         with socket.socket() as unused:
@@ -148,6 +210,8 @@ def test_addresses_that_lead_nowhere_or_elsewhere(tmp_path: Path) -> None:
             both = f"cutwater://127.0.0.1:{port},127.0.0.1:{cluster.metadata_port}"
             async with await AsyncClient.connect(both, timeout=5) as other:
                 assert other.cluster == log.cluster
+        with pytest.raises(InvalidArgument, match=r"cluster= is the number of a cluster, such as 3, not 'x' \(str\)"):
+            await AsyncClient.connect(cluster.servers, cluster="x")  # type: ignore[arg-type]
         with pytest.raises(WrongCluster):
             await AsyncClient.connect(cluster.servers, cluster=99)
         closed = await AsyncClient.connect(cluster.servers)

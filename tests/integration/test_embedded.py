@@ -27,6 +27,7 @@ import pytest
 
 import cutwater
 from cutwater import embedded
+from cutwater.admin import local_cluster
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
@@ -41,6 +42,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.storage.files import OsFiles
+from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.loops import run
 
 pytestmark = pytest.mark.timeout(100)
@@ -199,6 +201,54 @@ with cutwater.open(sys.argv[1]) as log:
     (tmp_path / "cluster.json").write_text("{}")
     with pytest.raises(InvalidArgument, match="local cluster"):
         cutwater.open(tmp_path)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_who_was_connected_is_told_at_once_that_the_log_was_closed(tmp_path: Path, is_killed: bool) -> None:
+    program = """
+import sys, cutwater
+with cutwater.open(sys.argv[1]) as log:
+    log.create_topic("t")
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as opener:
+        try:
+            assert opener.stdout is not None
+            assert opener.stdin is not None
+            assert opener.stdout.readline() == "open\n"
+            # Whoever waited until the time is up would be ended by the time limit of the test.
+            log = cutwater.open(tmp_path, timeout=1_000)
+            ack = log.append("t", b"acknowledged")
+            producer, following = log.producer("t", id="p"), log.subscribe("t", start="latest")
+            if is_killed:
+                opener.kill()
+            opener.stdin.close()
+            opener.wait(60)
+        finally:
+            opener.kill()
+    said = f"connected to process {opener.pid}, which had .* and has closed it, or ended: make another one with cutw"
+    calls: list[Callable[[], Any]] = [
+        lambda: log.append("t", b"late"),
+        lambda: log.append("t", b"late", headers={"a": b"x"}),
+        lambda: log.read(ack.glsn),
+        log.tail,
+        lambda: log.create_topic("u"),
+        lambda: log.subscribe("t"),
+        lambda: log.producer("t", id="q"),
+        following.take,
+        lambda: producer.send(b"late").result(),
+    ]
+    for call in calls:
+        with pytest.raises(ClientClosed, match=said):
+            call()
+    with suppress(ClientClosed):
+        log.close()
+    with cutwater.open(tmp_path, exclusive=True) as again:
+        assert [record.value for record in again.subscribe("t", follow=False)] == [b"acknowledged"]
+    with pytest.raises(ConnectionLost, match="an embedded log is served only as long as the process that opened it"):
+        cutwater.connect(log.servers, timeout=0.3)
 
 
 def test_a_holder_that_was_killed_loses_nothing_acknowledged(tmp_path: Path) -> None:
@@ -361,6 +411,31 @@ def test_a_disk_that_answers_after_the_end_disturbs_nobody(tmp_path: Path) -> No
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["append_unknown", "deadline_exceeded"], "")
 
 
+def test_closing_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk_answers = threading.Event()
+    log = cutwater.open(tmp_path)
+    threads: Any = cast("Any", log._async._on_close).__self__._threads
+    try:
+        log.create_topic("t")
+        log.append("t", b"acknowledged")
+        monkeypatch.setattr(embedded, "STOP_MS_MAX", 100)
+        for _ in range(EXECUTOR_THREADS_MAX):
+            threads.submit(disk_answers.wait, 60)
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded, match=r"stays locked.*Call close\(\) once more"):
+                log.close()
+        assert OsFiles().lock(tmp_path / "lock") is None
+        with pytest.raises(ClientClosed):
+            log.append("t", b"late")
+    finally:
+        disk_answers.set()
+        monkeypatch.setattr(embedded, "STOP_MS_MAX", 30_000)
+        log.close()
+    log.close()
+    with cutwater.open(tmp_path, exclusive=True) as again:
+        assert [record.value for record in again.subscribe("t", follow=False)] == [b"acknowledged"]
+
+
 def test_with_asyncio_a_disk_that_hangs_stops_neither_deadlines_nor_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,6 +549,56 @@ def test_a_holder_that_does_not_answer_may_be_this_process(tmp_path: Path) -> No
 def test_what_is_no_path_of_a_directory_is_refused(path: Any) -> None:
     with pytest.raises(InvalidArgument, match="a log is in a directory: give its path"):
         cutwater.open(path)
+
+
+KILLED_AT_FIRST_START = """
+import os, signal, sys
+import cutwater, cutwater.embedded
+
+path, left = sys.argv[1], int(sys.argv[2])
+
+def watch(event, arguments):
+    global left
+    if event in ("open", "os.mkdir", "os.rename", "sqlite3.connect") and str(arguments[0]).startswith(path + "/"):
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+cutwater.open(path).close()
+"""
+
+
+def test_a_directory_with_other_files_is_refused_but_not_one_that_was_half_made(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("a.txt", "b.txt", "lock", "z.txt", ".hidden"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        InvalidArgument, match=r"no log, but holds other files \(a.txt, b.txt, photos, …\): name an empty"
+    ):
+        cutwater.open(tmp_path)
+    with pytest.raises(InvalidArgument, match="is no local cluster, but holds other files"):
+        local_cluster.start(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 6
+    found = set[frozenset[str]]()
+    for left in (1, 3, 6):
+        half = tmp_path / f"half {left}"
+        half.mkdir()
+        (half / ".gitignore").touch()
+        command = [sys.executable, "-c", KILLED_AT_FIRST_START, str(half), str(left)]
+        assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+        found.add(frozenset(path.name for path in half.iterdir()))
+        with cutwater.open(half) as log:
+            log.create_topic("t")
+    assert len(found) > 1, found
+    # It is one now, whatever is put beside it.
+    (half / "notes.txt").touch()
+    with cutwater.open(half) as log:
+        assert [topic.name for topic in log.topics()] == ["t"]
+    with pytest.raises(
+        InvalidArgument, match=r"is no local cluster, but holds other files \(lock, notes.txt, volume\)"
+    ):
+        local_cluster.start(half)
 
 
 def test_options_are_looked_at_before_anything_is_made(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 import cutwater
 import cutwater.spark
 from tests.spark.test_source import EVERY_TYPE, reading, streaming
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def writing(frame: DataFrame, log: cutwater.Client, **options: str) -> None:
@@ -92,6 +95,12 @@ def test_what_is_wrong_is_said(spark: SparkSession, log: cutwater.Client, tmp_pa
         assert str(raised.value).count("  File ") == 1, str(raised.value)
     with pytest.raises(PySparkException, match="a log only grows"):
         frame.write.format("cutwater").mode("overwrite").options(servers=log.servers, topic="taken").save()
+    # Without a mode nothing of ours is asked; the documentation quotes what Spark says then.
+    with pytest.raises(PySparkException) as raised:
+        frame.write.format("cutwater").options(servers=log.servers, topic="taken").save()
+    quoted = re.search(r"`(cannot be written in the .*)`", (DOCS / "spark.md").read_text().replace("\n", " "))
+    assert quoted is not None
+    assert quoted[1].partition("`")[0] in str(raised.value)
     log.append("taken", b"1")
     stream = streaming(spark, log, "taken", startingOffsets="earliest").load().selectExpr("'nowhere' as topic", "value")
     with pytest.raises(StreamingQueryException, match=r"there is no topic 'nowhere'; topics:.*taken"):

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.client import parts as client_parts
-from cutwater.client.conversion import to_batch
+from cutwater.client.conversion import time_us, to_batch
 from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, Values, joined, plain_body
@@ -142,6 +142,41 @@ def test_an_empty_batch_is_refused(records: Any) -> None:
 def test_what_cannot_be_records_is_refused(records: Any) -> None:
     with pytest.raises(InvalidArgument, match="cannot be appended"):
         plain(records)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"key": 3}, r"key= is bytes or str.*not 3 \(int\): turn it into bytes"),
+        ({"key": {"a": 1}}, r"key= is bytes or str.*not \{'a': 1\} \(dict\)"),
+        ({"key": [3]}, r"column 'key', row 0: bytes or str are wanted, not 3 \(int\); write str\(...\).encode"),
+        ({"key": "\ud800"}, "column 'key', row 0: this text cannot be stored as UTF-8"),
+        ({"key": ["\ud800"]}, "column 'key', row 0: this text cannot be stored as UTF-8"),
+        ({"timestamp": "yesterday"}, r"'timestamp': a time is a datetime.*not 'yesterday' \(str\): parse text"),
+        ({"timestamp": 1.5}, r"'timestamp': a time is a datetime.*not 1.5 \(float\): write int\(seconds"),
+        ({"timestamp": b"x"}, r"'timestamp': a time is a datetime.*not b'x' \(bytes\)"),
+        ({"timestamp": True}, r"'timestamp': a time is a datetime.*not True \(bool\)"),
+        ({"timestamp": {"a": 1}}, r"timestamp= is a datetime with a time zone or an int.*one for each, not \{'a': 1\}"),
+        ({"timestamp": 2**63}, "'timestamp': 9223372036854775808 µs is no time.*Check its unit, or give a datetime"),
+        ({"timestamp": [2**63]}, "'timestamp', row 0: 9223372036854775808 µs is no time"),
+        ({"headers": 3}, r"headers= is a dict of str to bytes.*'from': b'web'.*not 3 \(int\)"),
+        ({"headers": {"a": 3}}, r"'headers', row 0: headers are a dict of str to bytes.*not \{'a': 3\}"),
+    ],
+)
+def test_what_is_wrong_besides_values_gets_advice_of_its_own(extra: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said) as caught:
+        plain(b"a", **extra)
+    assert "cannot be appended" not in caught.value.message
+    if "timestamp" in extra and not isinstance(extra["timestamp"], list | dict):
+        with pytest.raises(InvalidArgument):
+            time_us(extra["timestamp"], "watermark")
+
+
+def test_a_column_of_times_says_what_a_time_is() -> None:
+    with pytest.raises(InvalidRecord, match=r"row 0: a time is a datetime.*not 'yesterday' \(str\)"):
+        plain({"value": b"a", "timestamp": "yesterday"})
+    with pytest.raises(InvalidRecord, match="round it, or give a datetime"):
+        plain({"value": b"a", "timestamp": 1.5})
 
 
 def test_lengths_that_differ_and_columns_given_twice_are_refused() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cutwater
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.blocking import Blocking
 from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
 from cutwater.client.cursors import AsyncCursor
+from cutwater.client.loop_thread import LoopThread
 from cutwater.client.producer import AsyncProducer
 from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription
@@ -52,6 +55,25 @@ def test_connect_takes_what_the_asynchronous_one_takes() -> None:
 
 def test_opening_takes_what_the_asynchronous_one_takes() -> None:
     assert inspect.signature(cutwater.open).parameters == inspect.signature(AsyncClient.open).parameters
+
+
+def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
+    loop = LoopThread("test")
+    wrapped: Any = SimpleNamespace()
+    client = Client.__new__(Client)
+    Blocking.__init__(client, loop, wrapped)
+    try:
+        for name in ("append", "read", "subscribe", "producer", "cursor", "stager"):
+            with pytest.raises(TypeError, match=rf"^Client.{name}\(\) missing a required argument: "):
+                getattr(client, name)()
+            with pytest.raises(TypeError, match=rf"^Client.{name}\(\) got an unexpected keyword argument 'wrong'"):
+                getattr(client, name)(*("x",) * (1 + (name == "append") + 2 * (name == "stager")), wrong=3, id=1)
+    finally:
+        loop.close()
+    with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument 'wrong'"):
+        cutwater.open("x", wrong=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^connect\(\) got an unexpected keyword argument 'wrong'"):
+        cutwater.connect("x", wrong=3)  # type: ignore[call-arg]
 
 
 def test_every_public_method_says_what_it_does() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import sys
 from contextlib import redirect_stdout
+from datetime import datetime
 from io import StringIO
 from pathlib import Path
 
 import pytest
 
+import cutwater
 from cutwater.core.replica_states import diagram
+from cutwater.jobs.program_file import load_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE_MAP_BASES = (ROOT, ROOT / "src" / "cutwater")
@@ -33,13 +39,38 @@ def test_the_diagram_of_replica_states_is_the_table() -> None:
 
 
 def test_the_python_example_of_the_readme_prints_what_it_says() -> None:
-    examples = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text("README.md"), re.DOTALL)
-    assert len(examples) == text("README.md").count("```python") == 1
+    examples = re.findall(r"```python\n([^`]*)```\n\n```text\n(.*?)```", text("README.md"), re.DOTALL)
+    assert len(examples) == 1
     for program, printed in examples:
         out = StringIO()
         with redirect_stdout(out):
             exec(compile(program, "README.md", "exec"), {"__name__": "readme"})
         assert out.getvalue() == printed
+
+
+def test_the_first_pipeline_of_the_readme_gives_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whoever saves and runs it does, but without Spark, which would give the same."""
+    found = re.findall(
+        r"Save this as `(\w+\.py)`:\n\n```python\n(.*?)```\n\n```\npython (\w+\.py) .*?```\n\n```text\n(.*?)```",
+        text("README.md"),
+        re.DOTALL,
+    )
+    ((name, program, run, printed),) = found
+    assert (name, text("README.md").count("```python")) == (run, 2)
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(program, encoding="utf-8")
+    runpy.run_path(name, run_name="__main__")
+    with monkeypatch.context() as modules:
+        modules.setattr(sys, "modules", {**sys.modules})
+        modules.setattr(sys, "path", [*sys.path])
+        pipeline = load_pipeline(name)
+    with cutwater.open(pipeline.log) as log:
+        rows = [record.row for record in log.subscribe("clicks", follow=False)]
+    result = pipeline.test({"clicks": rows}, drain=False)["clicks-per-minute"]
+    assert [tuple(row.values()) for row in result] == [
+        (row["page"], *(datetime.fromisoformat(row[name]) for name in ("window_start", "window_end")), row["clicks"])
+        for row in map(json.loads, printed.splitlines())
+    ]
 
 
 def test_the_code_map_is_found() -> None:

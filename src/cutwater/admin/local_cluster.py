@@ -8,6 +8,7 @@ Everything lies under one directory; ``cluster.json`` there says which processes
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ from msgspec import Struct, field
 from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
 from cutwater.client.access import ANYONE, Access
+from cutwater.client.directories import check_may_hold
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.core.words import seconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.types import NodeState
 
 CLUSTER_FILE = "cluster.json"
+OWN_FILES = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.log)?")
 STOP_SECONDS = 10.0
 CLUSTER_ID = 1
 
@@ -110,6 +113,7 @@ def start(
         _check_same(directory, cluster, storage_nodes, replication, metadata)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        check_may_hold(directory, "local cluster", OWN_FILES, CLUSTER_FILE)
         _start_all(directory, cluster)
         asyncio.run(_join(cluster))
         cluster.save(directory)
@@ -231,17 +235,25 @@ async def _until_open(admin: Admin) -> None:
     raise Unavailable(f"the cluster runs, but these log streams do not take appends: {closed}")
 
 
-def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> list[int]:
-    """Stop all processes of the cluster; storage nodes first, so that everything is on disk. Returns the pids of those
-    that had to be killed."""
+class Stopped(Struct):
+    """The pids of processes that ran, and of those among them that had to be killed."""
+
+    stopped: list[int] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+
+
+def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
+    """Stop all processes of the cluster; storage nodes first, so that everything is on disk."""
     cluster = load(directory)
-    killed = []
+    done = Stopped()
     for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
-        killed += processes.stop([member.pid for member in group if is_up(member)], timeout)
+        running = [member.pid for member in group if is_up(member)]
+        done.stopped += running
+        done.killed += processes.stop(running, timeout)
     for member in cluster.processes():
         member.pid = 0
     cluster.save(directory)
-    return killed
+    return done
 
 
 def restart_dead(directory: Path) -> list[str]:

@@ -87,9 +87,9 @@ def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
         return
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     # Both servers come with it, which is much to load for those who need none.
-    from cutwater.embedded import open_log  # noqa: PLC0415
+    from cutwater import embedded  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=Path()) as folder, open_log(folder) as client:
+    with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=Path()) as folder, embedded.open(folder) as client:
         yield client.servers, Path(folder)
 
 

@@ -35,9 +35,9 @@ def open_client(log: Log, *, may_create: bool = False, patient: bool = False) ->
         if not may_create:
             check_log(place)
         # Both servers come with it, which is much to load for those who need none.
-        from cutwater.embedded import open_log  # noqa: PLC0415
+        from cutwater import embedded  # noqa: PLC0415
 
-        client = open_log(place, timeout=log.timeout)
+        client = embedded.open(place, timeout=log.timeout)
     with client:
         yield client
 

@@ -52,10 +52,12 @@ def start(
 
 @command(app)
 def stop(directory: RequiredDir) -> None:
-    """Stop all processes of a local cluster. Its data stays."""
-    killed = local_cluster.stop(directory.absolute())
-    late = f"; {len(killed)} did not end in time and were killed" if killed else ""
-    show({"killed": killed}, f"stopped{late}")
+    """Stop all processes of a local cluster. Its data stays. Exit code 0 also if none was running."""
+    done = local_cluster.stop(directory.absolute())
+    told = f"stopped {counted(len(done.stopped), 'process')}" if done.stopped else "nothing was running"
+    if done.killed:
+        told += f"; {len(done.killed)} did not end in time and were killed"
+    show(done, told)
 
 
 @command(app)

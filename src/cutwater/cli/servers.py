@@ -118,10 +118,10 @@ class Log(Bundle):
         if not may_create:
             check_log(place)
         # Both servers come with it, which is much to load for those who need none.
-        from cutwater.embedded import holder_of, open_log  # noqa: PLC0415
+        from cutwater import embedded  # noqa: PLC0415
 
-        with open_log(place, timeout=self.timeout):
-            holder = holder_of(place)
+        with embedded.open(place, timeout=self.timeout):
+            holder = embedded.holder_of(place)
             if holder is None:
                 raise Unavailable(f"{place} was closed by the process that had it open: try again")
             yield holder.servers

@@ -14,6 +14,7 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_records
 from cutwater.cli.servers import Log
 from cutwater.cli.times import Start, parse_position, parse_start
+from cutwater.client.errors import ClientClosed
 from cutwater.errors import DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
@@ -96,10 +97,10 @@ class _Printing:
             while self._left != 0:
                 try:
                     found = subscription.take(LOOK_SECONDS if self._follow else self._timeout)
-                except DeadlineExceeded:
+                except (DeadlineExceeded, ClientClosed) as error:
                     if is_lost():
                         return False
-                    if not self._follow:
+                    if not self._follow or isinstance(error, ClientClosed):
                         raise
                     continue
                 if not found:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
+from cutwater.client.errors import ClientClosed
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import connect
+from cutwater.wire.client import connect, is_loopback
 from cutwater.wire.connection import Connection
+from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.tls import client_tls
 
 
 class Access(Struct, frozen=True):
-    """``insecure``: a token may be sent in the clear to another machine."""
+    """``insecure``: a token may be sent in the clear to another machine. ``end``: asked when nobody can be reached, it
+    says why nobody ever will be, if that is so."""
 
     tls: ssl.SSLContext | None = None
     token: str = ""
     insecure: bool = False
+    end: Callable[[], str] | None = None
 
     def __repr__(self) -> str:
         """Without the token: this gets into messages and logs."""
@@ -47,13 +52,27 @@ def tls_context(
 
 async def open_connection(endpoint: Endpoint, address: str, access: Access, *, timeout_ms: int) -> Connection:
     host, port = parse_address(address)
-    return await connect(
-        endpoint,
-        host,
-        port,
-        timeout_ms=timeout_ms,
-        tls=access.tls,
-        server_hostname=host if access.tls is not None else None,
-        token=access.token,
-        insecure=access.insecure,
-    )
+    try:
+        return await connect(
+            endpoint,
+            host,
+            port,
+            timeout_ms=timeout_ms,
+            tls=access.tls,
+            server_hostname=host if access.tls is not None else None,
+            token=access.token,
+            insecure=access.insecure,
+        )
+    except ConnectionLost as error:
+        if access.end is not None and (why := access.end()):
+            raise ClientClosed(why) from error
+        if isinstance(error.__cause__, ConnectionRefusedError):
+            raise ConnectionLost(error.message + _nobody_listens(host), outcome_unknown=False) from error
+        raise
+
+
+def _nobody_listens(host: str) -> str:
+    said = ". Nobody listens there: the server does not run, or listens elsewhere"
+    if is_loopback(host):
+        said += "; an embedded log is served only as long as the process that opened it has it open"
+    return said

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
+from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
 from cutwater.core.requests import Description, StreamInfo, TopicInfo
 from cutwater.errors import (
@@ -236,6 +237,8 @@ class Shipping:
             view = await self._catalogs.fresh(deadline)
             if not any(info.is_open for info in view.streams_of(topic.topic)):
                 self._reasons[topic.topic] = _why_sealed(topic.name, await self._catalogs.description(deadline))
+        except ClientClosed:
+            raise
         except CutwaterError as failure:
             # The storage nodes may well take appends while the metadata repository cannot be reached.
             self._reasons[topic.topic] = f"the metadata repository was asked why, and {failure.message}"

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.appending import Shipment, Shipping
+from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, Time, time_us, to_batch
@@ -64,7 +65,8 @@ class Given:
     ) -> None:
         self.records, self.key, self.timestamp, self.headers = records, key, timestamp, headers
         self.stream = None if stream is None else check_stream(stream)
-        self.watermark, self.if_llsn = watermark, if_llsn
+        self.watermark = watermark
+        self.if_llsn = None if if_llsn is None else check_number("if_llsn", if_llsn, "an LLSN")
 
 
 class AppendVisit(Visit[Ack]):

@@ -20,6 +20,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipping
 from cutwater.client.appends import Appends, Given, check_stream
+from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Time, Value
 from cutwater.client.cursors import AsyncCursor
@@ -41,6 +42,7 @@ from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
+from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.types import GLSN, Ack, ClusterId, Retention
@@ -131,9 +133,21 @@ class AsyncClient(PublishingCalls):
         ``timeout`` is what each call may take unless it says otherwise. ``compression`` (``"lz4"`` or ``"zstd"``) is
         for what is appended. ``cluster``: refuse to talk to any other cluster than this one.
         """
-        addresses = parse_servers(servers)
         access = Access(tls, token, insecure)
-        repository = Repository(Endpoint(ClusterId(cluster or ANY_CLUSTER), "client"), addresses, access)
+        number = ANY_CLUSTER if cluster is None else check_number("cluster", cluster, "the number of a cluster")
+        return await cls._connect(servers, access, timeout, compression, limits, number)
+
+    @classmethod
+    async def _connect(
+        cls,
+        servers: str,
+        access: Access,
+        timeout: float,
+        compression: Compression | None,
+        limits: Limits | None,
+        cluster: int = ANY_CLUSTER,
+    ) -> AsyncClient:
+        repository = Repository(Endpoint(ClusterId(cluster), "client"), parse_servers(servers), access)
         deadline = Deadline(min(check_timeout(timeout), CONNECT_SECONDS_MAX))
         try:
             catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=deadline.left_ms())
@@ -311,6 +325,7 @@ class AsyncClient(PublishingCalls):
         >>> log.append("t", pa.table({"value": [b"x", b"y", b"z"]})).count
         3
         """
+        check_topic(topic)
         begun = None
         if headers is None and watermark is None and if_llsn is None and not self._is_closed:
             seconds = self._timeout if timeout is None else timeout
@@ -340,6 +355,7 @@ class AsyncClient(PublishingCalls):
     ) -> Visit[Ack] | None:
         """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
         Any thread may call it."""
+        check_topic(topic)
         if self._is_closed or headers is not None or watermark is not None or if_llsn is not None:
             return None
         seconds = self._timeout if timeout is None else timeout
@@ -505,6 +521,7 @@ class AsyncClient(PublishingCalls):
         1
         """
         deadline = self._deadline(timeout)
+        check_name("producer", id)
         info = await self._catalogs.topic(topic, deadline)
         schema = self._catalogs.view.schema(info)
         producer = AsyncProducer(

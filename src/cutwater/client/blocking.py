@@ -12,10 +12,12 @@ awaited.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
+from cutwater.client.deadlines import check_timeout
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.visits import NotThisWay, Visit
 
@@ -64,13 +66,17 @@ def blocking(
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> R:
-        visit = None if quick is None else quick(self._async, *args, **kwargs)
+        try:
+            visit = None if quick is None else quick(self._async, *args, **kwargs)
+        except TypeError:
+            _check_fit(self, method, args, kwargs)
+            raise
         if visit is not None:
             try:
                 return self._loop.visit(visit)
             except NotThisWay:
                 pass
-        return self._loop.run(method(self._async, *args, **kwargs), kwargs.get("timeout"))
+        return _waited_for(self, method, args, kwargs)
 
     return cast("Method[P, R]", call)
 
@@ -82,7 +88,7 @@ def blocking_made(
 
     @functools.wraps(method)
     def call(self: Blocking[Any], /, *args: Any, **kwargs: Any) -> W:
-        return wrap(self._loop, self._loop.run(method(self._async, *args, **kwargs), kwargs.get("timeout")))
+        return wrap(self._loop, _waited_for(self, method, args, kwargs))
 
     return cast("Method[P, W]", call)
 
@@ -95,6 +101,36 @@ def made(method: Callable[Concatenate[Any, P], A], wrap: Callable[[LoopThread, A
         async def make() -> A:
             return method(self._async, *args, **kwargs)
 
-        return wrap(self._loop, self._loop.run(make()))
+        try:
+            return wrap(self._loop, self._loop.run(make()))
+        except TypeError:
+            _check_fit(self, method, args, kwargs)
+            raise
 
     return cast("Method[P, W]", call)
+
+
+def _waited_for(
+    self: Blocking[Any], method: Callable[..., Coroutine[Any, Any, R]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> R:
+    seconds = kwargs.get("timeout")
+    if seconds is not None:
+        check_timeout(seconds)
+    try:
+        # Nothing of it runs here, so this fails only if the arguments are not those that it takes.
+        work = method(self._async, *args, **kwargs)
+    except TypeError:
+        _check_fit(self, method, args, kwargs)
+        raise
+    return self._loop.run(work, seconds)
+
+
+def _check_fit(
+    self: Blocking[Any], method: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """If these are not the arguments that the method takes, say so of the method that was called: who uses this class
+    knows nothing of the one behind it."""
+    try:
+        inspect.signature(method).bind(self, *args, **kwargs)
+    except TypeError as misfit:
+        raise TypeError(f"{type(self).__name__}.{method.__name__}() {misfit}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from cutwater.client.arguments import check_topic
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import TopicSchema
@@ -64,6 +65,7 @@ class Catalogs:
         return self.view if self.view.catalog.revision else await self.fresh(deadline)
 
     async def topic(self, name: str, deadline: Deadline) -> TopicInfo:
+        check_topic(name)
         found = self.view.topics.get(name)
         if found is None:
             found = (await self.fresh(deadline)).topics.get(name)

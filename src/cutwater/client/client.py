@@ -318,15 +318,23 @@ class Client(Blocking[AsyncClient]):
     publish = blocking(AsyncClient.publish)
 
     def close(self) -> None:
-        """Close producers, which lets them finish what was sent, and then everything else."""
+        """Close producers, which lets them finish what was sent, and then everything else. If a log that was opened
+        here cannot be closed in time, that is raised, and calling this once more tries again."""
         with self._closing:
             if self._is_closed:
                 return
             self._is_closed = True
+        is_over = True
         try:
             self._loop.run(self._async.close())
+        except BaseException as error:
+            # A log that is still open has its servers on this loop. After a fork they are none of ours.
+            is_over = self._async._on_close is None or isinstance(error, ClientClosed)
+            raise
         finally:
-            self._loop.close()
+            self._is_closed = is_over
+            if is_over:
+                self._loop.close()
 
 
 def connect(

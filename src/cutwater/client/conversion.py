@@ -32,6 +32,8 @@ Polars."""
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _PLAIN = (bytes, str, bytearray, memoryview)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SHOWN_MAX = 60
+"""Of a value that is wrong, so many characters are shown."""
 
 
 def to_batch(
@@ -72,9 +74,25 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
         delta = time - _EPOCH
         return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
     if isinstance(time, int) and not isinstance(time, bool):
+        if not -(2**63) <= time < 2**63:
+            raise InvalidRecord(
+                f"{time} µs is no time that 64 bits can hold: an integer is microseconds since 1970. Check its unit, "
+                "or give a datetime with a time zone",
+                column=name,
+                row=row,
+            )
         return time
-    raise InvalidRecord(
-        f"a time is a datetime with a time zone or microseconds since 1970, not {type(time).__name__}",
+    raise _no_time(time, name, row)
+
+
+def _no_time(given: Any, name: str, row: int | None) -> InvalidRecord:
+    way_out = ""
+    if isinstance(given, str):
+        way_out = ": parse text with datetime.fromisoformat(...), and see that it has a time zone"
+    elif isinstance(given, Real) and not isinstance(given, bool):
+        way_out = ": write int(seconds * 1_000_000) for seconds, or datetime.fromtimestamp(seconds, UTC)"
+    return InvalidRecord(
+        f"a time is a datetime with a time zone or an int, microseconds since 1970, not {_short(given)}{way_out}",
         column=name,
         row=row,
     )
@@ -104,51 +122,49 @@ def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
         try:
             array = pa.array(values, pa.binary())
         except _ARROW_ERRORS:
-            row = next((i for i, value in enumerate(values) if value is not None and not isinstance(value, _PLAIN)), 0)
-            raise InvalidRecord(
-                f"bytes are wanted, not {type(values[row]).__name__}; a topic of rows needs a schema",
-                column=name,
-                row=row,
-            ) from None
+            raise _no_bytes(name, values) from None
     if array.null_count and not nullable:
         raise InvalidRecord("bytes are wanted, not None; an empty value is b''", column=name, row=_first_null(array))
     return array
+
+
+def _no_bytes(name: str, values: list[Any]) -> InvalidRecord:
+    """Which of them Arrow could not take, and what to do about it."""
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                return InvalidRecord(f"this text cannot be stored as UTF-8: {error}", column=name, row=row)
+        elif value is not None and not isinstance(value, _PLAIN):
+            way_out = "a topic of rows needs a schema" if name == "value" else "write str(...).encode()"
+            return InvalidRecord(f"bytes or str are wanted, not {_short(value)}; {way_out}", column=name, row=row)
+    return InvalidRecord("they have too many bytes for one batch: append them in parts", column=name)
 
 
 def _optional_binary(name: str, given: Any, count: int) -> pa.Array:
     if given is None:
         return pa.nulls(count, pa.binary())
     if isinstance(given, _PLAIN):
-        return pa.repeat(pa.scalar(bytes(given) if not isinstance(given, str) else given.encode(), pa.binary()), count)
+        return pa.repeat(_binary(name, [given])[0], count)
     return _of_length(name, _binary(name, given, nullable=True), count)
 
 
 def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
     if given is None:
         return pa.repeat(pa.scalar(now_us, TIMESTAMP), count)
-    if isinstance(given, datetime | int):
-        return pa.repeat(pa.scalar(_in_range(time_us(given)), TIMESTAMP), count)
+    if isinstance(given, datetime | int | str | bytes) or not isinstance(given, Iterable):
+        return pa.repeat(pa.scalar(time_us(given), TIMESTAMP), count)
     if isinstance(given, pa.Array | pa.ChunkedArray):
         array = _cast("timestamp", given, TIMESTAMP)
     else:
         times = [
-            now_us if time is None else _in_range(time_us(time, row=row), row)
-            for row, time in enumerate(_listed("timestamp", given))
+            now_us if time is None else time_us(time, row=row) for row, time in enumerate(_listed("timestamp", given))
         ]
         array = pa.array(times, TIMESTAMP)
     if array.null_count:
         array = array.fill_null(pa.scalar(now_us, TIMESTAMP))
     return _of_length("timestamp", array, count)
-
-
-def _in_range(time: int, row: int | None = None) -> int:
-    if not -(2**63) <= time < 2**63:
-        raise InvalidRecord(
-            f"{time} µs is no time that 64 bits can hold: an integer is microseconds since 1970",
-            column="timestamp",
-            row=row,
-        )
-    return time
 
 
 def _header_maps(given: Any, count: int) -> pa.Array:
@@ -165,7 +181,11 @@ def _header_maps(given: Any, count: int) -> pa.Array:
             and all(isinstance(name, str) and isinstance(value, _PLAIN) for name, value in one.items())
         )
         if not is_good:
-            raise InvalidRecord("headers are a dict of str to bytes", column="headers", row=row)
+            raise InvalidRecord(
+                f"headers are a dict of str to bytes, such as {{'from': b'web'}}, not {_short(one)}",
+                column="headers",
+                row=row,
+            )
     array = pa.array([None if one is None else list(one.items()) for one in rows], HEADERS)
     return _of_length("headers", array, count)
 
@@ -183,10 +203,37 @@ def _listed(name: str, values: Any) -> list[Any]:
         return values
     if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
         return list(values)
-    raise InvalidArgument(
-        f"{name}: a {type(values).__name__} cannot be appended. Give bytes, a list of bytes, dicts, an Arrow array, "
-        "batch or table, or a DataFrame of pandas or Polars"
-    )
+    raise InvalidArgument(_WANTED[name].format(_short(values)))
+
+
+_WANTED = {
+    "key": (
+        "key= is bytes or str, one for all records, or a list with one for each, not {}: turn it into bytes, such as "
+        "with str(...).encode()"
+    ),
+    "timestamp": (
+        "timestamp= is a datetime with a time zone or an int, microseconds since 1970, one for all records, or a list "
+        "with one for each, not {}"
+    ),
+    "headers": (
+        "headers= is a dict of str to bytes, such as {{'from': b'web'}}, one for all records, or a list with one for "
+        "each, not {}"
+    ),
+    "value": (
+        "{} cannot be appended. Give bytes, a list of bytes, dicts, an Arrow array, batch or table, or a DataFrame of "
+        "pandas or Polars"
+    ),
+}
+"""What a caller may give by which name."""
+
+
+def _short(value: Any) -> str:
+    """What was given, in a message."""
+    return f"{_cut_off(repr(value))} ({type(value).__name__})"
+
+
+def _cut_off(text: str) -> str:
+    return text if len(text) <= SHOWN_MAX else text[:SHOWN_MAX] + "…"
 
 
 # Columns.
@@ -225,7 +272,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
     if _is_frame(records):
         table = pa.table(records)
         return _columns_of(schema, table)
-    rows = _listed("records", records)
+    rows = _listed("value", records)
     known = frozenset(schema.newest.names)
     for row, one in enumerate(rows):
         if not isinstance(one, Mapping):
@@ -299,13 +346,14 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
     if isinstance(column, list):
         if pa.types.is_timestamp(field.type):
             for row, time in enumerate(column):
-                if isinstance(time, datetime) and time.tzinfo is None and field.type.tz is not None:
+                is_local = isinstance(time, datetime) and time.tzinfo is None and field.type.tz is not None
+                if is_local or isinstance(time, str):
                     time_us(time, field.name, row)
         if _has_fraction(field.type, column):
             row = next(row for row, value in enumerate(column) if _has_fraction(field.type, [value]))
+            other = "give a datetime" if pa.types.is_temporal(field.type) else "let the column be double"
             raise InvalidRecord(
-                f"{_shown(column, row)} cannot be {field.type} without being changed: round it, or let the column be "
-                "double",
+                f"{_shown(column, row)} cannot be {field.type} without being changed: round it, or {other}",
                 column=field.name,
                 row=row,
             )
@@ -375,8 +423,7 @@ def _tried(field: pa.Field, count: int, convert: Callable[[int, int], pa.Array],
 
 def _shown(column: Any, row: int) -> str:
     value = column[row]
-    text = repr(value.as_py() if isinstance(value, pa.Scalar) else value)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return _cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
 
 
 def _first_null(array: pa.Array) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from cutwater.client.arguments import check_number
 from cutwater.client.deadlines import Deadline, check_timeout
 from cutwater.client.repository import Repository
+from cutwater.core.names import check_name
 from cutwater.core.requests import CommitCursorRequest, CursorAt, Done, DropCursorRequest, ReadCursorRequest
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN
@@ -24,6 +26,7 @@ class AsyncCursor(NamedCursor):
     """Holds the last GLSN that its consumer is done with. ``subscribe(..., start=cursor)`` goes on after it."""
 
     def __init__(self, repository: Repository, name: str, timeout: float) -> None:
+        check_name("cursor", name)
         self._repository, self._name, self._timeout = repository, name, timeout
 
     @property
@@ -37,6 +40,7 @@ class AsyncCursor(NamedCursor):
 
     async def commit(self, glsn: int, *, timeout: float | None = None) -> None:
         """Everything up to this GLSN is done with. Durable when it returns."""
+        glsn = check_number("glsn", glsn, "a position")
         if glsn < 0:
             raise InvalidArgument(f"a cursor cannot be at GLSN {glsn}: positions begin with 1")
         request = CommitCursorRequest(self.name, GLSN(glsn))

@@ -7,7 +7,8 @@
      └─ RecordTooLarge       record_too_large      a record or a batch exceeds the limit; nothing was sent
     Refused
      ├─ IncompatibleSchema   incompatible_schema   a new schema that readers of the old one could not live with
-     └─ ClientClosed         client_closed         the client, producer or subscription was closed, or left by a fork
+     └─ ClientClosed         client_closed         a client, producer or subscription was closed, or left by a fork; or
+                                                   the process that had the log open has closed it
 """
 
 from __future__ import annotations

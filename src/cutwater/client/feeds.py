@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
+from cutwater.client.arguments import check_topic
 from cutwater.client.catalogs import Catalogs, View, no_such_topic
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
@@ -64,9 +66,14 @@ class Selection:
         self._pattern = topics if isinstance(topics, re.Pattern) else None
         self._names: tuple[str, ...] = ()
         if not isinstance(topics, re.Pattern):
-            self._names = (topics,) if isinstance(topics, str) else tuple(topics)
-            if not self._names or not all(isinstance(name, str) for name in self._names):
+            given: Any = topics
+            # Bytes are a sequence too, but of numbers.
+            is_several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+            self._names = tuple(given) if is_several else (given,)
+            if not self._names:
                 raise InvalidArgument("name at least one topic, or give a pattern: re.compile('orders-.*')")
+            for name in self._names:
+                check_topic(name)
         self._chosen: dict[str, TopicId] = {}
 
     def topics(self, view: View) -> list[TopicInfo]:
@@ -242,6 +249,9 @@ class Feed:
             self._catalog_is_old.clear()
             try:
                 view = await self.catalogs.fresh(Deadline(CONNECT_SECONDS))
+            except ClientClosed as error:
+                self.fail(error)
+                return
             except CutwaterError:
                 # Nothing is lost by it: what is being followed goes on.
                 await asyncio.sleep(RETRY_SECONDS_MIN)
@@ -287,7 +297,7 @@ class _Reader:
                 await self._follow(*wanted)
             except Trimmed as error:
                 self._feed.take_trimmed(self._stream, error)
-            except (ProtocolViolation, InvalidArgument) as error:
+            except (ProtocolViolation, InvalidArgument, ClientClosed) as error:
                 self._feed.fail(error)
                 return
             except CutwaterError as error:

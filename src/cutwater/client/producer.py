@@ -459,6 +459,9 @@ class AsyncProducer:
                 await self._connected(info)
                 self._do(session.stream_reopened(info.stream) or session.retry())
                 return
+        except ClientClosed as error:
+            self._give_up(error)
+            return
         except CutwaterError:
             self._trouble.set()
             return

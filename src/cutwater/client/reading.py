@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
+from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout, Record, runs_of
 from cutwater.core.requests import StreamInfo
@@ -161,7 +162,7 @@ class Reading:
                     connection = await self._nodes.connection(view.address(node), deadline)
                     return await ask(connection)
                 except CutwaterError as error:
-                    if isinstance(error, Trimmed | InvalidArgument):
+                    if isinstance(error, Trimmed | InvalidArgument | ClientClosed):
                         raise
                     last = error
             if deadline.left <= wait:

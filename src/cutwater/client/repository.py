@@ -36,7 +36,8 @@ A_CLIENT = StorageNodeId(0)
 
 def parse_servers(url: str) -> tuple[str, ...]:
     """The addresses in ``cutwater://host:port,host:port``."""
-    if not url.startswith(SCHEME):
+    given: object = url
+    if not isinstance(given, str) or not url.startswith(SCHEME):
         raise InvalidArgument(f"{url!r} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]")
     addresses = tuple(part for part in url.removeprefix(SCHEME).rstrip("/").split(",") if part)
     for address in addresses:

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
@@ -59,11 +60,25 @@ def topic_of(info: TopicInfo, view: View) -> Topic:
 
 
 def retention_of(given: timedelta | Retention | None) -> Retention:
+    if given is None:
+        return Retention()
     if isinstance(given, timedelta):
         if given <= timedelta(0):
             raise InvalidArgument(f"retention is a time that is longer than nothing, not {given}")
         return Retention(time_us=int(given / timedelta(microseconds=1)))
-    return given or Retention()
+    if not isinstance(given, Retention):
+        raise InvalidArgument(
+            f"retention= is a timedelta, such as timedelta(days=7), or cutwater.Retention(time_us=..., bytes=...), not "
+            f"{given!r} ({type(given).__name__})"
+        )
+    return Retention(
+        check_number("Retention.time_us", given.time_us, "a number of microseconds"),
+        check_number("Retention.bytes", given.bytes, "a number of bytes"),
+    )
+
+
+def _check_streams(given: object) -> int:
+    return check_number("streams", given, "how many log streams the topic has")
 
 
 class Wanted(Struct, frozen=True):
@@ -82,18 +97,22 @@ class Topics:
         self._repository, self._catalogs = repository, catalogs
 
     async def create(self, wanted: Wanted, exist_ok: bool, deadline: Deadline) -> Topic:
-        name, event_time = wanted.name, wanted.event_time
+        name, event_time, replication = wanted.name, wanted.event_time, wanted.replication
+        check_topic(name)
         check_topic_name(name)
+        if not isinstance(event_time, str):
+            raise InvalidArgument(f"event_time= is the name of a column of schema=, such as 'at', not {event_time!r}")
+        streams, retention = _check_streams(wanted.streams), retention_of(wanted.retention)
+        if replication is not None:
+            replication = check_number("replication", replication, "how many storage nodes hold each record")
         if event_time and wanted.schema is None:
             raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
         encoded = b"" if wanted.schema is None else encode_schema(new_schema(wanted.schema, event_time))
         if exist_ok and (found := (await self._catalogs.fresh(deadline)).topics.get(name)) is not None:
             return self._existing(found, encoded, event_time)
-        replication = wanted.replication
         if replication is None:
             replication = await self._usual_replication(deadline)
-        retention = retention_of(wanted.retention)
-        request = CreateTopicRequest(name, wanted.streams, replication, encoded, event_time, retention)
+        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention)
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
         except ConnectionLost:
@@ -155,17 +174,21 @@ class Topics:
         retention: timedelta | Retention | None,
         deadline: Deadline,
     ) -> Topic:
+        check_topic(name)
+        kept = None if retention is None else retention_of(retention)
+        if streams is not None:
+            streams = _check_streams(streams)
         view = await self._catalogs.fresh(deadline)
         info = view.topics.get(name)
         known = TopicSchema(name) if info is None else view.schema(info)
         encoded = b"" if schema is None or info is None else encode_schema(grown_schema(known, schema))
-        kept = None if retention is None else retention_of(retention)
         request = ChangeTopicRequest(name, streams, kept, encoded, known.number)
         await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
         await self._catalogs.fresh(deadline)
         return topic_of(await self._catalogs.topic(name, deadline), self._catalogs.view)
 
     async def delete(self, name: str, deadline: Deadline) -> None:
+        check_topic(name)
         request = DeleteTopicRequest(name)
         try:
             await self._repository.ask(request, Done, timeout_ms=deadline.left_ms(), idempotent=False)
@@ -176,6 +199,8 @@ class Topics:
         await self._catalogs.fresh(deadline)
 
     async def trim(self, name: str, before: int, deadline: Deadline) -> None:
+        check_topic(name)
+        before = check_number("before", before, "a GLSN")
         if before < 1:
             raise InvalidArgument(f"trim before GLSN {before}: positions begin with 1")
         await self._repository.ask(TrimRequest(name, GLSN(before)), Done, timeout_ms=deadline.left_ms())

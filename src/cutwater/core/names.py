@@ -21,6 +21,8 @@ def check_topic_name(name: str) -> None:
 
 def check_name(kind: str, name: str) -> None:
     """Of cursors and producers, which are seen in messages only."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"the name of a {kind} is text, not {name!r} ({type(name).__name__})")
     if not 1 <= len(name) <= NAME_LENGTH_MAX:
         raise InvalidArgument(f"the name of a {kind} has 1 to {NAME_LENGTH_MAX} characters, not {len(name)}")
     if not name.isprintable():

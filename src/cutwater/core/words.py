@@ -14,8 +14,9 @@ def listed(items: Iterable[object]) -> str:
 
 
 def counted(count: int, thing: str) -> str:
-    """``1 log stream``, ``2 log streams``."""
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    """``1 log stream``, ``2 log streams``, ``2 processes``."""
+    plural = "es" if thing.endswith("s") else "s"
+    return f"{count} {thing}{'' if count == 1 else plural}"
 
 
 def nodes_in_words(nodes: Iterable[int]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -106,11 +106,7 @@ class TestResult:
 
 def run_test(pipeline: Pipeline, topics: Mapping[str, Sequence[Mapping[str, Any]]], *, drain: bool) -> TestResult:
     sources = {node.topic: node for node in pipeline.graph.of_type(SourceNode)}
-    unknown = [topic for topic in topics if topic not in sources]
-    if unknown:
-        raise InvalidArgument(
-            f"pipeline {pipeline.name!r} has no source {unknown[0]!r}: its sources are {', '.join(sources) or 'none'}"
-        )
+    _require_rows(pipeline.name, topics, sources)
     positions = _positions(topics, sources)
     rows = {topic: _row_type(node, positions) for topic, node in sources.items()}
     plan = Plan(pipeline.name, pipeline.graph, rows)
@@ -122,6 +118,27 @@ def run_test(pipeline: Pipeline, topics: Mapping[str, Sequence[Mapping[str, Any]
     written = machine.run(batch, ticks)
     watermark = MAX_TIME if drain else clock.watermark
     return TestResult(machine, plan, _by_topic(plan, written), watermark)
+
+
+def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> None:
+    """Whether rows were given, as they have to be, and of topics that are read."""
+    if not sources:
+        raise InvalidArgument(f"pipeline {name!r} has no source: begin it with p.source(topic)")
+    form = f"p.test({{{next(iter(sources))!r}: [{{column: value, ...}}, ...]}})"
+    if not isinstance(topics, Mapping):
+        raise InvalidArgument(f"rows are given by topic: {form}, not {topics!r} ({type(topics).__name__})")
+    if not topics:
+        raise InvalidArgument(
+            f"there is nothing to run pipeline {name!r} on: give the rows of its sources ({', '.join(sources)}), each "
+            f"row a dict: {form}. A list without rows is an empty topic"
+        )
+    for topic, rows in topics.items():
+        if topic not in sources:
+            raise InvalidArgument(f"pipeline {name!r} has no source {topic!r}: its sources are {', '.join(sources)}")
+        if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+            raise InvalidArgument(
+                f"the rows of topic {topic!r} are a list of dicts: {form}, not {rows!r} ({type(rows).__name__})"
+            )
 
 
 def on_spark(module: str, pipeline: str) -> Any:
@@ -154,6 +171,8 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mappi
     for topic, rows in topics.items():
         cut_ms = 0
         for row in rows:
+            if not isinstance(row, Mapping):
+                raise InvalidArgument(f"a row of topic {topic!r} is a dict of its columns, not {row!r}")
             _require_known(row, sources[topic])
             cut_ms = _integer(row, "_time", cut_ms) or 0
             payload = {name: value for name, value in row.items() if name not in RESERVED}

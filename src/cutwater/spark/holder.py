@@ -65,12 +65,12 @@ def _is_running(process: int) -> bool:
 
 def hold(path: str, application: int) -> None:
     """Have the log open until the application has ended."""
-    from cutwater.embedded import holder_of, open_log  # noqa: PLC0415
+    from cutwater import embedded  # noqa: PLC0415
 
-    with open_log(path):
+    with embedded.open(path):
         log = Path(path)
         while _is_running(application):
-            holder = holder_of(log)
+            holder = embedded.holder_of(log)
             if holder is None or holder.pid != os.getpid():
                 # Someone else was faster.
                 return

@@ -16,10 +16,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from msgspec import Struct
 
+from cutwater import embedded
 from cutwater.admin.measuring import Figures, Load, append_for, read_for
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
-from cutwater.embedded import open_log
 from cutwater.types import Ack
 from cutwater.wire.loops import new_event_loop, run
 
@@ -99,7 +99,7 @@ _embedded: dict[str, Client] = {}
 
 def open_embedded(path: str, topics: dict[str, int]) -> None:
     """``topics``: names, and how many log streams each has."""
-    log = _embedded[path] = open_log(Path(path), exclusive=True)
+    log = _embedded[path] = embedded.open(Path(path), exclusive=True)
     for topic, streams in topics.items():
         log.create_topic(topic, streams=streams)
 

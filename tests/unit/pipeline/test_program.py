@@ -406,6 +406,15 @@ def test_a_record_without_event_time_has_the_time_it_was_appended_at() -> None:
     ("topics", "text"),
     [
         ({"other": []}, "has no source 'other': its sources are in"),
+        (
+            {},
+            r"the rows of its sources \(in\), each row a dict: p.test\(\{'in': \[\{column: value, ...\}, ...\]\}\)",
+        ),
+        ([{"k": "a"}], r"rows are given by topic: p.test\(\{'in': .*\(list\)"),
+        (None, r"rows are given by topic: p.test\(\{'in': .*not None"),
+        ({"in": {"k": "a"}}, r"the rows of topic 'in' are a list of dicts: p.test\(.*not \{'k': 'a'\} \(dict\)"),
+        ({"in": None}, "the rows of topic 'in' are a list of dicts: .*not None"),
+        ({"in": [3]}, "a row of topic 'in' is a dict of its columns, not 3"),
         ({"in": [{"k": "a", "t": "x"}]}, "topic 'in', row 1: 'x' is not a value of type bigint"),
         ({"in": [{"k": "a", "t": 1, "x": 2}]}, "has the column 'x', which its schema does not"),
         ({"in": [{"k": "a", "t": None}]}, "topic 'in', row 1: an event time is an integer in milliseconds"),
@@ -416,6 +425,14 @@ def test_wrong_rows_are_refused(topics: Any, text: str) -> None:
     p, _ = source()
     with pytest.raises(InvalidArgument, match=text):
         p.test(topics)
+
+
+def test_a_pipeline_without_a_source_says_so_and_one_without_rows_is_fine() -> None:
+    with pytest.raises(InvalidArgument, match="pipeline 'p' has no source: begin it with"):
+        Pipeline("p").test({})
+    p, stream = source()
+    ok(stream).sink("out", uid="out")
+    assert p.test({"in": []})["out"] == []
 
 
 def test_results_say_what_there_is() -> None:

@@ -84,6 +84,7 @@ from cutwater.testing.simulator.protocol import (
     StageCall,
     SyncStart,
 )
+from cutwater.testing.simulator.reports import Disk, check_report
 from cutwater.testing.simulator.segment_disk import SegmentDisk
 from cutwater.testing.simulator.serving import Serving
 from cutwater.testing.simulator.staging import Staging
@@ -101,7 +102,6 @@ from cutwater.types import (
     ReplicaState,
     Report,
     StorageNodeId,
-    UncommitReport,
 )
 
 REPORT_EVERY_US = 50 * MILLISECOND
@@ -125,7 +125,7 @@ class StorageNode(Process):
         super().__init__(world, ("sn", node))
         self.node = node
         self.metadata_nodes = metadata_nodes
-        self.disks: dict[LogStreamId, ReplicaDisk | SegmentDisk] = {}
+        self.disks: dict[LogStreamId, Disk] = {}
         self.disk_full = False
         self.applied: dict[LogStreamId, set[CommitContext]] = {}
         """Every commit that any replica here ever applied, for the checkers."""
@@ -189,7 +189,7 @@ class StorageNode(Process):
         self._open(message.stream)
         self._report_now()
 
-    def _new_disk(self, stream: LogStreamId) -> ReplicaDisk | SegmentDisk:
+    def _new_disk(self, stream: LogStreamId) -> Disk:
         return SegmentDisk(self.world, self, stream) if self.world.options.segment_files else ReplicaDisk()
 
     def _open(self, stream: LogStreamId) -> None:
@@ -489,32 +489,8 @@ class StorageNode(Process):
             min(running, default=GLSN(0)),
             tuple(stream for stream, replica in self.replicas.items() if not replica.trusted),
         )
-        self._check_report(report)
+        check_report(report, self.disks)
         self._to_metadata(ReportMessage(report))
-
-    def _check_report(self, report: Report) -> None:
-        """The base of every other promise: a report never includes what a power cut could take back."""
-        for ur in report.uncommit_reports:
-            if ur.state is ReplicaState.LEARNING:
-                continue
-            disk = self.disks[ur.log_stream_id]
-            if ur.durable_end > disk.synced_end():
-                raise Violation("3 durable", f"storage node {self.node} reports {ur}, synced to {disk.synced_end()}")
-            self._check_group(ur, disk)
-            last = disk.synced_commit()
-            applied = last.high_watermark if last else 0
-            base = disk.hard_state.base_glsn if disk.hard_state else 0
-            if ur.high_watermark > max(applied, base):
-                raise Violation("3 durable", f"storage node {self.node} reports HWM {ur}, on disk is {applied}")
-
-    def _check_group(self, ur: UncommitReport, disk: ReplicaDisk | SegmentDisk) -> None:
-        """Nor does it end inside a group: a cut could end there too."""
-        try:
-            last = list(disk.heads(ur.durable_end, ur.durable_end)) if ur.uncommitted_llsn_length else []
-        except DamagedEntries:
-            return
-        if any(entry.batch.more for entry in last):
-            raise Violation("groups", f"storage node {self.node} reports {ur}, which ends inside a group")
 
     def _to_metadata(self, message: object) -> None:
         """To the two metadata nodes that cover this one."""

@@ -1,0 +1,29 @@
+"""Whether an argument is of the kind that it has to be, said in the caller's words. What it may be beyond that, such as
+how many log streams a topic may have, is known where it is used."""
+
+from __future__ import annotations
+
+from operator import index
+
+from cutwater.errors import InvalidArgument
+
+NUMBER_MAX = 2**63 - 1
+"""No number that is sent is larger."""
+
+
+def check_number(name: str, given: object, what: str) -> int:
+    """``what`` it is, with an article or a plural: ``a number of log streams``."""
+    try:
+        if isinstance(given, bool):
+            raise TypeError
+        number = index(given)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(f"{name}= is {what}, such as 3, not {given!r} ({type(given).__name__})") from None
+    if abs(number) > NUMBER_MAX:
+        raise InvalidArgument(f"{name}= is {what}, and {number} is too large for one")
+    return number
+
+
+def check_topic(given: object) -> None:
+    if not isinstance(given, str):
+        raise InvalidArgument(f"a topic is a name, such as 'orders', not {given!r} ({type(given).__name__})")

@@ -1,0 +1,29 @@
+"""Whether a directory may become ours: nobody's files get in between those of a log by a mistyped path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cutwater.errors import InvalidArgument
+
+SHOWN_MAX = 3
+"""So many of the files that are in the way are named."""
+_NOBODYS = re.compile(r"\..*|lost\+found")
+"""Hidden files, which tools leave everywhere, and what a new file system has."""
+
+
+def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) -> None:
+    """Refuse a directory with other files that is not already ``what``, which has the file ``mark``. One that was left
+    when it was half made has nothing but names that match ``own``."""
+    if (directory / mark).exists():
+        return
+    strange = sorted(
+        path.name for path in directory.iterdir() if not own.fullmatch(path.name) and not _NOBODYS.fullmatch(path.name)
+    )
+    if strange:
+        shown = ", ".join(strange[:SHOWN_MAX]) + (", …" if len(strange) > SHOWN_MAX else "")
+        raise InvalidArgument(
+            f"{directory} is no {what}, but holds other files ({shown}): name an empty directory or a new one, such as "
+            f"{directory / 'cutwater'}"
+        )
