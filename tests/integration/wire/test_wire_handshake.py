@@ -183,7 +183,10 @@ async def test_who_says_nothing_is_sent_away(network: Any) -> None:
     listener = await network.listen(options=QUICK)
     raw = await network.raw(listener)
     assert type(await raw.farewell()) is DeadlineExceeded
-    assert listener.gate.snapshot().handshakes == 0
+    async with asyncio.timeout(5):
+        # Its own side may be gone a little earlier.
+        while listener.gate.snapshot().handshakes:
+            await asyncio.sleep(0.002)
 
 
 async def test_who_greets_byte_by_byte_is_sent_away(network: Any) -> None:
