@@ -30,7 +30,7 @@ from cutwater import embedded
 from cutwater.admin import local_cluster
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.errors import ClientClosed
+from cutwater.client.errors import ClientClosed, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (
     AlreadyExists,
@@ -105,6 +105,55 @@ def test_producers_and_appends_of_many_threads(log: cutwater.Client) -> None:
     with pytest.raises(ProducerFenced):
         old.send(b"x").result(30)
     new.close()
+
+
+def arrow_of(data: bytearray, each: int) -> pa.Array:
+    """Values of so many bytes each, in memory that is the caller's."""
+    count = len(data) // each
+    offsets = pa.array(range(0, len(data) + 1, each), pa.int32())
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(data)])
+
+
+@pytest.mark.parametrize("size", [100, 300_000])
+def test_who_changes_a_buffer_after_appending_it_changes_nothing_in_the_log(log: cutwater.Client, size: int) -> None:
+    log.create_topic("one")
+    value, many = bytearray(b"x" * size), bytearray(b"x" * size)
+    log.append("one", value)
+    log.append("one", arrow_of(many, 100))
+    log.append("one", pa.record_batch({"value": arrow_of(many, 100)}))
+    with log.producer("one", id="p") as producer:
+        producer.send(arrow_of(many, 100)).result(10)
+    value[:] = many[:] = b"y" * size
+    found = [record.value for record in log.subscribe("one", follow=False)]
+    assert found == [b"x" * size] + [b"x" * 100] * (3 * size // 100)
+
+
+def test_with_asyncio_who_changes_a_buffer_that_is_under_way_changes_nothing_either(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await AsyncClient.open(tmp_path / "data") as log:
+            await log.create_topic("one")
+            value, many = bytearray(b"x" * 300_000), bytearray(b"x" * 300_000)
+            appends = [asyncio.create_task(log.append("one", data)) for data in (value, arrow_of(many, 100))]
+            await asyncio.sleep(0)
+            value[:] = many[:] = b"y" * 300_000
+            await asyncio.gather(*appends)
+            found = sorted([record.value async for record in log.subscribe("one", follow=False)], key=len)
+            assert found == [b"x" * 100] * 3_000 + [b"x" * 300_000]
+
+    run(main())
+
+
+def test_of_many_values_the_one_that_is_too_large_is_named(log: cutwater.Client) -> None:
+    log.create_topic("one")
+    values = pa.array([b"x"] * 100_000 + [b"x" * (1 << 20)] + [b"x"], pa.binary())
+    for records in (values, pa.record_batch({"value": values})):
+        with pytest.raises(RecordTooLarge) as caught:
+            log.append("one", records)
+        assert caught.value.row == 100_000
+    with log.producer("one", id="p") as producer, pytest.raises(RecordTooLarge):
+        producer.send(values)
+    assert log.append("one", values.slice(0, 100_000)).count == 100_000
+    assert sum(1 for _ in log.subscribe("one", follow=False)) == 100_000
 
 
 def test_back_pressure_stops_a_thread_that_sends_too_much(log: cutwater.Client) -> None:

@@ -18,7 +18,7 @@ from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, Time, time_us, to_batch
 from cutwater.client.deadlines import Deadline, check_timeout
-from cutwater.client.encoding import Compression, Limits, encode, encode_parts
+from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, Values
 from cutwater.client.schemas import TopicSchema
@@ -28,6 +28,8 @@ from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFo
 from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 
 LANES_MAX = 256
+TIME_BYTES = 8
+"""What an event time adds to a record."""
 TIMES = range(-(2**63), 2**63)
 _PLAIN = (bytes, str, bytearray, memoryview)
 
@@ -147,7 +149,7 @@ class Appends:
         if lane is None:
             return None
         part, count, size = self._plain(records, key, timestamp)
-        if part is None:
+        if part is None or size > self._small_bytes:
             return None
         return lane.begin(part, count, size, check_timeout(seconds))
 
@@ -172,7 +174,7 @@ class Appends:
         if info is None or info.schemas:
             return None
         part, count, size = self._plain(records, key, timestamp)
-        if part is None:
+        if part is None or size > self._small_bytes:
             return None
         pin = None if stream is None else check_stream(stream)
         return AppendVisit(partial(self._enter, topic, pin), part, count, size, check_timeout(seconds))
@@ -196,8 +198,10 @@ class Appends:
         is_plain = given.watermark is None and given.if_llsn is None
         if is_plain and given.headers is None and not schema.is_typed:
             part, count, size = self._plain(given.records, given.key, given.timestamp)
-            if part is not None:
+            if part is not None and size <= self._small_bytes:
                 return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
+            if part is not None:
+                return await self._alone(info, given, self._encoded(schema, [part]), deadline)
         make = partial(
             to_batch,
             records=given.records,
@@ -217,6 +221,9 @@ class Appends:
             return await self._lane(info, given.stream, schema).append(rows, rows.num_rows, size, deadline)
         declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
         batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
+        return await self._alone(info, given, batch, deadline)
+
+    async def _alone(self, info: TopicInfo, given: Given, batch: Batch, deadline: Deadline) -> Ack:
         condition = None if given.if_llsn is None else LLSN(given.if_llsn)
         return await self._shipping.ship(Shipment(), info, given.stream, lambda: batch, condition, deadline)
 
@@ -225,15 +232,15 @@ class Appends:
         is_typed = schema.is_typed
 
         def prepare(records: Records, key: Any, timestamp: Any, headers: Any) -> tuple[Part, int, int]:
+            part: Part | None = None
             if headers is None and not is_typed:
                 part, count, size = self._plain(records, key, timestamp)
-                if part is not None:
-                    return part, count, size + RECORD_COST_BYTES
-            rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
-            size = rows.nbytes
+            if part is None:
+                rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
+                part, count, size = rows, rows.num_rows, rows.nbytes
             if size > self._limits.record_bytes_max:
-                self._encoded(schema, [rows])
-            return rows, rows.num_rows, size + RECORD_COST_BYTES
+                self._encoded(schema, [part])
+            return part, count, size + RECORD_COST_BYTES
 
         return prepare
 
@@ -244,7 +251,7 @@ class Appends:
         return encode_parts(parts, schema, now_us(), limits=self._limits, compression=self._compression)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
-        """Small records of key and value that need no closer look, their number and size; None if they do."""
+        """Records of key and value that need no closer look, their number and size; None if they do."""
         if not isinstance(records, _PLAIN):
             return self._values(records) if key is None and timestamp is None else (None, 0, 0)
         if timestamp is None:
@@ -264,7 +271,7 @@ class Appends:
         return Single(value, key, timestamp), 1, size
 
     def _values(self, records: Any) -> tuple[Part | None, int, int]:
-        """The values of Arrow data that has nothing else and nothing wrong with it."""
+        """The values of Arrow data that has nothing else and nothing wrong with it, however many they are."""
         if isinstance(records, pa.RecordBatch):
             if records.num_columns != 1 or records.schema.names[0] != "value":
                 return None, 0, 0
@@ -274,7 +281,18 @@ class Appends:
         count = len(records)
         # What ``nbytes`` says, for a fiftieth of its cost.
         size = records.total_values_length + 4 * (count + 1) + 16
-        return (Values(records, now_us()), count, size) if count > 0 and size <= self._small_bytes else (None, 0, 0)
+        if not count or (size > self._small_bytes and not self._is_plain_large(records)):
+            return None, 0, 0
+        return Values(records, now_us()), count, size
+
+    def _is_plain_large(self, values: pa.Array) -> bool:
+        """Whether what is not small can do without Arrow: nothing is compressed, and no record is too large."""
+        if self._compression is not None:
+            return False
+        return (
+            values.total_values_length + TIME_BYTES <= self._limits.record_bytes_max
+            or value_bytes_max(values) + TIME_BYTES <= self._limits.record_bytes_max
+        )
 
     def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
         name = info.topic, pin, schema.number

@@ -104,8 +104,13 @@ def _bytes_max(column: pa.Array) -> int:
     except ValueError:
         pass
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-        return int(pc.max(pc.binary_length(column)).as_py())
+        return value_bytes_max(column)
     return int(column.nbytes)
+
+
+def value_bytes_max(values: pa.Array) -> int:
+    """The length of the longest one, of bytes or text."""
+    return int(pc.max(pc.binary_length(values)).as_py())
 
 
 def row_bytes(column: pa.Array) -> pa.Array:

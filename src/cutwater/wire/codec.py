@@ -133,7 +133,8 @@ class FrameDecoder:
                 return self._begin_large(fixed) if size > LARGE_BYTES else None
             middle = start + header_bytes
             self._position = end
-            return self._frame(kind, flags, call, data[start:middle], data[middle:end], size)
+            self.frames += 1
+            return whole_frame(kind, flags, call, data[start:middle], data[middle:end], size)
         except CutwaterError as error:
             self._error = error
             self._data, self._position, self._large, self._skip = b"", 0, None, 0
@@ -160,16 +161,18 @@ class FrameDecoder:
         body_bytes, header_bytes, call, kind, flags = self._fixed
         view = memoryview(self._large).toreadonly()
         self._large = None
-        return self._frame(
+        self.frames += 1
+        return whole_frame(
             kind, flags, call, bytes(view[:header_bytes]), view[header_bytes:], header_bytes + body_bytes
         )
 
-    def _frame(self, kind: int, flags: int, call: int, header: bytes, body: Body, size: int) -> Frame:
-        self.frames += 1
-        decode = _DECODE[kind]
-        if decode is None:
-            return Frame(kind, flags, call, None, body, size)
-        try:
-            return Frame(kind, flags, call, decode(header), body, size)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise MalformedFrame(f"the header of a {Kind(kind).name} frame makes no sense: {error}") from None
+
+def whole_frame(kind: int, flags: int, call: int, header: bytes, body: Body, size: int) -> Frame:
+    """Of a known kind, with a header that is bytes yet."""
+    decode = _DECODE[kind]
+    if decode is None:
+        return Frame(kind, flags, call, None, body, size)
+    try:
+        return Frame(kind, flags, call, decode(header), body, size)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedFrame(f"the header of a {Kind(kind).name} frame makes no sense: {error}") from None

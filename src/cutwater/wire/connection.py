@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from ssl import SSLError
 from typing import TypeVar, cast
 
 from msgspec import Raw
@@ -23,7 +22,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, 
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.calling import Calling
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.errors import ConnectionLost, Untrusted, encode_error, from_wire
+from cutwater.wire.errors import ConnectionLost, encode_error, from_wire, why_lost
 from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, Welcome
 from cutwater.wire.handshake import Endpoint, Peer, encode_hello, judge_hello, judge_welcome
 from cutwater.wire.keepalive import Keepalive, Verdict
@@ -34,6 +33,7 @@ from cutwater.wire.outbox import Outbox
 from cutwater.wire.serving import Serving, unforeseen
 from cutwater.wire.states import Snapshot, State
 from cutwater.wire.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
+from cutwater.wire.whole_frames import FrameProtocol, FrameQueue, FrameTransport
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Connection(asyncio.BufferedProtocol):
+class Connection(FrameProtocol):
     """Made by ``client.connect``, by a listener, or by a ``MemoryNetwork``; open as soon as anyone gets to see it.
 
     ``token`` makes this the side that connects; otherwise it is the one that accepts. ``refusal``: greet nobody, just
@@ -87,7 +87,9 @@ class Connection(asyncio.BufferedProtocol):
         self._calling = Calling(loop, outbox)
         self._calling.refusal = self._not_open
         self._serving = Serving(self, loop, outbox, endpoint.methods, budget or Budget(options.call_bytes_max))
-        self._decoder = FrameDecoder(options.handshake_bytes_max, options.handshake_bytes_max, self._admit)
+        limit = options.handshake_bytes_max
+        self._from_bytes = FrameDecoder(limit, limit, self._admit)
+        self._decoder: FrameDecoder | FrameQueue = self._from_bytes
         self._is_direct = False
         self._is_deaf = False
         """What was received is left alone: an authenticator is at work, answers pile up, or it failed."""
@@ -283,6 +285,9 @@ class Connection(asyncio.BufferedProtocol):
         address = transport.get_extra_info("peername")
         self._address = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
         self._has_tls = transport.get_extra_info("ssl_object") is not None
+        if isinstance(transport, FrameTransport):
+            self._decoder = transport.inbox
+            transport.inbox.limit(self.options.handshake_bytes_max, self._admit)
         self._outbox.attach(transport)
         transport.set_write_buffer_limits(self.options.send_high_bytes, self.options.send_low_bytes)
         if self._refusal is not None:
@@ -294,7 +299,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self.state is not State.FAILED:
-            target = self._decoder.target()
+            target = self._from_bytes.target()
             if target is not None:
                 self._is_direct = True
                 return target
@@ -304,9 +309,15 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
         if self._is_direct:
-            self._decoder.filled(nbytes)
+            self._from_bytes.filled(nbytes)
         elif self.state is not State.FAILED:
-            self._decoder.feed(self._scratch[:nbytes].tobytes())
+            self._from_bytes.feed(self._scratch[:nbytes].tobytes())
+        self._process()
+
+    def frames_received(self) -> None:
+        self._heard = True
+        if self.state is State.FAILED and isinstance(self._decoder, FrameQueue):
+            self._decoder.clear()
         self._process()
 
     def eof_received(self) -> bool:
@@ -546,15 +557,8 @@ class Connection(asyncio.BufferedProtocol):
         self._serving.lost()
 
     def _why_lost(self, exc: Exception | None) -> CutwaterError:
-        if isinstance(exc, SSLError):
-            return Untrusted(f"TLS with {self._address} failed: {exc}")
-        message = f"the connection to {self._address} was {f'lost: {exc}' if exc is not None else 'closed'}"
-        if self.state is State.GREETING and self._hello is not None:
-            # With TLS 1.3 that is all one hears when a certificate is refused, or when the other side wants TLS.
-            message += "; it may want " + (
-                "a client certificate, or not trust the one it got" if self._has_tls else "TLS, which was not used"
-            )
-        return ConnectionLost(message, outcome_unknown=True)
+        is_greeting = self.state is State.GREETING and self._hello is not None
+        return why_lost(self._address, exc, is_greeting=is_greeting, has_tls=self._has_tls)
 
     def _not_open(self) -> ConnectionLost:
         if self.error is not None:

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from ssl import SSLError
 from typing import Any
 
 import msgspec
@@ -105,6 +106,19 @@ class InternalError(CutwaterError):
     def __init__(self, message: str, *, incident: str) -> None:
         super().__init__(f"{message}: its log has the cause under incident {incident}")
         self.incident = incident
+
+
+def why_lost(address: str, exc: Exception | None, *, is_greeting: bool, has_tls: bool) -> Untrusted | ConnectionLost:
+    """What the end of a connection means; ``is_greeting``: who connected has not been greeted yet."""
+    if isinstance(exc, SSLError):
+        return Untrusted(f"TLS with {address} failed: {exc}")
+    message = f"the connection to {address} was {f'lost: {exc}' if exc is not None else 'closed'}"
+    if is_greeting:
+        # With TLS 1.3 that is all one hears when a certificate is refused, or when the other side wants TLS.
+        message += "; it may want " + (
+            "a client certificate, or not trust the one it got" if has_tls else "TLS, which was not used"
+        )
+    return ConnectionLost(message, outcome_unknown=True)
 
 
 class WireError(Struct, frozen=True, array_like=True):

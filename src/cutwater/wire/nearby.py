@@ -1,9 +1,10 @@
-"""Connections between two sides that run on the same event loop: bytes change hands without sockets.
+"""Connections between two sides that run on the same event loop: frames change hands without sockets.
 
 A server that says so can be reached this way by whoever connects to its address from its own event loop; everyone else
 goes through the operating system as always. The same ``Connection`` runs on both ends, with the same greetings, limits
-and errors, so nothing means anything else than over a socket. Bytes are delivered in the next turn of the loop, as a
-socket would, and a side that does not read makes the other one wait.
+and errors, so nothing means anything else than over a socket. Frames are delivered in the next turn of the loop, as a
+socket would, and a side that does not read makes the other one wait. A body is not copied on the way, so what is sent
+never changes afterwards (``whole_frames.lasting``).
 
 ``wire.memory`` is for tests: it can do to bytes what networks do. Here nothing can happen to them.
 """
@@ -11,14 +12,11 @@ socket would, and a side that does not read makes the other one wait.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from cutwater.wire.connection import Connection
 from cutwater.wire.frames import Body
-
-TURN_BYTES_MAX = 4 * 1024 * 1024
-"""What one side gets to read in one turn of the loop: others want their turn, too."""
+from cutwater.wire.whole_frames import FrameProtocol, FrameQueue, FrameTransport
 
 Door = Callable[[], Awaitable[Connection]]
 """Gives the other end of a new connection."""
@@ -41,7 +39,7 @@ def door_to(host: str, port: int) -> Door | None:
     return _doors.get((asyncio.get_running_loop(), host, port))
 
 
-async def attach(connection: asyncio.BufferedProtocol, door: Door, host: str, port: int) -> None:
+async def attach(connection: FrameProtocol, door: Door, host: str, port: int) -> None:
     """Join a connection to another end of it that the door gives."""
     other = await door()
     loop = asyncio.get_running_loop()
@@ -51,18 +49,15 @@ async def attach(connection: asyncio.BufferedProtocol, door: Door, host: str, po
     connection.connection_made(near)
 
 
-class NearTransport(asyncio.Transport):
-    """One end. It holds what the other end has written and its own protocol has not read yet."""
+class NearTransport(FrameTransport):
+    """One end. Its inbox holds what the other end has written and its own protocol has not taken yet."""
 
     peer: NearTransport
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, protocol: asyncio.BufferedProtocol, peer_address: tuple[str, int]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, protocol: FrameProtocol, peer_address: tuple[str, int]) -> None:
         super().__init__({"peername": peer_address})
         self._loop, self._protocol = loop, protocol
-        self._inbox: deque[Body] = deque()
-        self._inbox_bytes = 0
+        self.inbox = FrameQueue()
         self._high, self._low = 64 * 1024, 16 * 1024
         self._is_due = self._is_reading_paused = self._is_writing_paused = False
         self._is_closing = self._is_lost = False
@@ -70,7 +65,7 @@ class NearTransport(asyncio.Transport):
 
     # What the protocol does with it.
 
-    def get_protocol(self) -> asyncio.BufferedProtocol:
+    def get_protocol(self) -> FrameProtocol:
         return self._protocol
 
     def is_closing(self) -> bool:
@@ -94,20 +89,19 @@ class NearTransport(asyncio.Transport):
         return self._low, self._high
 
     def get_write_buffer_size(self) -> int:
-        return self.peer._inbox_bytes
+        return self.peer.inbox.waiting_bytes
 
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """What is written must not change until it is read: ``Outbox`` asks the same of those who send."""
-        if self._is_closing or not data:
+    def write_frame(self, kind: int, call: int, header: bytes, body: Body) -> None:
+        if self._is_closing:
             return
-        if self.peer._is_lost:
+        peer = self.peer
+        if peer._is_lost:
             # Nobody will read it. What the other side wrote before it closed is still to be read here.
             self._deliver_soon()
             return
-        self.peer._inbox.append(data)
-        self.peer._inbox_bytes += len(data)
-        self.peer._deliver_soon()
-        if self.peer._inbox_bytes > self._high and not self._is_writing_paused:
+        peer.inbox.put(kind, call, header, body)
+        peer._deliver_soon()
+        if peer.inbox.waiting_bytes > self._high and not self._is_writing_paused:
             self._is_writing_paused = True
             self._protocol.pause_writing()
 
@@ -134,8 +128,7 @@ class NearTransport(asyncio.Transport):
         self._is_closing = True
         if not self._is_lost:
             self._is_lost = True
-            self._inbox.clear()
-            self._inbox_bytes = 0
+            self.inbox.clear()
             self._loop.call_soon(self._protocol.connection_lost, error)
             self._loop.call_soon(self.peer._let_write)
 
@@ -146,12 +139,15 @@ class NearTransport(asyncio.Transport):
 
     def _deliver(self) -> None:
         self._is_due = False
-        left = TURN_BYTES_MAX
-        while self._inbox and left > 0 and not self._is_reading_paused and not self._is_lost:
-            left -= self._deliver_some()
+        inbox = self.inbox
+        if inbox.waiting_bytes and not self._is_reading_paused:
+            inbox.begin_turn()
+            self._protocol.frames_received()
         if self._is_lost:
             return
-        if self._inbox:
+        if inbox.waiting_bytes <= self.peer._low:
+            self.peer._let_write()
+        if inbox.waiting_bytes:
             if not self._is_reading_paused:
                 self._deliver_soon()
         elif self.peer._is_lost:
@@ -160,21 +156,6 @@ class NearTransport(asyncio.Transport):
             self.close()
         elif self._has_peer_ended and not self._is_reading_paused and not self._protocol.eof_received():
             self.close()
-
-    def _deliver_some(self) -> int:
-        """As much as the protocol has room for."""
-        data = self._inbox.popleft()
-        room = memoryview(self._protocol.get_buffer(-1))
-        count = min(len(room), len(data))
-        if count < len(data):
-            self._inbox.appendleft(memoryview(data)[count:])
-            data = memoryview(data)[:count]
-        room[:count] = data
-        self._inbox_bytes -= count
-        self._protocol.buffer_updated(count)
-        if self._inbox_bytes <= self.peer._low:
-            self.peer._let_write()
-        return count
 
     def _let_write(self) -> None:
         """There is room on the other side, or nobody there any more."""

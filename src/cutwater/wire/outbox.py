@@ -1,6 +1,8 @@
 """What waits to be written: everything of one turn of the event loop goes to the transport in one piece.
 
 Small parts are joined, which is cheaper than any other way to hand them over. Large ones are passed on as they are.
+
+A transport that takes whole frames gets each at once: it keeps them until the next turn by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ import asyncio
 from collections.abc import Callable
 
 from cutwater.wire.errors import FrameTooLarge
-from cutwater.wire.frames import PACK_FIXED, Body, Payload
+from cutwater.wire.frames import FIXED_BYTES, PACK_FIXED, Body, Payload
+from cutwater.wire.whole_frames import FrameTransport, lasting
 
 JOIN_BYTES_MAX = 16 * 1024
 """Parts above this are not joined with others."""
@@ -27,6 +30,7 @@ class Outbox:
     """
 
     __slots__ = (
+        "_by_frame",
         "_bytes",
         "_has_large",
         "_high",
@@ -55,6 +59,8 @@ class Outbox:
     ) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._by_frame: FrameTransport | None = None
+        """The same transport, if it takes frames."""
         self._high = high
         self._on_settled = on_settled
         self._overflow = overflow
@@ -94,10 +100,11 @@ class Outbox:
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._by_frame = transport if isinstance(transport, FrameTransport) else None
 
     def detach(self) -> None:
         """Drop what is left; nothing can be sent any more."""
-        self._transport = None
+        self._transport = self._by_frame = None
         self._parts = []
         self._bytes = 0
         self._has_large = False
@@ -116,6 +123,11 @@ class Outbox:
         if size + len(header) > self.frame_bytes_max:
             raise FrameTooLarge("a message", size + len(header), self.frame_bytes_max)
         if self._transport is None:
+            return
+        if self._by_frame is not None:
+            self._written += FIXED_BYTES + len(header) + size
+            self._by_frame.write_frame(kind, call, header, lasting(parts))
+            self._look_at(self._by_frame)
             return
         head = PACK_FIXED(size, len(header), call, kind, 0) + header
         self._parts.append(head)
@@ -153,6 +165,10 @@ class Outbox:
         else:
             self._has_large = False
             _write_apart(transport, parts)
+        self._look_at(transport)
+
+    def _look_at(self, transport: asyncio.Transport) -> None:
+        """How much it has yet to send."""
         waiting = transport.get_write_buffer_size()
         if waiting > self._high:
             if not self.is_busy:

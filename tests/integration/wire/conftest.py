@@ -15,7 +15,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trustme
@@ -27,13 +27,15 @@ from cutwater.wire.client import connect
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import from_wire
-from cutwater.wire.frames import Frame, Kind
+from cutwater.wire.frames import FIXED, FIXED_BYTES, Frame, Kind
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import new_event_loop
 from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
 from cutwater.wire.methods import Methods
+from cutwater.wire.nearby import NearTransport
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.server import Listener, listen
+from cutwater.wire.whole_frames import FrameProtocol
 
 # Lets the tests of this folder import ``wire_kit`` by name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -89,9 +91,37 @@ class Raw(asyncio.BufferedProtocol):
         return error
 
 
+class NearRaw(Raw, FrameProtocol):
+    """Sends any frames: bytes are cut where they say that a frame ends."""
+
+    def __init__(self, *, stays: bool) -> None:
+        super().__init__(stays=stays)
+        self._unsent = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast(NearTransport, transport).inbox.limit(1 << 26, lambda kind, call, size: True)
+        super().connection_made(transport)
+
+    def frames_received(self) -> None:
+        self.frames += iter(self.transport.inbox.next_frame, None)
+
+    def send(self, data: bytes) -> None:
+        self._unsent += data
+        while len(self._unsent) >= FIXED_BYTES:
+            body_bytes, header_bytes, call, kind, _ = FIXED.unpack_from(self._unsent)
+            middle = FIXED_BYTES + header_bytes
+            end = middle + body_bytes
+            if end > len(self._unsent):
+                break
+            self.transport.write_frame(kind, call, self._unsent[FIXED_BYTES:middle], self._unsent[middle:end])
+            self._unsent = self._unsent[end:]
+
+
 class Network(ABC):
     """What the tests need of a network. Everything made here is closed after the test."""
 
+    has_bytes = True
+    """Whether there can be anything between two sides that is not a frame."""
     loop_factory = staticmethod(new_event_loop)
 
     def __init__(self) -> None:
@@ -129,7 +159,7 @@ class Network(ABC):
         return connection
 
     async def raw(self, listener: Any, *, reading: bool = True, stays: bool = False) -> Raw:
-        raw = Raw(stays=stays)
+        raw = Raw(stays=stays) if self.has_bytes else NearRaw(stays=stays)
         await self._raw(listener, raw)
         await raw.made
         if not reading:
@@ -201,12 +231,15 @@ class TcpOnAsyncio(Tcp):
 class Near(Tcp):
     """Both sides on one loop, without sockets."""
 
+    has_bytes = False
+
     async def _listen(self, endpoint: Endpoint, limits: ListenerOptions | None, more: dict[str, Any]) -> Listener:
         return await super()._listen(endpoint, limits, {"is_nearby": True, **more})
 
     async def _raw(self, listener: Any, raw: Raw) -> None:
         door = nearby.door_to("127.0.0.1", listener.port)
         assert door is not None
+        assert isinstance(raw, NearRaw)
         await nearby.attach(raw, door, "127.0.0.1", listener.port)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec import msgpack
+from wire_kit import OF_BYTES
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted
 from cutwater.wire.codec import encode_frame
@@ -303,14 +304,28 @@ async def test_a_stream_to_a_reader_that_does_not_read_is_bounded(network: Any) 
         pytest.param(FIXED.pack(0, 2 * KIB * KIB, 1, Kind.REQUEST, 0), FrameTooLarge, id="oversized header"),
         pytest.param(b"\xff" * 1_000, MalformedFrame, id="garbage"),
         pytest.param(bytes(1_000), MalformedFrame, id="zeros"),
+        pytest.param(random.Random(1).randbytes(100_000), CutwaterError, id="noise"),
+    ],
+)
+@pytest.mark.parametrize("network", OF_BYTES, indirect=True)
+async def test_bytes_that_are_no_frames_end_the_connection(network: Any, data: bytes, error: type) -> None:
+    await check_ends(network, data, error)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
         pytest.param(encode_frame(Kind.REQUEST, 1, b"\xc1"), MalformedFrame, id="broken header"),
         pytest.param(encode_frame(Kind.RESPONSE, 77, b"\xc0"), ProtocolViolation, id="an answer to nothing"),
         pytest.param(encode_frame(Kind.STREAM_END, 77, b""), ProtocolViolation, id="the end of nothing"),
         pytest.param(request(1, "hold") + request(1, "hold"), ProtocolViolation, id="a call made twice"),
-        pytest.param(random.Random(1).randbytes(100_000), CutwaterError, id="noise"),
     ],
 )
 async def test_bad_frames_end_the_connection_of_who_sent_them(network: Any, data: bytes, error: type) -> None:
+    await check_ends(network, data, error)
+
+
+async def check_ends(network: Any, data: bytes, error: type) -> None:
     server = Server()
     listener = await network.listen(server.methods, options=CURT)
     friend = await network.connect(listener)
@@ -343,7 +358,7 @@ async def test_noise_after_the_end_is_not_kept(network: Any) -> None:
     listener = await network.listen(options=WireOptions(linger_ms_max=100))
     raw = await greeted(network, listener)
     served = served_by(listener)
-    raw.send(b"\xff" * 100)
+    raw.send(encode_frame(Kind.REQUEST, 1, b"\xc1"))
     async with asyncio.timeout(5):
         while not raw.gone.done():
             raw.send(bytes(10_000))
@@ -378,6 +393,7 @@ async def test_items_without_credit_end_the_connection(network: Any) -> None:
         await stream.receive(timeout_ms=1_000)
 
 
+@pytest.mark.parametrize("network", OF_BYTES, indirect=True)
 async def test_a_message_that_never_ends_is_not_waited_for(network: Any) -> None:
     options = WireOptions(ping_ms=40, frame_ms_max=120, linger_ms_max=50)
     listener = await network.listen(options=options)
@@ -488,6 +504,7 @@ async def test_connections_share_the_budget_of_their_listener(network: Any) -> N
     assert listener.gate.snapshot().bytes == 0
 
 
+@pytest.mark.parametrize("network", OF_BYTES, indirect=True)
 async def test_a_large_request_that_breaks_off_gives_its_room_back(network: Any) -> None:
     listener = await network.listen(Server().methods)
     raw = await greeted(network, listener)
@@ -511,7 +528,8 @@ async def test_large_notices_share_the_budget_of_the_listener(network: Any) -> N
         raw.send(request(1, "echo"))
         await raw.until(lambda frames: len(frames) > 1)
         assert listener.gate.snapshot().bytes == 0, "what was dealt with does not count any more"
-        raw.send(encode_frame(Kind.NOTIFY, 0, header, bytes(600 * KIB))[:1_000])
+        notice = encode_frame(Kind.NOTIFY, 0, header, bytes(600 * KIB))
+        raw.send(notice[:1_000] if network.has_bytes else notice)
         reason = await raw.farewell()
     assert isinstance(reason, ResourceExhausted)
     assert "no room now for a message of" in str(reason)

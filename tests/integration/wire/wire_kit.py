@@ -1,4 +1,4 @@
-"""Handlers of every sort, for the tests of what a connection does."""
+"""Handlers of every sort, for the tests of what a connection does, and which networks carry bytes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Reply, StreamMethod
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.streams import StreamSender
+
+OF_BYTES = ["memory", "tcp", "tls", "tcp-on-asyncio"]
+"""Networks on which there can be anything between two sides that is not a frame."""
 
 
 class Question(Struct, frozen=True):
