@@ -425,12 +425,11 @@ class SegmentStorage:
         def locate() -> Located | None:
             contexts = self._commits.contexts
             segment = self._log.segment_of(from_llsn)
-            places = segment.located(from_llsn, min(to_llsn, self.committed_end), bytes_max)
-            if not places:
+            start, end, outlines = segment.located(from_llsn, min(to_llsn, self.committed_end), bytes_max)
+            if not outlines:
                 return None
-            commits = contexts.covering(places[0].first_llsn, places[-1].last_llsn)
-            headers = tuple(place.header for place in places if place.header is not None)
-            return Located(str(segment.path), places[0].offset, places[-1].end, headers, tuple(commits))
+            commits = contexts.covering(outlines[0].first_llsn, outlines[-1].last_llsn)
+            return Located(str(segment.path), start, end, outlines, commits)
 
         return self._read(locate, from_llsn)
 
