@@ -145,8 +145,8 @@ class ReplicaStorage(Protocol):
         """Committed entries from the one that holds ``from_llsn`` on: at least one, otherwise at most ``bytes_max``,
         and perhaps fewer than there are."""
 
-    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
-        """Where these entries are; None if they are in no file, or something is damaged."""
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
+        """Where these entries are, at most so many; None if they are in no file, or something is damaged."""
 
     def entry_at(self, llsn: LLSN) -> Entry:
         """The entry that holds this LLSN, committed or not."""

@@ -421,11 +421,12 @@ class SegmentStorage:
 
         return self._read(read, from_llsn)
 
-    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
         def locate() -> Located | None:
             contexts = self._commits.contexts
             segment = self._log.segment_of(from_llsn)
-            start, end, outlines = segment.located(from_llsn, min(to_llsn, self.committed_end), bytes_max)
+            to_committed = min(to_llsn, self.committed_end)
+            start, end, outlines = segment.located(from_llsn, to_committed, bytes_max, count_max)
             if not outlines:
                 return None
             commits = contexts.covering(outlines[0].first_llsn, outlines[-1].last_llsn)

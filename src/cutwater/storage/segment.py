@@ -378,15 +378,15 @@ class Segment:
         frame, end = self._frame_of(llsn)
         return Frames(frame.data, (frame,), end)
 
-    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Outlines:
-        """Where the frames are, from the one that holds ``llsn`` on: as many as ``read`` would give, none if damage is
-        in the way. Only their headers are read."""
+    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Outlines:
+        """Where the frames are, from the one that holds ``llsn`` on: as many as ``read`` would give, at most
+        ``count_max``, and none if damage is in the way. Only their headers are read."""
         end = self.end
         expected, offset = self._point_before(llsn)
         start = offset
         found: list[Outline] = []
         reader = _Reader(self._file)
-        while offset < end.offset and expected <= to_llsn:
+        while offset < end.offset and expected <= to_llsn and len(found) < count_max:
             outline = decode_outline(reader.read(HEADER_BYTES_MAX, offset))
             if outline is None or not _fits(outline, expected, offset, end):
                 break

@@ -170,7 +170,8 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Rep
         return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
     bytes_max = min(asked.bytes_max, READ_BYTES_MAX)
     if asked.opens_files and is_near:
-        located = driver.storage.locate(found.first, found.end, bytes_max)
+        bytes_told = max(bytes_max, min(asked.file_bytes_max, api.FILE_BYTES_MAX))
+        located = driver.storage.locate(found.first, found.end, bytes_told, api.RUNS_MAX)
         if located is not None:
             outlines = located.outlines
             count, packed = _packed(asked.stream, outlines, located.commits, _as_stored(outlines))
