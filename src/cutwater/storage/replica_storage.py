@@ -39,7 +39,7 @@ from cutwater.storage.errors import (
     StorageBroken,
     TrimmedEntries,
 )
-from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, replace
+from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, look_again, replace
 from cutwater.storage.format import (
     NO_TIME,
     Manifest,
@@ -60,8 +60,6 @@ from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry,
 WHOLE_FILE_BYTES_MAX = 1 << 30
 ENTRIES_BYTES = 1 << 20
 HEADS_AT_ONCE = 256
-LOOKS_MAX = 16
-"""How often a reader looks again. A file that is still missing then was not trimmed."""
 
 T = TypeVar("T")
 
@@ -395,17 +393,13 @@ class SegmentStorage:
     def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
         """Read something, of the entry that holds ``llsn`` or of none in particular."""
         self._check()
-        missing: OSError
-        for _ in range(LOOKS_MAX):
-            try:
-                if llsn is not None and llsn < self.first_llsn:
-                    raise TrimmedEntries(llsn, self.first_llsn, self._first_left())
-                return what()
-            except FileNotFoundError as error:
-                missing = error
-            except OSError as error:
-                raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
-        raise DamagedFile(self._directory, f"a file is missing: {missing}") from missing
+
+        def read() -> T:
+            if llsn is not None and llsn < self.first_llsn:
+                raise TrimmedEntries(llsn, self.first_llsn, self._first_left())
+            return what()
+
+        return look_again(read, self._directory)
 
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
         committed_end = self.committed_end
