@@ -163,7 +163,7 @@ def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, start: int = 0) -
     return tuple(blocks)
 
 
-class _Stored(Struct, frozen=True):
+class Stored(Struct, frozen=True):
     """Some runs of which a storage node has only told where their rows are: in a file, from ``begin`` to ``end`` of
     what it has told of, which itself begins at ``start``. They are complete from one position through another."""
 
@@ -178,18 +178,20 @@ class _Stored(Struct, frozen=True):
 
     def read(self) -> Scanned:
         """Raises ``OSError`` if they are not there, or not for everyone."""
+        if self.begin == self.end:
+            return Scanned(self.runs, (), is_stored=True)
         # Arrow's allocator gives the same memory again and again; fresh memory would cost as much as what is read.
         data = memoryview(pa.allocate_buffer(self.end - self.begin))
         # What is no file of entries must not keep anyone waiting.
         file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            size = os.preadv(file, [data], self.start + self.begin) if data else 0
+            size = os.preadv(file, [data], self.start + self.begin)
         finally:
             os.close(file)
         return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.begin), is_stored=True)
 
 
-def _stored(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[_Stored]:
+def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored]:
     """What a storage node has told of a file, some at a time."""
     stream = asked.stream
     if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
@@ -217,7 +219,7 @@ def _stored(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[_Store
             stop = cuts[i + 1][0]
             through = GLSN(runs[FIRST_GLSN][stop] - 1)
         own = tuple(column[first:stop] for column in runs)
-        found.append(_Stored(stream, own, answer.path, answer.start, begin, end, from_glsn, through))
+        found.append(Stored(stream, own, answer.path, answer.start, begin, end, from_glsn, through))
         from_glsn = GLSN(through + 1)
     return found
 
@@ -356,7 +358,7 @@ class _Replicas:
         self._turn = 0
         self._opens_files = True
         """Those of storage nodes on this machine, until that fails once."""
-        self._stored: deque[_Stored] = deque()
+        self._stored: deque[Stored] = deque()
         """What comes next in a file, if a storage node has told of more than was read."""
 
     async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
@@ -413,7 +415,7 @@ class _Replicas:
                 raise _Behind(self._stream, asked.from_glsn)
             if not answer.path:
                 return scanned(asked, answer, received.body), answer.complete_through
-            self._stored.extend(_stored(asked, answer, received.body))
+            self._stored.extend(in_file(asked, answer, received.body))
         stored = self._stored.popleft()
         try:
             async with asyncio.timeout(deadline.left):
