@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cutwater.client.ranges import COUNT, FIRST_GLSN, Scanned, scanned
 from cutwater.client.ranges import SCHEMA as NUMBER
-from cutwater.errors import InvalidArgument
+from cutwater.core.requests import TrimRequest
+from cutwater.errors import InvalidArgument, Trimmed
 from cutwater.storage.checksum import crc32c
+from cutwater.storage.commits import CommitLog
 from cutwater.storage.frames import frames_in
 from cutwater.storage.projection import projected_schema, serialize
-from cutwater.types import GLSN, Batch, EventTime
+from cutwater.storage.segment_log import SegmentOptions
+from cutwater.types import GLSN, LLSN, Batch, EventTime
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
-from cutwater.wire.scan_api import SCAN, ScanArguments
+from cutwater.wire.methods import Method
+from cutwater.wire.scan_api import HEADS, RUN_COLUMNS, SCAN, HeadsArguments, ScanArguments, unpack
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.float64()), ("note", pa.large_binary())])
@@ -146,3 +153,46 @@ def test_columns_and_schemas_that_make_no_sense_are_refused(tmp_path: Path) -> N
         assert cluster.nodes[1].node.counters.damage_met == 0
 
     with_cluster(tmp_path, test, nodes=1)
+
+
+@pytest.mark.parametrize("method", [SCAN, HEADS])
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_trim_may_remove_the_commits_that_are_just_being_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: Method[Any, Any], is_left: bool
+) -> None:
+    """Whoever asks gets what is left, or hears that it is trimmed."""
+    is_searching, is_trimmed = Event(), Event()
+    read_block = CommitLog.read_block
+
+    def paused(log: CommitLog, first_llsn: LLSN, number: int) -> bytes:
+        if not is_searching.is_set():
+            is_searching.set()
+            assert is_trimmed.wait(10)
+        return read_block(log, first_llsn, number)
+
+    async def test(cluster: Cluster) -> None:
+        *_, last = [(await cluster.append(b"%d" % i)).ack.glsn for i in range(12)]
+        first_file = min(cluster.replica_path(1).glob("*.commits"))
+        monkeypatch.setattr(CommitLog, "read_block", paused)
+        asked: Any = ScanArguments(STREAM, last if is_left else GLSN(last - 9), last, 1 << 20)
+        if method is HEADS:
+            asked = HeadsArguments(STREAM, asked.from_glsn, last)
+        async with cluster.client(1) as connection:
+            try:
+                answer = asyncio.ensure_future(connection.call(method, asked, timeout_ms=10_000))
+                await cluster.until(is_searching.is_set, "it searches")
+                await cluster.order.ask(TrimRequest("t", last))
+                await cluster.until(lambda: not first_file.exists(), "the trim arrives")
+            finally:
+                is_trimmed.set()
+            if is_left:
+                received = await answer
+                assert received.value.complete_through >= last
+                columns = unpack(received.body[: 8 * len(RUN_COLUMNS)] if method is SCAN else received.body, 1)[0]
+                assert list(columns[:3]) == [12, last, 1]
+                return
+            with pytest.raises(Trimmed) as trimmed:
+                await answer
+            assert trimmed.value.first_left == last
+
+    with_cluster(tmp_path, test, nodes=1, segments=SegmentOptions(commits_per_file=2))

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.files import OsFiles
+from cutwater.storage.frames import FrameHeader, Outline
 from cutwater.storage.memory import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
@@ -86,6 +87,10 @@ def commit_of(entries: list[Entry], before: CommitContext | None, skip: int = 3)
         prev_high_watermark=hwm,
         time=CutTime((before.time if before else 1_000) + 10),
     )
+
+
+def outline_of(header: FrameHeader) -> Outline:
+    return Outline(*(getattr(header, name) for name in Outline.__struct_fields__))
 
 
 class MemoryBench:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from cutwater.client.ranges import Block, Scanned, scanned
+from cutwater.client import ranges
+from cutwater.client.ranges import Block, Scanned, Stored, in_file, scanned
 from cutwater.errors import CutwaterError, Damaged, ProtocolViolation
 from cutwater.storage.checksum import crc32c
 from cutwater.types import GLSN, LogStreamId
@@ -68,3 +70,52 @@ def test_no_bit_of_what_is_told_of_runs_can_change_on_the_way(place: int) -> Non
     damaged[place] ^= 1
     with pytest.raises(Damaged, match="from GLSN 15 on arrived damaged"):
         scanned(ASKED, answer, bytes(damaged))
+
+
+STORED = [
+    (3, 10, 10, 7, 0, 1, 2, 4, crc32c(b"rows")),
+    (13, 20, 1, 7, 0, NOTHING, 0, 0, 0),
+    (14, 21, 5, 7, 0, 1, 10, 4, crc32c(b"more")),
+    (19, 30, 5, 7, 0, 2, 18, 4, crc32c(b"last")),
+]
+
+
+def file_answer(path: Path, runs: Sequence[tuple[int, ...]]) -> list[Stored]:
+    packed = pack([array("q", column) for column in zip(*runs, strict=True)])
+    return in_file(ASKED, ScanAnswer(len(runs), GLSN(40), crc32c(packed), str(path), 3, 24), packed)
+
+
+def test_what_is_told_of_a_file_is_read_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "entries"
+    path.write_bytes(b"...hdrows..hdmore..hdlast..")
+    (everything,) = file_answer(path, STORED)
+    assert [bytes(block.body) for block in everything.read().blocks] == [b"rows", b"more", b"last"]
+    monkeypatch.setattr(ranges, "SCAN_BYTES", 12)
+    parts = file_answer(path, STORED)
+    assert [(part.from_glsn, part.through) for part in parts] == [(15, 29), (30, 40)]
+    found = [part.read() for part in parts]
+    assert [[(b.schema, b.first_run, bytes(b.body)) for b in part.blocks] for part in found] == [
+        [(1, 0, b"rows"), (1, 2, b"more")],
+        [(2, 0, b"last")],
+    ]
+    assert [list(part.runs[ranges.FIRST_LLSN]) for part in found] == [[3, 13, 14], [19]]
+    assert all(part.is_stored for part in found)
+    path.write_bytes(b"...hdrows..hdmore..hdlas")
+    assert parts[0].read().last_llsn == 18
+    with pytest.raises(Damaged, match="the batch at GLSN 30 arrived damaged"):
+        parts[1].read()
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        parts[0].read()
+
+
+def test_runs_without_rows_need_no_file() -> None:
+    (part,) = file_answer(Path("nowhere"), STORED[1:2])
+    assert (len(part.read()), part.read().blocks, part.through) == (1, (), 40)
+
+
+@pytest.mark.parametrize("changed", [{6: -2}, {6: 13}, {6: 21}, {7: -4}, {7: 7}])
+def test_what_is_told_of_a_file_must_lie_in_it_in_order(changed: dict[int, int]) -> None:
+    runs = [*STORED[:3], tuple(changed.get(k, value) for k, value in enumerate(STORED[3]))]
+    with pytest.raises(ProtocolViolation, match="are not among 24"):
+        file_answer(Path("entries"), runs)

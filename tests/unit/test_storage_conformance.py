@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of
+from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of, outline_of
 
 from cutwater.core.commit_index import glsn_of_llsn
 from cutwater.core.dedup import DedupCheckpoint, Deduplicator
@@ -12,6 +14,7 @@ from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.storage.errors import DamagedEntries, StorageBroken
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.frames import frames_in
+from cutwater.storage.memory import MemoryStorage
 from cutwater.types import GLSN, LLSN, CutTime, Entry, Epoch, EventTime, StorageNodeId
 
 
@@ -42,10 +45,28 @@ def read_all(storage, first, last, bytes_max=700):
         assert len(part.data) <= bytes_max or len(part.frames) == 1
         assert b"".join(frame.data for frame in part.frames) == bytes(part.data)
         assert [frame.entry for frame in frames_in(part.data)] == [frame.entry for frame in part.frames]
+        check_located(storage, LLSN(first), LLSN(last), bytes_max, part)
         found += [frame.entry for frame in part.frames]
         commits += [commit for commit in part.commits if commit not in commits]
         first = part.last_llsn + 1
     return found, commits
+
+
+def check_located(storage, first, last, bytes_max, part) -> None:
+    """Whoever is told where entries are finds the same ones there."""
+    outlines = [outline_of(frame.header) for frame in part.frames]
+    for count_max in (len(outlines), 1):
+        located = storage.locate(first, last, bytes_max, count_max)
+        if isinstance(storage, MemoryStorage):
+            assert located is None
+            return
+        data = storage._files.open(Path(located.path)).pread(located.end - located.start, located.start)
+        assert data == bytes(part.data)[: len(data)]
+        assert sum(outline.frame_bytes for outline in located.outlines) == len(data)
+        assert list(located.outlines) == outlines[:count_max]
+        assert located.commits == [
+            commit for commit in part.commits if commit.first_llsn <= located.outlines[-1].last_llsn
+        ]
 
 
 def test_nothing_is_not_a_replica(bench) -> None:

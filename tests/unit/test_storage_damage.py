@@ -96,10 +96,16 @@ def served(storage: SegmentStorage) -> list:
 
 
 def ranges_served(storage: SegmentStorage) -> None:
-    """Reads of ranges give what is right, or say that it is damaged."""
+    """Reads of ranges give what is right, or say that it is damaged. What is told of headers is right."""
     llsn = storage.first_llsn
     while llsn <= storage.committed_end:
         try:
+            located = storage.locate(llsn, storage.committed_end, 600, 100)
+            if located is not None:
+                first, count = located.outlines[0].first_llsn, len(located.outlines)
+                entries = entries_from(first, count, size=30)
+                assert [outline.checksum for outline in located.outlines] == [e.batch.checksum for e in entries]
+                assert located.outlines[-1].last_llsn == entries[-1].last_llsn
             part = storage.read(llsn, storage.committed_end, 600)
         except Damaged:
             llsn = LLSN(llsn + 1)

@@ -11,10 +11,12 @@ import asyncio
 import logging
 import os
 from array import array
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -71,13 +73,16 @@ _log = logging.getLogger(__name__)
 
 ASK_MS_MAX = 10_000
 SCAN_BYTES = 4 * MIB
-"""What is asked for at a time: enough that a question costs little, and little enough to be held twice."""
+"""What is read at a time: enough that a question costs little, and little enough to be held twice."""
+FILE_BYTES = 32 * MIB
+"""Of how much in a file a storage node is asked to tell at a time."""
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.5
 COMPLAIN_MS_MAX = 2_000
 
-FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MIN, SCHEMA = range(6)
-"""Columns of runs, those that are not only for finding their rows."""
+FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MIN, SCHEMA, OFFSET, _BYTES, CHECKSUM = range(len(RUN_COLUMNS))
+"""Columns of runs."""
+Runs: TypeAlias = "tuple[array[int], ...]"
 
 
 class Heads(Struct, frozen=True):
@@ -99,7 +104,7 @@ class Scanned(Struct, frozen=True):
     """Runs of one log stream, column by column as in ``wire.scan_api``, and the blocks with their rows, verified.
     ``is_stored``: blocks have all columns, whatever was asked for."""
 
-    runs: tuple[array[int], ...]
+    runs: Runs
     blocks: tuple[Block, ...]
     is_stored: bool = False
 
@@ -115,47 +120,108 @@ class Scanned(Struct, frozen=True):
         return GLSN(self.runs[FIRST_GLSN][-1] + self.runs[COUNT][-1] - 1)
 
 
-def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body, stored: Body | None = None) -> Scanned:
-    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied. With
-    ``stored``, they are views of that."""
+def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
+    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied."""
+    runs, data = _told(asked, answer, body)
+    return Scanned(runs, _blocks(asked.stream, runs, data))
+
+
+def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, memoryview]:
+    """The runs of an answer, and what follows them."""
     size = answer.runs * len(RUN_COLUMNS) * 8
     data = memoryview(body)
     if size > len(data):
         raise ProtocolViolation(f"log stream {asked.stream}: {answer.runs} runs do not fit into {len(data)} bytes")
     if crc32c(data[:size]) != answer.checksum:
         raise Damaged(f"what was told of the batches from GLSN {asked.from_glsn} on arrived damaged: read it again")
-    runs, data = unpack(data[:size], len(RUN_COLUMNS)), data[size:] if stored is None else memoryview(stored)
-    blocks: list[Block] = []
+    runs = unpack(data[:size], len(RUN_COLUMNS))
     next_llsn, free = (runs[FIRST_LLSN][0], 0) if answer.runs else (0, 0)
-    for number, (llsn, glsn, count, _, _, schema, offset, length, crc) in enumerate(zip(*runs, strict=True)):
+    for llsn, glsn, count in zip(*runs[:TIME], strict=True):
         if llsn != next_llsn or count < 1 or not free <= glsn <= asked.to_glsn or glsn + count <= asked.from_glsn:
             raise ProtocolViolation(
                 f"log stream {asked.stream}: {count} records from GLSN {glsn} and LLSN {llsn} on cannot be here"
             )
         next_llsn, free = llsn + count, glsn + count
+    return runs, data[size:]
+
+
+def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, start: int = 0) -> tuple[Block, ...]:
+    """The blocks of runs, verified, in data that begins at ``start`` of all."""
+    blocks: list[Block] = []
+    places = zip(runs[FIRST_GLSN], *runs[SCHEMA:], strict=True)
+    for number, (glsn, schema, offset, length, crc) in enumerate(places):
         if schema == NOTHING:
             continue
         if length:
-            block = data[offset : offset + length] if offset >= 0 else data[:0]
+            begin = offset - start
+            block = data[begin : begin + length] if begin >= 0 else data[:0]
             if len(block) != length or crc32c(block) != crc:
                 raise Damaged(f"the batch at GLSN {glsn} arrived damaged: read it again")
             blocks.append(Block(schema, number, block))
         elif not blocks or blocks[-1].schema != schema:
-            raise ProtocolViolation(f"log stream {asked.stream}: the batch at GLSN {glsn} came without its rows")
-    return Scanned(runs, tuple(blocks), stored is not None)
+            raise ProtocolViolation(f"log stream {stream}: the batch at GLSN {glsn} came without its rows")
+    return tuple(blocks)
 
 
-def _from_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
-    """The same, with rows that the storage node has only told where to find. Raises ``OSError`` if they are not there,
-    or not for everyone."""
+class Stored(Struct, frozen=True):
+    """Some runs of which a storage node has only told where their rows are: in a file, from ``begin`` to ``end`` of
+    what it has told of, which itself begins at ``start``. They are complete from one position through another."""
+
+    stream: LogStreamId
+    runs: Runs
+    path: str
+    start: int
+    begin: int
+    end: int
+    from_glsn: GLSN
+    through: GLSN
+
+    def read(self) -> Scanned:
+        """Raises ``OSError`` if they are not there, or not for everyone."""
+        if self.begin == self.end:
+            return Scanned(self.runs, (), is_stored=True)
+        # Arrow's allocator gives the same memory again and again; fresh memory would cost as much as what is read.
+        data = memoryview(pa.allocate_buffer(self.end - self.begin))
+        # What is no file of entries must not keep anyone waiting.
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            size = os.preadv(file, [data], self.start + self.begin)
+        finally:
+            os.close(file)
+        return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.begin), is_stored=True)
+
+
+def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored]:
+    """What a storage node has told of a file, some at a time."""
+    stream = asked.stream
     if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
-        raise ProtocolViolation(f"log stream {asked.stream}: {answer.bytes} bytes at {answer.start} are no entries")
-    # What is no file of entries must not keep anyone waiting.
-    file = os.open(answer.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return scanned(asked, answer, body, os.pread(file, answer.bytes, answer.start))
-    finally:
-        os.close(file)
+        raise ProtocolViolation(f"log stream {stream}: {answer.bytes} bytes at {answer.start} are no entries")
+    runs, _ = _told(asked, answer, body)
+    cuts: list[tuple[int, int, int]] = []
+    first = begin = end = 0
+    for number, (offset, length) in enumerate(zip(*runs[OFFSET:CHECKSUM], strict=True)):
+        if not length:
+            continue
+        if not end <= offset <= offset + length <= answer.bytes:
+            raise ProtocolViolation(f"log stream {stream}: {length} bytes at {offset} are not among {answer.bytes}")
+        if end == begin:
+            begin = offset
+        elif offset + length - begin > SCAN_BYTES:
+            cuts.append((first, begin, end))
+            first, begin = number, offset
+        end = offset + length
+    cuts.append((first, begin, end))
+    found = []
+    from_glsn = asked.from_glsn
+    for i, (first, begin, end) in enumerate(cuts):
+        stop, through = answer.runs, answer.complete_through
+        if i + 1 < len(cuts):
+            stop = cuts[i + 1][0]
+            through = GLSN(runs[FIRST_GLSN][stop] - 1)
+        own = tuple(column[first:stop] for column in runs)
+        found.append(Stored(stream, own, answer.path, answer.start, begin, end, from_glsn, through))
+        from_glsn = GLSN(through + 1)
+    return found
 
 
 class Ranges:
@@ -292,6 +358,8 @@ class _Replicas:
         self._turn = 0
         self._opens_files = True
         """Those of storage nodes on this machine, until that fails once."""
+        self._stored: deque[Stored] = deque()
+        """What comes next in a file, if a storage node has told of more than was read."""
 
     async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
         """Runs from a position on, and up to where they are complete, which is at least that position."""
@@ -335,23 +403,28 @@ class _Replicas:
         return members[self._turn % len(members)] if members else None
 
     async def _scan(self, node: StorageNodeId, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
-        address = self._catalogs.view.address(node)
-        connection = await self._nodes.connection(address, deadline)
-        opens_files = self._opens_files and is_loopback(parse_address(address)[0])
-        arguments = replace(asked, opens_files=opens_files)
-        received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
-        through = received.value.complete_through
-        if through < asked.from_glsn:
-            raise _Behind(self._stream, asked.from_glsn)
-        if not received.value.path:
-            return scanned(asked, received.value, received.body), through
+        if not self._stored or self._stored[0].from_glsn != asked.from_glsn:
+            self._stored.clear()
+            address = self._catalogs.view.address(node)
+            connection = await self._nodes.connection(address, deadline)
+            opens_files = self._opens_files and is_loopback(parse_address(address)[0])
+            arguments = replace(asked, opens_files=opens_files, file_bytes_max=FILE_BYTES)
+            received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+            answer = received.value
+            if answer.complete_through < asked.from_glsn:
+                raise _Behind(self._stream, asked.from_glsn)
+            if not answer.path:
+                return scanned(asked, answer, received.body), answer.complete_through
+            self._stored.extend(in_file(asked, answer, received.body))
+        stored = self._stored.popleft()
         try:
             async with asyncio.timeout(deadline.left):
-                return await asyncio.to_thread(_from_file, asked, received.value, received.body), through
+                return await asyncio.to_thread(stored.read), stored.through
         except (OSError, Damaged) as error:
             # The storage node can read its own files, or knows what to do about them.
             _log.info("log stream %s is read through its storage node: %s", self._stream, error)
             self._opens_files = False
+            self._stored.clear()
             return await self._scan(node, asked, deadline)
 
 

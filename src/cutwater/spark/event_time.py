@@ -149,9 +149,10 @@ def seen_by(
     else:
         # A log stream never falls behind its own past, so one running maximum serves all batches.
         own = _running(_less(times, _lag_us(strategy)), int(seen.own[at[0]]))
-    after = np.minimum(own, others, out=others)
-    np.maximum(after, before, out=after)
-    found = _shifted(after, 0)
+    # A record sees what was said up to the one before it; the first of a batch, what there was before the batch.
+    found = others
+    np.minimum(own[:-1], others[1:], out=found[1:])
+    np.maximum(found, before, out=found)
     found[np.cumsum(counts) - counts] = seen.before[at]
     return found, found == NO_WATERMARK
 
@@ -195,8 +196,9 @@ def _lag_us(strategy: Strategy) -> int:
 
 def _running(values: Numbers, initial: int) -> Numbers:
     """The largest so far."""
-    found: Numbers = np.maximum.accumulate(values)
-    np.maximum(found, initial, out=found)
+    # To look whether times rise by themselves, as they mostly do, takes a tenth of what it saves.
+    is_rising = bool((values[1:] >= values[:-1]).all())
+    found: Numbers = np.maximum(values if is_rising else np.maximum.accumulate(values), initial)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
+from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
 from cutwater.client.ranges import COUNT, FIRST_GLSN, SCHEMA, Scanned
@@ -198,7 +199,7 @@ class Batches:
         assert seen is not None, "the planner walks over headers if the watermark is wanted"
         times = self._event_times(table).view(pa.int64()).to_numpy(zero_copy_only=False)
         found, is_none = seen_by(times, table.first_glsn, table.counts, seen, self._part.scan.strategy)
-        return pa.array(found, pa.int64(), mask=is_none if is_none.any() else None).cast(TIMESTAMP)
+        return _times(found, is_none if is_none.any() else None)
 
 
 class _Rows(NamedTuple):
@@ -221,14 +222,19 @@ class _Table:
         self.rows = int(self.counts.sum())
         self.last_glsn = int(self.first_glsn[-1] + self.counts[-1] - 1)
         self._blocks = [block.rows for block in blocks]
+        self._stored: dict[str, pa.Array] = {}
 
     def stored(self, name: str) -> pa.Array | None:
         """A column as it was appended; None if this schema does not have it."""
         index = self._blocks[0].schema.get_field_index(name)
         if index < 0:
             return None
-        found = [block.column(index) for block in self._blocks]
-        return found[0] if len(found) == 1 else pa.concat_arrays(found)
+        made = self._stored.get(name)
+        if made is None:
+            # Once, because event times are wanted for the watermark too.
+            found = [block.column(index) for block in self._blocks]
+            made = self._stored[name] = found[0] if len(found) == 1 else pa.concat_arrays(found)
+        return made
 
     def repeated(self, values: Numbers) -> Numbers:
         """One value per run, for each of its rows."""
@@ -242,5 +248,5 @@ class _Table:
         return found
 
 
-def _times(values: Numbers) -> pa.Array:
-    return pa.array(values, pa.int64()).cast(TIMESTAMP)
+def _times(values: Numbers, is_none: NDArray[np.bool_] | None = None) -> pa.Array:
+    return pa.array(values, pa.int64(), mask=is_none).view(TIMESTAMP)

@@ -10,17 +10,23 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from cutwater.storage.checksum import Buffer
+from cutwater.storage.errors import DamagedFile
 
 BUFFERS_MAX = 1024
 """How many buffers the system takes in one call (IOV_MAX)."""
 
 TEMPORARY = ".tmp"
 """Names that end like this were never finished; whoever opens the directory removes them."""
+
+LOOKS_MAX = 16
+"""How often a reader looks again. A file that is still missing then was not trimmed."""
+
+T = TypeVar("T")
 
 
 class File(Protocol):
@@ -215,3 +221,17 @@ def replace(files: Files, path: Path, data: bytes) -> None:
 def is_full(error: OSError) -> bool:
     """Whether the error says that there is no room, and nothing worse."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def look_again(what: Callable[[], T], directory: Path) -> T:
+    """What is read from the files of a replica; once more from the beginning whenever a trim has removed one of them.
+    ``what`` has no effects, and looks at nothing that was found before it was called."""
+    missing: OSError
+    for _ in range(LOOKS_MAX):
+        try:
+            return what()
+        except FileNotFoundError as error:
+            missing = error
+        except OSError as error:
+            raise DamagedFile(directory, f"it cannot be read: {error}") from error
+    raise DamagedFile(directory, f"a file is missing: {missing}") from missing

@@ -58,6 +58,7 @@ _HEADER = Layout("<QQIIBqq")
 _MARK = Layout("<QQQBqq")
 _POINT = Layout("<QII")
 _CONTEXT = Layout("<QQQQqQIII")
+_CONTEXT_AND_CRC = Layout(_CONTEXT.format + "I")
 _CONTEXT_MAGIC = 0x43435743
 
 
@@ -240,10 +241,10 @@ def encode_context(context: CommitContext, number: int) -> bytes:
 
 def decode_context(record: bytes, number: int) -> CommitContext | None:
     """None if there is none, or if it is damaged, or not the one that belongs here."""
-    if len(record) != CONTEXT_BYTES or crc32c(record[: -_CRC.size]) != int.from_bytes(record[-_CRC.size :], "little"):
+    if len(record) != CONTEXT_BYTES:
         return None
-    first_llsn, first_glsn, hwm, prev_hwm, time, count, epoch, found, magic = _CONTEXT.unpack_from(record)
-    if found != number or magic != _CONTEXT_MAGIC or not count:
+    first_llsn, first_glsn, hwm, prev_hwm, time, count, epoch, found, magic, crc = _CONTEXT_AND_CRC.unpack(record)
+    if found != number or magic != _CONTEXT_MAGIC or not count or crc32c(record[: -_CRC.size]) != crc:
         return None
     if max(first_llsn, first_glsn, hwm) + count > NUMBER_MAX or not first_llsn:
         return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from struct import Struct as Layout
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -61,7 +62,7 @@ HEADER_BYTES_MAX = HEADER_BYTES_MIN + PRODUCER_BYTES_MAX + _GROUP.size
 
 _HAS_PRODUCER, _HAS_DECLARED, _HAS_RUNNING_MAX, _HAS_RUNNING_DECLARED = 1, 2, 4, 8
 _MORE, _HAS_GROUP = 16, 32
-_KINDS = frozenset(BatchKind)
+_KINDS = frozenset(map(int, BatchKind))
 
 
 class FrameHeader(Struct, frozen=True):
@@ -106,6 +107,27 @@ class FrameHeader(Struct, frozen=True):
             group=self.group,
         )
         return Entry(self.first_llsn, self.epoch, batch)
+
+
+class Outline(Struct, frozen=True, gc=False):
+    """What those need of a header who look at thousands: where the frame ends, and what is told of its batch."""
+
+    first_llsn: LLSN
+    count: int
+    kind: int
+    time_min: EventTime
+    schema: int
+    checksum: int
+    header_bytes: int
+    body_bytes: int
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.first_llsn + self.count - 1)
+
+    @property
+    def frame_bytes(self) -> int:
+        return self.header_bytes + self.body_bytes + TRAILER_BYTES
 
 
 class Trailer(Struct, frozen=True):
@@ -177,29 +199,17 @@ def frame_bytes_of(entry: Entry) -> int:
 
 def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
     """The header at this place, or None if there is no intact one."""
-    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
+    fields = _fields(data, offset)
+    if fields is None:
         return None
-    fields = _FIXED.unpack_from(data, offset)
-    _, version, kind, flags, header_bytes, producer_bytes, body_bytes, count, epoch, first_llsn = fields[:10]
-    end = offset + header_bytes
-    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or end > len(data):
-        return None
-    header_crc: int = _CRC.unpack_from(data, end - _CRC.size)[0]
-    if crc32c(bytes(data[offset : end - _CRC.size])) != header_crc:
-        return None
-    if version > FRAME_VERSION:
-        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
+    _, _, kind, flags, header_bytes, _, body_bytes, count, epoch, first_llsn = fields[:10]
     time_min, time_max, running_max, declared, running_declared, epoch_of, sequence, schema, checksum = fields[10:]
+    crc_at = offset + header_bytes - _CRC.size
     group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
-    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
-    if kind not in _KINDS or not is_whole or not count or not first_llsn:
-        return None
-    if first_llsn + count > NUMBER_MAX:
-        return None
     producer = None
     if flags & _HAS_PRODUCER:
         try:
-            name = bytes(data[offset + _FIXED.size : end - _CRC.size - group_bytes]).decode()
+            name = bytes(data[offset + _FIXED.size : crc_at - group_bytes]).decode()
         except UnicodeDecodeError:
             return None
         producer = ProducerTag(ProducerId(name), ProducerEpoch(epoch_of), BatchSequence(sequence))
@@ -220,10 +230,39 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         checksum,
         header_bytes,
         body_bytes,
-        header_crc,
+        _CRC.unpack_from(data, crc_at)[0],
         bool(flags & _MORE),
-        _decode_group(data, end - _CRC.size - group_bytes) if group_bytes else None,
+        _decode_group(data, crc_at - group_bytes) if group_bytes else None,
     )
+
+
+def decode_outline(data: Buffer, offset: int = 0) -> Outline | None:
+    """The outline of the frame at this place, or None if there is no intact header."""
+    fields = _fields(data, offset)
+    if fields is None:
+        return None
+    _, _, kind, _, header_bytes, _, body_bytes, count, _, first_llsn, time_min, *_, schema, checksum = fields
+    return Outline(first_llsn, count, kind, time_min, schema, checksum, header_bytes, body_bytes)
+
+
+def _fields(data: Buffer, offset: int) -> tuple[Any, ...] | None:
+    """The fixed part of the header at this place, or None if there is no intact one."""
+    if len(data) - offset < HEADER_BYTES_MIN or data[offset : offset + 4] != _MAGIC:
+        return None
+    fields = _FIXED.unpack_from(data, offset)
+    _, version, kind, flags, header_bytes, producer_bytes, _, count, _, first_llsn = fields[:10]
+    end = offset + header_bytes
+    if not HEADER_BYTES_MIN <= header_bytes <= HEADER_BYTES_MAX or end > len(data):
+        return None
+    if crc32c(bytes(data[offset : end - _CRC.size])) != _CRC.unpack_from(data, end - _CRC.size)[0]:
+        return None
+    if version > FRAME_VERSION:
+        raise NewerFormat(f"the entry at LLSN {first_llsn}", version, FRAME_VERSION)
+    group_bytes = _GROUP.size if flags & _HAS_GROUP else 0
+    is_whole = HEADER_BYTES_MIN + producer_bytes + group_bytes == header_bytes
+    if kind not in _KINDS or not is_whole or not count or not first_llsn:
+        return None
+    return fields if first_llsn + count <= NUMBER_MAX else None
 
 
 def _decode_group(data: Buffer, offset: int) -> GroupTag:

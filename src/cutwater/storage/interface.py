@@ -15,7 +15,7 @@ from msgspec import Struct
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
 from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import Frame, FrameHeader
+from cutwater.storage.frames import Frame, Outline
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -50,8 +50,8 @@ class Located(Struct, frozen=True):
     path: str
     start: int
     end: int
-    headers: tuple[FrameHeader, ...]
-    commits: tuple[CommitContext, ...]
+    outlines: Sequence[Outline]
+    commits: Sequence[CommitContext]
 
 
 class Finding(Struct, frozen=True):
@@ -149,8 +149,8 @@ class ReplicaStorage(Protocol):
         """Committed entries from the one that holds ``from_llsn`` on: at least one, otherwise at most ``bytes_max``,
         and perhaps fewer than there are."""
 
-    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
-        """Where these entries are; None if they are in no file, or damaged."""
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
+        """Where these entries are, at most so many; None if they are in no file, or something is damaged."""
 
     def entry_at(self, llsn: LLSN) -> Entry:
         """The entry that holds this LLSN, committed or not."""

@@ -264,7 +264,7 @@ class MemoryStorage:
             yield entry
             from_llsn = LLSN(entry.last_llsn + 1)
 
-    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
         return None
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:

@@ -38,7 +38,7 @@ from cutwater.storage.errors import (
     StorageBroken,
     TrimmedEntries,
 )
-from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, replace
+from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, look_again, replace
 from cutwater.storage.format import (
     NO_TIME,
     Manifest,
@@ -59,8 +59,6 @@ from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry,
 WHOLE_FILE_BYTES_MAX = 1 << 30
 ENTRIES_BYTES = 1 << 20
 HEADS_AT_ONCE = 256
-LOOKS_MAX = 16
-"""How often a reader looks again. A file that is still missing then was not trimmed."""
 
 T = TypeVar("T")
 
@@ -406,17 +404,13 @@ class SegmentStorage:
     def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
         """Read something, of the entry that holds ``llsn`` or of none in particular."""
         self._guard.check()
-        missing: OSError
-        for _ in range(LOOKS_MAX):
-            try:
-                if llsn is not None and llsn < self.first_llsn:
-                    raise TrimmedEntries(llsn, self.first_llsn, self._first_left())
-                return what()
-            except FileNotFoundError as error:
-                missing = error
-            except OSError as error:
-                raise DamagedFile(self._directory, f"it cannot be read: {error}") from error
-        raise DamagedFile(self._directory, f"a file is missing: {missing}") from missing
+
+        def read() -> T:
+            if llsn is not None and llsn < self.first_llsn:
+                raise TrimmedEntries(llsn, self.first_llsn, self._first_left())
+            return what()
+
+        return look_again(read, self._directory)
 
     def read(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Range:
         committed_end = self.committed_end
@@ -432,16 +426,16 @@ class SegmentStorage:
 
         return self._read(read, from_llsn)
 
-    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> Located | None:
+    def locate(self, from_llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Located | None:
         def locate() -> Located | None:
             contexts = self._commits.contexts
             segment = self._log.segment_of(from_llsn)
-            places = segment.located(from_llsn, min(to_llsn, self.committed_end), bytes_max)
-            if not places:
+            to_committed = min(to_llsn, self.committed_end)
+            start, end, outlines = segment.located(from_llsn, to_committed, bytes_max, count_max)
+            if not outlines:
                 return None
-            commits = contexts.covering(places[0].first_llsn, places[-1].last_llsn)
-            headers = tuple(place.header for place in places if place.header is not None)
-            return Located(str(segment.path), places[0].offset, places[-1].end, headers, tuple(commits))
+            commits = contexts.covering(outlines[0].first_llsn, outlines[-1].last_llsn)
+            return Located(str(segment.path), start, end, outlines, commits)
 
         return self._read(locate, from_llsn)
 

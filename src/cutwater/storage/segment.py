@@ -32,8 +32,10 @@ from cutwater.storage.frames import (
     TRAILER_BYTES,
     Frame,
     FrameHeader,
+    Outline,
     Trailer,
     decode_header,
+    decode_outline,
     decode_trailer,
     encode_frame,
 )
@@ -63,6 +65,14 @@ class Frames(Struct, frozen=True):
     data: memoryview
     frames: tuple[Frame, ...]
     end: int
+
+
+class Outlines(NamedTuple):
+    """Consecutive frames that lie from one offset to another."""
+
+    start: int
+    end: int
+    found: Sequence[Outline]
 
 
 class End(NamedTuple):
@@ -192,6 +202,11 @@ class Segment:
         i = bisect_right(self._points, llsn, key=lambda point: point[0])
         return self._points[i][1] if i < len(self._points) else self.end.offset
 
+    def _point_before(self, llsn: LLSN) -> tuple[LLSN, int]:
+        """The last place that is known without looking, at or before this LLSN."""
+        i = bisect_right(self._points, llsn, key=lambda point: point[0]) - 1
+        return self._points[i] if i >= 0 else (self.first_llsn, self.data_start)
+
     def _is_due(self, offset: int) -> bool:
         header = self._marked.header
         return self._slots_used < header.points and offset >= self.data_start + self._slots_used * header.interval
@@ -317,8 +332,7 @@ class Segment:
     def places(self, llsn: LLSN) -> Iterator[Place]:
         """The places from the index point before this LLSN on, good and damaged ones, without gap."""
         end = self.end
-        i = bisect_right(self._points, llsn, key=lambda point: point[0]) - 1
-        expected, offset = self._points[i] if i >= 0 else (self.first_llsn, self.data_start)
+        expected, offset = self._point_before(llsn)
         reader = _Reader(self._file)
         while offset < end.offset:
             header = decode_header(reader.read(HEADER_BYTES_MAX, offset))
@@ -375,19 +389,28 @@ class Segment:
         frame, end = self._frame_of(llsn)
         return Frames(frame.data, (frame,), end)
 
-    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> list[Place]:
-        """Where the frames are, from the one that holds ``llsn`` on: as many as ``read`` would give, none if the first
-        one is damaged. Only their headers are read."""
-        found: list[Place] = []
-        for place in self.places(llsn):
-            if place.last_llsn < llsn:
-                continue
-            if place.header is None or place.first_llsn > to_llsn:
+    def located(self, llsn: LLSN, to_llsn: LLSN, bytes_max: int, count_max: int) -> Outlines:
+        """Where the frames are, from the one that holds ``llsn`` on: as many as ``read`` would give, at most
+        ``count_max``, and none if damage is in the way. Only their headers are read."""
+        end = self.end
+        expected, offset = self._point_before(llsn)
+        start = offset
+        found: list[Outline] = []
+        reader = _Reader(self._file)
+        while offset < end.offset and expected <= to_llsn and len(found) < count_max:
+            outline = decode_outline(reader.read(HEADER_BYTES_MAX, offset))
+            if outline is None or not _fits(outline, expected, offset, end):
                 break
-            if found and place.end - found[0].offset > bytes_max:
-                break
-            found.append(place)
-        return found
+            following = offset + outline.frame_bytes
+            expected = LLSN(outline.last_llsn + 1)
+            if expected > llsn:
+                if not found:
+                    start = offset
+                elif following - start > bytes_max:
+                    break
+                found.append(outline)
+            offset = following
+        return Outlines(start, offset, found)
 
     def _start_of(self, llsn: LLSN) -> tuple[int, LLSN]:
         place = self.place_of(llsn)
@@ -468,7 +491,7 @@ def _frame_at(file: File, offset: int, expected: LLSN, size: int) -> Frame | Non
     return frame if decode_header(frame.data) == header and frame.problem is None else None
 
 
-def _fits(header: FrameHeader | None, expected: LLSN, offset: int, end: End) -> bool:
+def _fits(header: FrameHeader | Outline | None, expected: LLSN, offset: int, end: End) -> bool:
     return (
         header is not None
         and header.first_llsn == expected
@@ -490,7 +513,7 @@ def _replaces(place: Place, entry: Entry, header: bytes, size: int) -> bool:
 
 
 class _Reader:
-    """Reads small pieces, a little ahead."""
+    """Reads small pieces, a little ahead where they are close to each other."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -500,6 +523,7 @@ class _Reader:
     def read(self, size: int, offset: int) -> memoryview:
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
+            ahead = size if at > READ_AHEAD_BYTES else max(size, READ_AHEAD_BYTES)
             self._start, at = offset, 0
-            self._data = memoryview(self._file.pread(max(size, READ_AHEAD_BYTES), offset))
+            self._data = memoryview(self._file.pread(ahead, offset))
         return self._data[at : at + size]

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.files import look_again
 from cutwater.storage.frames import Frame, frames_in
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.links import Peers
@@ -113,7 +114,8 @@ class Mender:
     async def _mend_contexts(self, driver: ReplicaDriver) -> int:
         """How many copies it took."""
         storage, copies = driver.storage, 0
-        while (llsn := await self._node.in_thread(partial(first_damaged_commit, storage))) is not None:
+        search = partial(look_again, partial(first_damaged_commit, storage), Path("commits"))
+        while (llsn := await self._node.in_thread(search)) is not None:
             commits = (await self._fetch(driver, llsn)).commits
             repaired = [await driver.in_writer(partial(storage.repair_context, commit)) for commit in commits]
             if not any(repaired):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cutwater.core.messages import GroupOutcome, PublishGroup, Replicate, SyncBegin, SyncRequest
@@ -54,6 +55,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.storage.errors import StorageBroken
+from cutwater.storage.files import look_again
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
@@ -234,12 +236,13 @@ class ReplicaDriver:
         return future
 
     async def in_reader(self, job: Callable[[], T]) -> T:
-        """Read something from the files in another thread. What was read while they were opened anew is no answer: what
-        belongs together may have been looked up partly before, partly after."""
+        """Read something from the files in another thread, again if a trim removes one of them meanwhile. What was read
+        while they were opened anew is no answer: what belongs together may have been looked up partly before, partly
+        after."""
         self.require_readable()
         replica = self.replica
         try:
-            result = await self._host.in_thread(job)
+            result = await self._host.in_thread(lambda: look_again(job, Path(f"log stream {self.stream}")))
         except Damaged:
             self._require_same(replica)
             raise

@@ -14,12 +14,12 @@ from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import FrameHeader
+from cutwater.storage.frames import FrameHeader, Outline
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.reading import READ_BYTES_MAX, count_read, find, indexed_end, last_llsn_at, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Entry, LogStreamId
+from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
 from cutwater.wire import scan_api as api
 from cutwater.wire.client import is_loopback
 from cutwater.wire.connection import Connection
@@ -170,10 +170,12 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Rep
         return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
     bytes_max = min(asked.bytes_max, READ_BYTES_MAX)
     if asked.opens_files and is_near:
-        located = driver.storage.locate(found.first, found.end, bytes_max)
+        bytes_told = max(bytes_max, min(asked.file_bytes_max, api.FILE_BYTES_MAX))
+        located = driver.storage.locate(found.first, found.end, bytes_told, api.RUNS_MAX)
         if located is not None:
-            count, packed = _packed(asked.stream, located.headers, located.commits, _as_stored(located.headers))
-            through = found.complete(located.commits, located.headers[-1].last_llsn)
+            outlines = located.outlines
+            count, packed = _packed(asked.stream, outlines, located.commits, _as_stored(outlines))
+            through = found.complete(located.commits, outlines[-1].last_llsn)
             place = (located.path, located.start, located.end - located.start)
             return Reply(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
     part = driver.storage.read(found.first, found.end, bytes_max)
@@ -191,30 +193,33 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Rep
 
 def _packed(
     stream: LogStreamId,
-    headers: Sequence[FrameHeader],
+    headers: Sequence[FrameHeader | Outline],
     commits: Sequence[CommitContext],
     places: Iterable[tuple[int, int, int]],
 ) -> tuple[int, bytes]:
     """What is told of entries, as many as have places, and how many those are."""
     left = iter(commits)
-    commit = next(left, None)
+    # Of the commit that an entry belongs to: its last LLSN, what makes a GLSN of an LLSN, and its time.
+    end, ahead, time = 0, 0, CutTime(0)
     runs = []
     for header, place in zip(headers, places, strict=False):
-        while commit is not None and commit.last_llsn < header.first_llsn:
-            commit = next(left, None)
-        if commit is None or commit.last_llsn < header.last_llsn:
-            raise Damaged(f"log stream {stream}: LLSN {header.last_llsn} has no commit")
-        schema = header.schema if header.kind is BatchKind.DATA else api.NOTHING
-        first = header.first_llsn
-        runs.append((first, commit.glsn_of(first), header.count, commit.time, header.time_min, schema, *place))
+        first, count = header.first_llsn, header.count
+        if first > end:
+            commit = next((commit for commit in left if commit.last_llsn >= first), None)
+            if commit is not None and commit.first_llsn <= first:
+                end, ahead, time = commit.last_llsn, commit.first_glsn - commit.first_llsn, commit.time
+        if first + count - 1 > end:
+            raise Damaged(f"log stream {stream}: LLSN {first + count - 1} has no commit")
+        schema = header.schema if header.kind == BatchKind.DATA else api.NOTHING
+        runs.append((first, first + ahead, count, time, header.time_min, schema, *place))
     return len(runs), api.pack([array("q", column) for column in zip(*runs, strict=True)])
 
 
-def _as_stored(headers: Sequence[FrameHeader]) -> Iterator[tuple[int, int, int]]:
+def _as_stored(headers: Iterable[FrameHeader | Outline]) -> Iterator[tuple[int, int, int]]:
     """Where the body of each frame lies in all of them, and its checksum."""
     start = 0
     for header in headers:
-        is_fence = header.kind is BatchKind.FENCE
+        is_fence = header.kind == BatchKind.FENCE
         yield (0, 0, 0) if is_fence else (start + header.header_bytes, header.body_bytes, header.checksum)
         start += header.frame_bytes
 

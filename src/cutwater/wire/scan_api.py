@@ -23,6 +23,9 @@ UNKNOWN: Final = LLSN(-1)
 
 POSITIONS_MAX: Final = 8_192
 HEADS_MAX: Final = 65_536
+RUNS_MAX: Final = 16_384
+FILE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of how much in a file a storage node tells at once, in how many batches: what it answers stays small."""
 
 
 class MeasureArguments(Struct, frozen=True):
@@ -85,7 +88,7 @@ Those before it have 0 there."""
 class ScanArguments(Struct, frozen=True):
     """The committed records of a stream that have positions from ``from_glsn`` to ``to_glsn``, as many as fit.
     ``projection`` is as in ``ReadArguments``. ``opens_files``: the reader is on the same machine, and would rather be
-    told where the records are."""
+    told where the records are; of ``file_bytes_max``, if that is more."""
 
     stream: LogStreamId
     from_glsn: GLSN
@@ -93,6 +96,7 @@ class ScanArguments(Struct, frozen=True):
     bytes_max: int
     projection: dict[int, Columns] = {}
     opens_files: bool = False
+    file_bytes_max: int = 0
 
 
 class ScanAnswer(Struct, frozen=True):
