@@ -12,6 +12,7 @@ from msgspec import Struct
 from cutwater.core.order import OrderLayer
 from cutwater.core.order_requests import catalog
 from cutwater.core.requests import AddNodeRequest, Created, CreateTopicRequest, UnsealRequest
+from cutwater.errors import Damaged
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
 from cutwater.testing.simulator.clients import Appender, Client, Operator, Producer, Reader, Subscriber
 from cutwater.testing.simulator.disk import is_intact
@@ -333,6 +334,11 @@ def simulate(seed: int, options: Options, log: list[str] | None = None) -> Resul
         violation, guarantee = str(error), error.guarantee
     except AssertionError as error:
         violation, guarantee = f"assertion: {error} at {_where(error)}", "assertion"
+        if log is not None:
+            raise
+    except Damaged as error:
+        # Whoever expects damage deals with it. Anywhere else there must not be any.
+        violation, guarantee = f"damage: {error}", "13 damage"
         if log is not None:
             raise
     except Exception as error:
