@@ -264,7 +264,8 @@ class Report(Struct, frozen=True):
 
     ``applied_high_watermark`` is the last cut up to which all running replicas of the node know themselves to be
     complete; not durable, it only tells whether commits got lost on the way. ``invalid`` names replicas whose stored
-    data cannot be trusted: they report nothing and wait to be synced.
+    data cannot be trusted: they report nothing and wait to be synced. ``is_followed``: someone is told there of records
+    as they are committed, so the node wants to hear of every cut at once.
     """
 
     storage_node_id: StorageNodeId
@@ -275,6 +276,7 @@ class Report(Struct, frozen=True):
     uncommit_reports: tuple[UncommitReport, ...]
     applied_high_watermark: GLSN = GLSN(0)
     invalid: tuple[LogStreamId, ...] = ()
+    is_followed: bool = False
 
 
 class Ack(Struct, frozen=True):

@@ -165,6 +165,7 @@ class Leader:
         applied: int | None = None,
         invalid: tuple[LogStreamId, ...] = (),
         leader_epoch: int = LEADER,
+        is_followed: bool = False,
     ) -> ReportArrived:
         """The node's next report. Unless told otherwise it has heard of this leader and of every cut."""
         if sequence is None:
@@ -179,6 +180,7 @@ class Leader:
             uncommit_reports=reports,
             applied_high_watermark=heard,
             invalid=invalid,
+            is_followed=is_followed,
         )
         return ReportArrived(report)
 

@@ -77,6 +77,12 @@ def context(first_llsn: int, first_glsn: int, count: int, *, hwm: int, prev: int
     return CommitContext(E1, LLSN(first_llsn), GLSN(first_glsn), count, GLSN(hwm), GLSN(prev), CutTime(time))
 
 
+def to_all(message: CommitMessage) -> list[Send]:
+    """At once to the heads of what is committed, for which clients wait; a little later to the others."""
+    heads = {{LS1: N1, LS2: N2}[commit.stream] for commit in message.commits}
+    return [Send(node, message, may_wait=node not in heads) for node in NODES]
+
+
 def everybody(leader: Leader, *reports: UncommitReport) -> list[object]:
     """All nodes say the same; what follows from the last of them, after nothing followed from the others."""
     assert [leader.run(leader.report(node, *reports)) for node in NODES[:-1]] == [[], []]
@@ -97,15 +103,22 @@ def test_the_worked_example(leader: Leader) -> None:
     message = CommitMessage(GLSN(10), GLSN(15), REVISION, commits, ())
     assert leader.run(leader.report(N3, ls1(3), ls2(3))) == [
         Store(LEADER, LAST, (d.Cut(GLSN(15), GLSN(10), CutTime(START.wall), REVISION, commits),)),
-        *[Send(node, message) for node in NODES],
+        *to_all(message),
     ]
+
+
+def test_a_node_where_someone_follows_hears_of_cuts_at_once(leader: Leader) -> None:
+    for node in NODES[:-1]:
+        assert leader.run(leader.report(node, ls1(1), ls2(0))) == []
+    effects = leader.run(leader.report(N3, ls1(1), ls2(0), is_followed=True))
+    assert [(send.node, send.may_wait) for send in sends(effects)] == [(N1, False), (N2, True), (N3, False)]
 
 
 def test_who_got_nothing_is_told_so(leader: Leader) -> None:
     """'a stream with nothing new never holds up the others' (§7): the commit message names the quiet streams."""
     *_, to_n3 = everybody(leader, ls1(1), ls2(0))
     commits = (StreamCommit(LS1, context(5, 11, 1, hwm=11, prev=10, time=START.wall)),)
-    assert to_n3 == Send(N3, CommitMessage(GLSN(10), GLSN(11), REVISION, commits, (LS2,)))
+    assert to_n3 == Send(N3, CommitMessage(GLSN(10), GLSN(11), REVISION, commits, (LS2,)), may_wait=True)
 
 
 def test_nothing_is_cut_before_all_have_reported(leader: Leader) -> None:
@@ -354,11 +367,11 @@ def test_nothing_leaves_while_a_write_is_in_flight(leader: Leader) -> None:
         StreamCommit(LS2, context(7, 14, 2, hwm=15, prev=11, time=half_past)),
     )
     assert leader.confirm(first) == [
-        *[Send(node, CommitMessage(GLSN(10), GLSN(11), REVISION, one, (LS2,))) for node in NODES],
+        *to_all(CommitMessage(GLSN(10), GLSN(11), REVISION, one, (LS2,))),
         Store(LEADER, DecisionIndex(LAST + 1), (d.Cut(GLSN(15), GLSN(11), CutTime(half_past), REVISION, two),)),
     ]
     effects = plain(leader.raw(Stored(DecisionIndex(LAST + 2))))
-    assert effects[:3] == [Send(node, CommitMessage(GLSN(11), GLSN(15), REVISION, two, ())) for node in NODES]
+    assert effects[:3] == to_all(CommitMessage(GLSN(11), GLSN(15), REVISION, two, ()))
     catalog, refusal = effects[3:]
     assert isinstance(catalog, Reply)
     assert isinstance(catalog.outcome, r.Catalog)

@@ -64,7 +64,7 @@ def test_a_tick_is_a_cut_without_records_that_takes_one_glsn() -> None:
     tick = d.Cut(GLSN(11), GLSN(10), time, REVISION, ())
     assert leader.wake_after(SECOND) == [
         Store(LEADER, LAST, (tick,)),
-        *[Send(node, CommitMessage(GLSN(10), GLSN(11), REVISION, (), (LS1,))) for node in NODES],
+        *[Send(node, CommitMessage(GLSN(10), GLSN(11), REVISION, (), (LS1,)), may_wait=True) for node in NODES],
     ]
     assert (leader.state.high_watermark, leader.state.cut_time) == (11, time)
 

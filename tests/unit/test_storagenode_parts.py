@@ -30,6 +30,7 @@ from cutwater.storagenode.writer import Durable, Writer
 from cutwater.types import (
     LLSN,
     Batch,
+    CommitContext,
     Entry,
     Epoch,
     EventTime,
@@ -168,23 +169,65 @@ def test_what_is_written_by_the_loop_itself_is_told_at_once(storage: FullStorage
     assert told.next() == Durable(first.last_llsn, 0, None, 0)
     told.until_idle()
     told.writer.write(second, 0)
-    told.writer.write_here()
+    told.writer.write_here(lambda: None)
     assert storage.durable_end == second.last_llsn
     assert told.writer.backlog_bytes == 0
     assert told.next() == Durable(second.last_llsn, 0, None, 0)
     # A failure is the same as in the thread, and is made good there.
     storage.is_full = True
     told.writer.write(third, 0)
-    told.writer.write_here()
+    told.writer.write_here(lambda: None)
     assert isinstance(told.next(), DiskFull)
     storage.is_full = False
     told.writer.write(third, 0)
-    told.writer.write_here()
+    told.writer.write_here(lambda: None)
     assert storage.end == second.last_llsn
     told.submit("reopened", reopens=True)
     assert told.next() == "reopened"
     told.write(third, 1)
     assert told.next() == Durable(third.last_llsn, 1, None, 0)
+
+
+class SlowToMark(MemoryStorage):
+    """Takes its time where nobody waits."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__()
+        self.order = order
+
+    def write_contexts(self, contexts: Seq[CommitContext]) -> None:
+        super().write_contexts(contexts)
+        self.order.append("commits")
+
+    def mark(self) -> None:
+        time.sleep(0.05)
+        self.order.append("mark")
+
+
+def test_entries_are_told_first_and_the_thread_waits_until_the_loop_has_left_the_files() -> None:
+    order: list[str] = []
+    done = threading.Event()
+    first, second = entries_from(1, 2)
+
+    def durable(what: Durable) -> None:
+        order.append("durable")
+        if what.entries_end == second.last_llsn:
+            writer.submit(lambda: order.append("task"), lambda error: done.set())
+
+    writer = Writer(SlowToMark(order), lambda job: job(), durable, lambda error: None, "writer")
+    try:
+        writer.write(first, 0)
+        writer.write_here(lambda: None)
+        order.clear()
+        writer.write_context(commit_of([first], None), 0)
+        writer.write(second, 0)
+        writer.write_here(lambda: order.append("reported"))
+        assert done.wait(WITHIN_SECONDS)
+    finally:
+        writer.end()
+        assert writer.join(WITHIN_SECONDS)
+    assert order[:4] == ["durable", "reported", "commits", "mark"]
+    assert "task" in order[4:]
 
 
 def test_a_writer_whose_thread_has_something_to_do_is_not_idle(storage: FullStorage, told: Told) -> None:
@@ -233,7 +276,7 @@ def by_the_loop(count: int, *, may_wait: bool = True, body_bytes: int = 10, slow
     storages = [Who() for _ in range(count)]
 
     async def turn() -> None:
-        handing_over = HandingOver(lambda: may_wait)
+        handing_over = HandingOver(lambda: may_wait, lambda: None)
         if slow:
             handing_over._pace.observe(time.monotonic() - 2 * MEMORY * SLOW_SECONDS)
         told = [Told(storage) for storage in storages]

@@ -97,13 +97,13 @@ class Herald:
             if stream is not None:
                 heads.update(stream.members[:1])
         committed = {commit.stream for commit in cut.commits}
-        # Heads first: it is they for whom clients wait.
+        # Heads first: it is they for whom clients wait. Others only have to know before long, if nobody follows there.
         for node, member_of in sorted(self._roster.member_of.items(), key=lambda item: item[0] not in heads):
             own = commits.get(node, ())
             quiet = tuple([lsid for lsid in member_of if lsid not in committed]) if own else member_of
             if own or quiet:
                 message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, tuple(own), quiet)
-                yield Send(node, message)
+                yield Send(node, message, may_wait=node not in heads and not self._book.is_followed(node))
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
         """The head hears of it last, when all others run; alone it is the last as well."""
@@ -129,6 +129,8 @@ class Herald:
         told: list[Send] = []
         restless = self._restless.pop(node, set())
         for ur in report.uncommit_reports if is_new else self._some(node, changed | restless):
+            if not behind and self._is_settled(node, ur):
+                continue
             for send in self._answer_replica(node, ur, behind):
                 told.append(send)
                 for concerned in (node, send.node):
@@ -143,11 +145,25 @@ class Herald:
 
     def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
         """What the node said last of streams of which it was told something."""
-        return self._some(node, self._restless.get(node, set()))
+        restless = self._restless.get(node)
+        return self._some(node, restless) if restless else []
 
     def _some(self, node: StorageNodeId, streams: set[LogStreamId]) -> list[UncommitReport]:
         found = (self._book.of(stream, node) for stream in sorted(streams))
         return [ur for ur in found if ur is not None]
+
+    def _is_settled(self, node: StorageNodeId, ur: UncommitReport) -> bool:
+        """Whether there is nothing to be said to a replica, as nearly always: it runs, and so does its head."""
+        stream = self._state.streams.get(ur.log_stream_id)
+        return (
+            stream is not None
+            and stream.is_open
+            and ur.state is ReplicaState.RUNNING
+            and ur.epoch == stream.epoch
+            and node in stream.members
+            and ur.trimmed_before >= self._state.topics[stream.topic].trimmed_before
+            and (node == stream.members[0] or self._runs(stream, stream.members[0]))
+        )
 
     def _answer_replica(self, node: StorageNodeId, ur: UncommitReport, behind: bool) -> Iterator[Send]:
         stream = self._state.streams.get(ur.log_stream_id)

@@ -394,13 +394,14 @@ class OrderLayer:
             decision = structs.replace(decision, at=max(self.state.cut_time, CutTime(now.wall)))
         self.state.apply(decision)
         decided.append(decision)
-        if isinstance(decision, (d.Seal, d.Unseal)):
-            self._book.void(decision.stream)
-            self._watch.note((decision.stream,))
         if isinstance(decision, d.Cut):
             committed = [commit.stream for commit in decision.commits]
             self._watch.note(committed)
             self._with_history.update(committed)
+            return
+        if isinstance(decision, (d.Seal, d.Unseal)):
+            self._book.void(decision.stream)
+            self._watch.note((decision.stream,))
         if isinstance(decision, (d.Seal, d.CreateStream)):
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
@@ -423,8 +424,11 @@ class OrderLayer:
     def _next_cut(self, now: Instant) -> d.Cut | None:
         if not self._moved:
             return None
-        candidates = [self._candidate(self.state.streams[lsid]) for lsid in self._moved if lsid not in self._distrusted]
+        streams = [self.state.streams[lsid] for lsid in self._moved if lsid not in self._distrusted]
         self._moved.clear()
+        candidates = [self._candidate(stream) for stream in streams if self._has_more(stream)]
+        if not candidates:
+            return None
         time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
         commits = make_cut(self.state.high_watermark, time, candidates)
         if not commits:
@@ -442,6 +446,12 @@ class OrderLayer:
         self._last_wall, self._last_cut = now.wall, now.monotonic
         last = self.state.high_watermark
         return d.Cut(GLSN(last + 1), last, time, self.state.revision, ())
+
+    def _has_more(self, stream: LogStream) -> bool:
+        """Whether every replica has told of records that are not committed: the last of them does, so of three reports
+        two end here."""
+        reports, end = self._book.of_stream(stream.stream), stream.committed_end
+        return all(node in reports and reports[node].durable_end > end for node in stream.members)
 
     def _candidate(self, stream: LogStream) -> Candidate:
         ends = tuple(self._durable_end(stream, node) for node in stream.members) if stream.is_open else ()

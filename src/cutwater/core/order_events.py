@@ -100,6 +100,8 @@ class Store(Struct, frozen=True):
 class Send(Struct, frozen=True):
     node: StorageNodeId
     message: LeaderMessage
+    may_wait: bool = False
+    """Nobody waits for what the node does with it, so it may come a little later, together with the next ones."""
 
 
 class Reply(Struct, frozen=True):

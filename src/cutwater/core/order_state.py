@@ -201,13 +201,16 @@ class OrderState:
 
     def apply(self, decision: d.Decision) -> None:
         """Fold the next decision into the state; raises, and changes nothing, if it contradicts the earlier ones."""
+        if isinstance(decision, d.Cut):
+            self._cut(decision)
+            self.index = DecisionIndex(self.index + 1)
+            self._journal.note(self.index, decision)
+            return
         if isinstance(decision, _ON_STREAMS):
             self._require(decision.stream in self.streams, decision, "the log stream is unknown")
         if isinstance(decision, (d.ChangeTopic, d.DeleteTopic, d.Trim, d.CreateStream)):
             self._require(decision.topic in self.topics, decision, "the topic is unknown")
         match decision:
-            case d.Cut():
-                self._cut(decision)
             case d.Seal():
                 self._seal(decision)
             case d.Unseal():

@@ -156,6 +156,8 @@ class Publisher:
     def messages(self, now: Instant, outlook: Outlook) -> Iterator[Send]:
         """Everything in the state must be stored."""
         publishing = self._state.runs.publishing
+        if not publishing and not self._told and not self._why and not self._outcomes:
+            return
         keys = {(run.run, run.batch, group.topic) for run in publishing for group in run.unpublished}
         for known in (self._told, self._why, self._outcomes):
             for key in known.keys() - keys:

@@ -7,7 +7,7 @@ leader starts with an empty book and takes in only what names it (see ``order.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, UncommitReport
 
@@ -51,6 +51,9 @@ class ReportBook:
         reports = self._by_stream.get(stream)
         return None if reports is None else reports.get(node)
 
+    def of_stream(self, stream: LogStreamId) -> Mapping[StorageNodeId, UncommitReport]:
+        return self._by_stream.get(stream, {})
+
     def newest(self, node: StorageNodeId) -> Report | None:
         return self._newest.get(node)
 
@@ -68,6 +71,10 @@ class ReportBook:
     def is_writable(self, node: StorageNodeId) -> bool:
         report = self._newest.get(node)
         return report is not None and report.node_state is NodeState.READY
+
+    def is_followed(self, node: StorageNodeId) -> bool:
+        report = self._newest.get(node)
+        return report is not None and report.is_followed
 
     def forget(self, node: StorageNodeId) -> None:
         """The node was removed from the cluster."""

@@ -85,7 +85,7 @@ class MetadataServer:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[CutwaterError] = self._loop.create_future()
         """Done when this node cannot go on: whoever started it should stop it and say why."""
-        self._ways = Ways(self._loop.time)
+        self._ways = Ways(self._loop)
         self._cluster_key = ""
         self._claimed: LeaderEpoch | None = None
         """The epoch in which this node leads, or will as soon as it has loaded what is stored."""

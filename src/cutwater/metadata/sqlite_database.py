@@ -77,6 +77,8 @@ class SqliteDatabase:
         self._broken: str | None = None
         self._is_open = False
         self._is_patient = True
+        self._decoded: tuple[bytes, LeaderInfo] | None = None
+        """The record of the leader, which is read with every write and hardly ever another one."""
         self._check_place()
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         try:
@@ -177,7 +179,9 @@ class SqliteDatabase:
     def _leader(self) -> LeaderInfo:
         stored = self._record("leader")
         if stored is not None:
-            return decode_leader(stored, self._where("leader"))
+            if self._decoded is None or self._decoded[0] != stored:
+                self._decoded = stored, decode_leader(stored, self._where("leader"))
+            return self._decoded[1]
         if self._newest() is not None:
             raise DamagedStore(str(self.path), "it holds decisions, but not who leads")
         return NOBODY

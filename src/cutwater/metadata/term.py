@@ -138,7 +138,7 @@ class Term:
     def _carry_out(self, effect: OrderEffect) -> None:
         match effect:
             case Send():
-                self._ways.send(effect.node, effect.message)
+                self._ways.send(effect.node, effect.message, may_wait=effect.may_wait)
             case Store():
                 self._writing_since = self._loop.time()
                 self._writing = self._loop.create_task(self._write(effect))

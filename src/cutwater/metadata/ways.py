@@ -1,12 +1,15 @@
 """The ways from a node of the metadata repository to storage nodes: connections on which their reports come in, and
 followers that pass reports on.
 
-What is said may get lost with a connection; the next report shows what is missing. So nothing is queued here.
+What is said may get lost with a connection; the next report shows what is missing. So nothing is queued here, except
+what may wait, and that not for long: a storage node that is woken for every cut, although no client waits for what it
+does then, keeps those from the processor for whom clients wait (ADR 0033).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Mapping
 
 from cutwater.core.messages import CommitMessage, LeaderMessage
 from cutwater.errors import CutwaterError
@@ -17,13 +20,19 @@ from cutwater.wire.metadata_api import RELAY_DOWN, RelayDown
 
 FRESH_SECONDS = 1.0
 """A way on which nothing came for this long is not used any more, if there is another."""
+WAIT_SECONDS = 0.002
+"""How long a message waits for others to the same node, if it may. Who reads from that node reads so much later."""
+WAITING_MAX = 64
+"""How many messages may wait for one node."""
 
 
 class Ways:
-    """``now`` is the time of the event loop."""
+    """On one event loop."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[StorageNodeId, list[LeaderMessage]] = {}
+        self._alarm: asyncio.TimerHandle | None = None
         self._heard: dict[StorageNodeId, dict[Connection, float]] = {}
         """Over which connections a storage node was heard, and when."""
         self._relays: set[Connection] = set()
@@ -37,7 +46,7 @@ class Ways:
             self._relays.add(connection)
         elif self._told.get(connection) is not self._addresses:
             self._tell_addresses(connection)
-        self._heard.setdefault(node, {})[connection] = self._now()
+        self._heard.setdefault(node, {})[connection] = self._loop.time()
 
     def lose(self, connection: Connection) -> list[StorageNodeId]:
         """The connection is closed. Returns the storage nodes at its other end."""
@@ -47,20 +56,44 @@ class Ways:
         lost = [node for node, ways in self._heard.items() if ways.pop(connection, None) is not None]
         return [] if is_relay else lost
 
-    def send(self, node: StorageNodeId, message: LeaderMessage) -> None:
-        """On every way that is in use: what arrives twice does no harm, and what is lost on one arrives on another."""
+    def send(self, node: StorageNodeId, message: LeaderMessage, *, may_wait: bool = False) -> None:
+        """On every way that is in use: what arrives twice does no harm, and what is lost on one arrives on another.
+        Messages to one node are told in their order, also those that may wait."""
+        if may_wait:
+            waiting = self._waiting.setdefault(node, [])
+            waiting.append(message)
+            if self._alarm is None:
+                self._alarm = self._loop.call_later(WAIT_SECONDS, self._send_waiting)
+            if len(waiting) < WAITING_MAX:
+                return
+        elif node in self._waiting:
+            self._waiting[node].append(message)
+        else:
+            self._send(node, message, is_alone=isinstance(message, CommitMessage))
+            return
+        for waiting_one in self._waiting.pop(node):
+            self._send(node, waiting_one, is_alone=False)
+
+    def _send_waiting(self) -> None:
+        self._alarm = None
+        all_waiting, self._waiting = self._waiting, {}
+        for node, waiting in all_waiting.items():
+            for message in waiting:
+                self._send(node, message, is_alone=False)
+
+    def _send(self, node: StorageNodeId, message: LeaderMessage, *, is_alone: bool) -> None:
+        """``is_alone``: of commits there is one for each node, and appends wait for them."""
         ways = self._heard.get(node)
         if not ways:
             return
-        newest = self._now() - FRESH_SECONDS
+        newest = self._loop.time() - FRESH_SECONDS
         fresh = [connection for connection, at in ways.items() if at >= newest] or list(ways)
         for connection in fresh:
             try:
                 if connection in self._relays:
                     connection.notify(RELAY_DOWN, RelayDown(node, message))
                 else:
-                    # Of commits there is one for each node, and appends wait for them.
-                    connection.notify(storage_api.LEADER_SAYS, message, is_alone=isinstance(message, CommitMessage))
+                    connection.notify(storage_api.LEADER_SAYS, message, is_alone=is_alone)
             except CutwaterError:
                 # Lost, or it does not read: it will be told again when it reports again.
                 continue

@@ -106,7 +106,11 @@ class ReplicaStorage(Protocol):
     def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
         """Commits that follow the last one, of durable entries only; durable after ``sync``."""
 
-    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced: ...
+    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
+        """``marks``: note in the files how far entries are durable. Whoever leaves that for later calls ``mark``."""
+
+    def mark(self) -> None:
+        """Note what ``sync`` did not: a hint for the next opening, for which nobody has to wait."""
 
     def save_hard_state(self, hard_state: HardState) -> None:
         """Durable when it returns, like everything below."""

@@ -136,13 +136,16 @@ class MemoryStorage:
             assert self.last_commit is None or follows(self.last_commit, context), (self.last_commit, context)
             self.memory.contexts.append(context)
 
-    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced:
+    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
         self._check()
         if entries:
             self.memory.frames_synced = len(self.memory.frames)
         if contexts:
             self.memory.contexts_synced = len(self.memory.contexts)
         return Synced(self.durable_end, self.durable_commit)
+
+    def mark(self) -> None:
+        self._check()
 
     def save_hard_state(self, hard_state: HardState) -> None:
         self._check()

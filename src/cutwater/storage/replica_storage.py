@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -70,6 +69,33 @@ class ReplicaIdentity(Struct, frozen=True):
     stream: LogStreamId
 
 
+class _Guard:
+    """Foreign errors become ours inside of it. All but a full disk are final."""
+
+    __slots__ = ("_directory", "broken")
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.broken: str | None = None
+
+    def check(self) -> None:
+        if self.broken is not None:
+            raise StorageBroken(f"{self._directory} failed before ({self.broken}): reopen it and cut it back")
+
+    __enter__ = check
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, StorageBroken):
+            self.broken = error.message
+        elif isinstance(error, OSError):
+            if is_full(error):
+                raise DiskFull(
+                    f"{self._directory}: no room is left ({error}): nothing was lost; make room, or trim"
+                ) from error
+            self.broken = str(error)
+            raise StorageBroken(f"{self._directory} failed ({error}): reopen it and cut it back") from error
+
+
 class SegmentStorage:
     """Implements ``ReplicaStorage``."""
 
@@ -83,10 +109,10 @@ class SegmentStorage:
         """Open what is there, or begin with nothing: whether that may be is for ``core.recovery.judge`` to say."""
         self._directory, self._identity = directory, identity
         self._options, self._files = options or SegmentOptions(), files or OsFiles()
-        self._broken: str | None = None
+        self._guard = _Guard(directory)
         self._hard_state: HardState | None = None
         self._dedup: DedupCheckpoint | None = None
-        with self._guard():
+        with self._guard:
             self._open()
 
     @property
@@ -221,11 +247,11 @@ class SegmentStorage:
 
     @property
     def contexts(self) -> ContextView:
-        self._check()
+        self._guard.check()
         return self._commits.contexts
 
     def find(self) -> Found:
-        self._check()
+        self._guard.check()
         log = self._log
         tail: list[Entry] = []
         damaged = log.lost
@@ -240,69 +266,54 @@ class SegmentStorage:
 
     # Writing.
 
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise StorageBroken(f"{self._directory} failed before ({self._broken}): reopen it and cut it back")
-
-    @contextmanager
-    def _guard(self) -> Iterator[None]:
-        """Foreign errors become ours here. All but a full disk are final."""
-        self._check()
-        try:
-            yield
-        except StorageBroken as error:
-            self._broken = error.message
-            raise
-        except OSError as error:
-            if is_full(error):
-                raise DiskFull(
-                    f"{self._directory}: no room is left ({error}): nothing was lost; make room, or trim"
-                ) from error
-            self._broken = str(error)
-            raise StorageBroken(f"{self._directory} failed ({error}): reopen it and cut it back") from error
-
     def write(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if crc32c(entry.batch.body) != entry.batch.checksum:
                 raise DamagedEntries("before it was written", entry.first_llsn, entry.last_llsn, "wrong checksum")
-        with self._guard():
+        with self._guard:
             if self._log.lost is not None:
                 raise DamagedEntries(str(self._directory), self._log.lost, self._log.lost, "lost: cut back or restart")
             self._log.write(entries)
 
     def write_contexts(self, contexts: Sequence[CommitContext]) -> None:
-        with self._guard():
+        with self._guard:
             if contexts:
                 # A commit context on disk implies that the entries it covers are on disk.
                 assert contexts[-1].last_llsn <= self._log.durable_llsn, (contexts[-1], self._log.durable_llsn)
                 self._commits.write(contexts)
 
-    def sync(self, *, entries: bool = True, contexts: bool = True) -> Synced:
-        with self._guard():
+    def sync(self, *, entries: bool = True, contexts: bool = True, marks: bool = True) -> Synced:
+        with self._guard:
             if entries:
                 self._log.sync()
             if contexts:
                 self._commits.sync()
+            if marks:
+                self._log.mark()
         return Synced(self._log.durable_llsn, self._commits.durable)
 
+    def mark(self) -> None:
+        with self._guard:
+            self._log.mark()
+
     def save_hard_state(self, hard_state: HardState) -> None:
-        with self._guard():
+        with self._guard:
             replace(self._files, self._directory / "state", encode_hard_state(hard_state))
             self._hard_state = hard_state
 
     def save_dedup(self, checkpoint: DedupCheckpoint) -> None:
-        with self._guard():
+        with self._guard:
             replace(self._files, self._directory / "dedup", encode_dedup(checkpoint))
             self._dedup = checkpoint
 
     def truncate(self, end: LLSN) -> None:
-        with self._guard():
+        with self._guard:
             last = self._commits.last
             assert last is None or end >= last.last_llsn, (end, last)
             self._log.truncate(end)
 
     def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
-        with self._guard():
+        with self._guard:
             before = self._manifest.generation
             manifest = structs.replace(self._manifest, generation=before + 1, first_llsn=first_llsn)
             log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
@@ -313,7 +324,7 @@ class SegmentStorage:
             self._remove_leftovers(self._files.names(self._directory))
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
-        with self._guard():
+        with self._guard:
             durable = self._commits.durable
             if durable is None or upto < self.first_llsn:
                 return self.first_llsn
@@ -332,13 +343,13 @@ class SegmentStorage:
             return self.first_llsn
 
     def cut_back(self, end: LLSN | None, committed_end: LLSN | None) -> None:
-        self._broken = None
-        with self._guard():
+        self._guard.broken = None
+        with self._guard:
             try:
                 self._open()
             except Damaged as error:
                 # What was opened before is closed, and nothing has taken its place.
-                self._broken = error.message
+                self._guard.broken = error.message
                 raise
             if end is None or committed_end is None:
                 return
@@ -349,7 +360,7 @@ class SegmentStorage:
                 self._log.truncate(end)
 
     def repair(self, entry: Entry, running: Running | None = None) -> bool:
-        with self._guard():
+        with self._guard:
             if crc32c(entry.batch.body) != entry.batch.checksum:
                 return False
             if not self._log.first_llsn <= entry.first_llsn <= self._log.end_llsn:
@@ -357,13 +368,13 @@ class SegmentStorage:
             return self._log.repair(entry, running)
 
     def repair_context(self, context: CommitContext) -> bool:
-        with self._guard():
+        with self._guard:
             return self._commits.repair(context)
 
     def repair_headers(self) -> int:
         """Write what is damaged in the headers of files anew: they hold everything twice. The small files too: all that
         they say is in memory. How many there were."""
-        with self._guard():
+        with self._guard:
             repaired = self._repair_whole_files()
             marked = [self._log.segment_of(first).marked for first in self._log.firsts]
             marked += [file for _, file, _ in self._commits.files()]
@@ -381,18 +392,18 @@ class SegmentStorage:
 
     def close(self) -> None:
         """Sync what is not, and then the marks that say so."""
-        if self._broken is None:
+        if self._guard.broken is None:
             self.sync()
-            with self._guard():
+            with self._guard:
                 self._log.close()
                 self._commits.close()
-        self._broken = "it was closed"
+        self._guard.broken = "it was closed"
 
     # Reading. A trim may take away files between two steps of a reader, who then looks again.
 
     def _read(self, what: Callable[[], T], llsn: LLSN | None = None) -> T:
         """Read something, of the entry that holds ``llsn`` or of none in particular."""
-        self._check()
+        self._guard.check()
 
         def read() -> T:
             if llsn is not None and llsn < self.first_llsn:
@@ -497,7 +508,7 @@ class SegmentStorage:
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
 
     def verify(self) -> list[Finding]:
-        self._check()
+        self._guard.check()
         findings = verify(self._log, self._commits, self._whole_files())
         # What is trimmed may still lie in a segment with what is not, but nobody has a copy and nobody asks for it.
         first = self.first_llsn

@@ -95,6 +95,8 @@ class Segment:
         """Event time after the last entry."""
         self.lost: LLSN | None = None
         """The first LLSN that should be here and is not, found when the file was opened."""
+        self._unmarked: tuple[End, Running] | None = None
+        """What is durable and not noted in the file."""
         self._points: list[tuple[LLSN, int]] = []
         self._slots_used = 0
 
@@ -263,11 +265,18 @@ class Segment:
         return min(offset + room_ahead_bytes, self.data_start + header.points * header.interval)
 
     def sync(self) -> None:
-        """Everything written is durable afterwards."""
+        """Everything written is durable afterwards; to be followed by ``mark``."""
         if self.end != self.durable:
             self._marked.sync_data()
-            self._marked.set_mark(self.end.offset, self.end.llsn, self.running)
             self.durable = self.end
+            self._unmarked = self.end, self.running
+
+    def mark(self) -> None:
+        """Note how far the last sync made the file durable."""
+        if self._unmarked is not None:
+            (llsn, offset), running = self._unmarked
+            self._marked.set_mark(offset, llsn, running)
+            self._unmarked = None
 
     def truncate(self, end: LLSN) -> None:
         """Durably remove the entries above ``end``, and whatever else lies there."""
@@ -275,6 +284,7 @@ class Segment:
         offset, running = self._end_of(end)
         self._marked.sync_data()
         # The mark goes first, or it would tell of what is gone. Then the index, which counts only below the mark.
+        self._unmarked = None
         self._marked.set_mark(offset, end, running)
         self._marked.sync_data()
         self._points = [point for point in self._points if point[1] < offset]
@@ -288,6 +298,7 @@ class Segment:
     def finish(self) -> None:
         """Make the file as long as its entries are, and everything durable, the mark too."""
         self.sync()
+        self.mark()
         self._marked.finish(self.end.offset)
 
     def go_on(self, running: Running) -> None:

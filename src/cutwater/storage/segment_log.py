@@ -148,6 +148,9 @@ class SegmentLog:
     def sync(self) -> None:
         self._last.sync()
 
+    def mark(self) -> None:
+        self._last.mark()
+
     def close(self) -> None:
         self._last.finish()
 

@@ -23,10 +23,11 @@ HERE_BYTES_MAX = 32 * 1024
 
 
 class HandingOver:
-    """``may_wait`` says whether the event loop may wait for the disk at all."""
+    """``may_wait`` says whether the event loop may wait for the disk at all; ``report`` sends the report that is due
+    when entries are durable."""
 
-    def __init__(self, may_wait: Callable[[], bool]) -> None:
-        self._may_wait = may_wait
+    def __init__(self, may_wait: Callable[[], bool], report: Callable[[], None]) -> None:
+        self._may_wait, self._report = may_wait, report
         self._loop = asyncio.get_running_loop()
         self._due: list[Writer] = []
         self._busy: list[Writer] = []
@@ -44,7 +45,7 @@ class HandingOver:
         due, self._due = self._due, []
         if len(due) == 1 and self._can_be_here(due[0]):
             begun = time.monotonic()
-            due[0].write_here()
+            due[0].write_here(self._report)
             self._pace.observe(begun)
             return
         for writer in due:

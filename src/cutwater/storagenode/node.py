@@ -150,7 +150,7 @@ class StorageNode:
         self._stores = stores
         self._threads = threads
         self._loop = asyncio.get_running_loop()
-        self._handing_over = HandingOver(outside.may_wait_for_disk)
+        self._handing_over = HandingOver(outside.may_wait_for_disk, self._report_if_due)
         self._waiters: dict[Waiter, tuple[Outcome, int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
@@ -431,8 +431,12 @@ class StorageNode:
         self.report_soon()
         self._ticking = self._loop.call_later(REPORT_EVERY_SECONDS, self._tick)
 
+    def _report_if_due(self) -> None:
+        if self._report_is_due:
+            self._report_is_due = False
+            self._report()
+
     def _report(self) -> None:
-        self._report_is_due = False
         drivers = self.replicas.values()
         reports = [driver.report() for driver in drivers]
         if any(driver.replica.trusted and ur is None for driver, ur in zip(drivers, reports, strict=True)):
@@ -451,6 +455,7 @@ class StorageNode:
             tuple(ur for ur in reports if ur is not None),
             min(running, default=GLSN(0)),
             (*invalid, *self.unreadable),
+            any(driver.watchers for driver in drivers),
         )
         self._outside.send_report(report)
 
@@ -490,7 +495,7 @@ class StorageNode:
     def report_soon(self) -> None:
         if not self._report_is_due:
             self._report_is_due = True
-            self._loop.call_soon(self._report)
+            self._loop.call_soon(self._report_if_due)
 
     def complain(self, stream: LogStreamId, peer: StorageNodeId) -> None:
         self._outside.send_complaint(Complaint(stream, self.node, peer))

@@ -143,6 +143,9 @@ class ReplicaDriver:
     def watch(self, tell: Callable[[], None]) -> None:
         """Call this when more can be read than before, or when it is known that there is no more up to some position.
         Whoever watches looks for himself first: what was written before is not told."""
+        if not self._watchers:
+            # The metadata repository should know that somebody waits here.
+            self._host.report_soon()
         self._watchers.add(tell)
         self.writer.on_readable = self._tell_watchers
 

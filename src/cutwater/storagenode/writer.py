@@ -104,6 +104,10 @@ class Writer:
         self._handed_over = 0
         """How many times; changed by the event loop's thread only, and the next two by the writer's."""
         self._begun = self._finished = 0
+        self._is_here = False
+        """The event loop's thread is writing."""
+        self._is_asked = False
+        """Something was handed over meanwhile."""
         self._is_broken = False
         self._is_ended = False
         """Nothing that is given from now on will be done."""
@@ -141,7 +145,9 @@ class Writer:
         return bool(self._turn)
 
     def hand_over(self) -> None:
-        if self._turn:
+        if self._is_here:
+            self._is_asked = True
+        elif self._turn:
             self._wake()
 
     def _wake(self) -> None:
@@ -154,9 +160,16 @@ class Writer:
         """Whether its thread has nothing to do, and will not have as long as nothing is handed over."""
         return self._handed_over == self._finished
 
-    def write_here(self) -> None:
-        """Instead of ``hand_over``, when it is idle: write and sync in this thread, and say what came of it at once."""
+    def write_here(self, then: Callable[[], None]) -> None:
+        """Instead of ``hand_over``, when it is idle: write and sync in this thread, and say what came of it at once.
+        ``then`` is called when entries are durable, before the rest is done, for which nobody waits. What is handed
+        over meanwhile by those who are told has to wait until this thread has left the files alone."""
         assert self.is_idle
+
+        def tell(job: Job) -> None:
+            job()
+            then()
+
         turn, self._turn = self._turn, []
         for item in turn:
             # Whoever gives something else hands it over right away.
@@ -164,8 +177,15 @@ class Writer:
             self._collect(item)
         if self._is_broken:
             self._drop()
-        else:
-            self._sync(contexts=False, tell=_at_once)
+            return
+        self._is_here = True
+        try:
+            self._sync(contexts=False, tell=tell)
+        finally:
+            self._is_here = False
+            if self._is_asked:
+                self._is_asked = False
+                self.hand_over()
 
     def tick(self) -> None:
         """Once in a while: write the commits that came since the last time, and sync them."""
@@ -258,36 +278,44 @@ class Writer:
         contexts = contexts and (bool(committed) or self._unsynced is not None)
         if not self._entries and not committed and not contexts:
             return
+        if self._entries:
+            if not self._has_done(self._sync_entries, tell):
+                return
+            entries = Durable(self._take_entries()[-1].last_llsn, self._generations[0], None, self._generations[1])
+            tell(lambda: self._on_durable(entries))
+        if committed:
+            if not self._has_done(lambda: self._storage.write_contexts(committed), tell):
+                return
+            self._unsynced = committed[-1]
+            on_readable = self.on_readable
+            if on_readable is not None:
+                tell(on_readable)
+        if contexts:
+            if not self._has_done(self._sync_contexts, tell):
+                return
+            commits = Durable(None, self._generations[0], self._unsynced, self._generations[1])
+            self._unsynced = None
+            tell(lambda: self._on_durable(commits))
+        self._has_done(self._storage.mark, tell)
+
+    def _sync_entries(self) -> None:
+        self._storage.write(self._entries)
+        started = time.monotonic()
+        self._storage.sync(contexts=False, marks=False)
+        self.entry_syncs.observe(time.monotonic() - started)
+
+    def _sync_contexts(self) -> None:
+        started = time.monotonic()
+        self._storage.sync(entries=False, marks=False)
+        self.context_syncs.observe(time.monotonic() - started)
+
+    def _has_done(self, job: Job, tell: Callable[[Job], None]) -> bool:
         try:
-            if committed:
-                self._storage.write_contexts(committed)
-                self._unsynced = committed[-1]
-                on_readable = self.on_readable
-                if on_readable is not None:
-                    tell(on_readable)
-            if self._entries:
-                self._storage.write(self._entries)
-                started = time.monotonic()
-                self._storage.sync(contexts=False)
-                self.entry_syncs.observe(time.monotonic() - started)
-            if contexts:
-                started = time.monotonic()
-                self._storage.sync(entries=False)
-                self.context_syncs.observe(time.monotonic() - started)
+            job()
         except Exception as error:
             self._fail(_known(error), tell)
-            return
-        entries = self._take_entries()
-        durable = Durable(
-            entries[-1].last_llsn if entries else None,
-            self._generations[0],
-            self._unsynced if contexts else None,
-            self._generations[1],
-        )
-        if contexts:
-            self._unsynced = None
-        if entries or contexts:
-            tell(lambda: self._on_durable(durable))
+            return False
+        return True
 
     def _fail(self, error: CutwaterError, tell: Callable[[Job], None]) -> None:
         self._is_broken = True
@@ -311,10 +339,6 @@ class Writer:
                 outcome = _known(error)
             self._is_broken = outcome is not None
         self._tell(lambda: task.done(outcome))
-
-
-def _at_once(job: Job) -> None:
-    job()
 
 
 def _cost(entry: Entry) -> int:

@@ -1,0 +1,79 @@
+"""What may wait is told to a storage node a little later, in its order, and never lies about for long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from cutwater.core.messages import CommitMessage, LeaderMessage, SealReplica
+from cutwater.metadata.ways import WAITING_MAX, Ways
+from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, LogStreamId, Revision, StorageNodeId
+from cutwater.wire.connection import Connection
+from cutwater.wire.storage_api import LEADER_SAYS
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+
+NODE, OTHER = StorageNodeId(1), StorageNodeId(2)
+WITHIN_SECONDS = 20.0
+
+
+class Told:
+    """The end of a connection that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[LeaderMessage] = []
+
+    def notify(self, notice: Any, argument: Any, *, is_alone: bool = False) -> None:
+        if notice is LEADER_SAYS:
+            self.messages.append(argument)
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(WITHIN_SECONDS):
+            while len(self.messages) < count:
+                await asyncio.sleep(0.001)
+
+
+def commit(glsn: int) -> CommitMessage:
+    return CommitMessage(GLSN(glsn - 1), GLSN(glsn), Revision(1), (), ())
+
+
+def made() -> tuple[Ways, Told, Told]:
+    ways, one, other = Ways(asyncio.get_running_loop()), Told(), Told()
+    for node, connection in ((NODE, one), (OTHER, other)):
+        ways.hear(node, cast(Connection, connection), is_relay=False)
+    return ways, one, other
+
+
+async def test_what_may_wait_is_told_soon_and_the_rest_at_once() -> None:
+    ways, one, other = made()
+    ways.send(NODE, commit(1))
+    ways.send(OTHER, commit(1), may_wait=True)
+    assert (one.messages, other.messages) == ([commit(1)], [])
+    await other.until(1)
+    ways.send(OTHER, commit(2), may_wait=True)
+    await other.until(2)
+    assert other.messages == [commit(1), commit(2)]
+
+
+async def test_what_waits_is_told_before_what_comes_after_it() -> None:
+    ways, one, other = made()
+    seal = SealReplica(LogStreamId(1), LeaderEpoch(1), Epoch(1), LLSN(1))
+    ways.send(NODE, commit(1), may_wait=True)
+    ways.send(OTHER, commit(1), may_wait=True)
+    ways.send(NODE, seal)
+    assert one.messages == [commit(1), seal]
+    assert other.messages == [], "who was told nothing urgent still waits"
+    await other.until(1)
+    ways.send(NODE, commit(2))
+    assert one.messages[2:] == [commit(2)], "nothing is told twice"
+
+
+async def test_only_so_much_waits() -> None:
+    ways, one, _ = made()
+    messages = [commit(i) for i in range(1, WAITING_MAX + 1)]
+    for message in messages:
+        assert one.messages == []
+        ways.send(NODE, message, may_wait=True)
+    assert one.messages == messages
