@@ -93,7 +93,10 @@ class Workload:
 
     WEIGHTS = {  # noqa: RUF012
         "write": 28,
-        "sync": 25,
+        "sync": 12,
+        "sync_entries": 10,
+        "sync_commits": 4,
+        "mark": 6,
         "commit": 25,
         "save_hard_state": 3,
         "save_dedup": 2,
@@ -121,6 +124,18 @@ class Workload:
         self.world.durable, self.world.contexts_durable = len(self.world.entries), len(self.world.contexts)
         assert synced.entries_end == self.world.end
         assert synced.context == (self.world.contexts[-1] if self.world.contexts else None)
+
+    def sync_entries(self) -> None:
+        """As a storage node does it: who waits is told, and marks come later, if the process lives so long."""
+        self.storage.sync(contexts=False, marks=False)
+        self.world.durable = len(self.world.entries)
+
+    def sync_commits(self) -> None:
+        self.storage.sync(entries=False, marks=False)
+        self.world.contexts_durable = len(self.world.contexts)
+
+    def mark(self) -> None:
+        self.storage.mark()
 
     def commit(self) -> None:
         world = self.world

@@ -230,6 +230,52 @@ def test_entries_are_told_first_and_the_thread_waits_until_the_loop_has_left_the
     assert "task" in order[4:]
 
 
+def test_commits_that_someone_waits_for_come_before_the_sync() -> None:
+    order: list[str] = []
+    first, second = entries_from(1, 2)
+    storage = SlowToMark(order)
+    writer = Writer(storage, lambda job: job(), lambda durable: order.append("durable"), lambda error: None, "writer")
+    try:
+        writer.write(first, 0)
+        writer.write_here(lambda: None)
+        order.clear()
+        writer.on_readable = lambda: order.append("readable")
+        writer.write_context(commit_of([first], None), 0)
+        writer.write(second, 0)
+        writer.write_here(lambda: None)
+    finally:
+        writer.end()
+        assert writer.join(WITHIN_SECONDS)
+    assert order[:4] == ["commits", "readable", "durable", "mark"]
+
+
+def test_commits_are_not_lost_when_those_who_are_told_fail() -> None:
+    storage = MemoryStorage()
+    first, second, third = entries_from(1, 3)
+
+    def durable(what: Durable) -> None:
+        if what.entries_end == second.last_llsn:
+            raise ZeroDivisionError
+
+    writer = Writer(storage, lambda job: job(), durable, lambda error: None, "writer")
+    commits = [commit_of([first], None)]
+    commits.append(commit_of([second], commits[0]))
+    try:
+        writer.write(first, 0)
+        writer.write_here(lambda: None)
+        writer.write_context(commits[0], 0)
+        writer.write(second, 0)
+        with pytest.raises(ZeroDivisionError):
+            writer.write_here(lambda: None)
+        writer.write_context(commits[1], 0)
+        writer.write(third, 0)
+        writer.write_here(lambda: None)
+    finally:
+        writer.end()
+        assert writer.join(WITHIN_SECONDS)
+    assert list(storage.contexts) == commits
+
+
 def test_a_writer_whose_thread_has_something_to_do_is_not_idle(storage: FullStorage, told: Told) -> None:
     held = threading.Event()
     assert told.writer.is_idle

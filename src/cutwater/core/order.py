@@ -86,7 +86,7 @@ FINISHED_STREAMS_EVERY_WAKES = 16
 
 
 class OrderLayer:
-    """One term of one leader. ``handle`` is the only way to change it."""
+    """One term of one leader. Only ``handle``, or ``take`` and ``turn``, change it."""
 
     def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, now: Instant, options: OrderOptions) -> None:
         self.leader_epoch = leader_epoch
@@ -135,7 +135,7 @@ class OrderLayer:
         """Cuts up to the first are so old that whoever has not heard of them has lost a message."""
 
     def handle(self, event: OrderEvent, now: Instant) -> Effects:
-        """Take an event in, and have a turn. Nothing else changes the leader."""
+        """Take an event in, and have a turn."""
         if isinstance(event, StoreRefused):
             return self._step_down(event.reason)
         self.take(event, now)

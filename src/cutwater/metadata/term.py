@@ -184,7 +184,7 @@ class Term:
         try:
             if not self._store.append_at_once(write.leader_epoch, write.after, write.decisions):
                 return False
-        except CutwaterError:
+        except Exception:
             return False
         self._is_stored(write, self._loop.time() - begun)
         return True
@@ -209,6 +209,9 @@ class Term:
                 await asyncio.sleep(retry)
                 retry = min(retry * 2, STORE_RETRY_SECONDS_MAX)
                 continue
+            except Exception as error:
+                self._give_up(f"a bug: {error!r}")
+                return
             break
         self._is_stored(write, self._loop.time() - begun)
 

@@ -20,7 +20,7 @@ from cutwater.wire.metadata_api import RELAY_DOWN, RelayDown
 
 FRESH_SECONDS = 1.0
 """A way on which nothing came for this long is not used any more, if there is another."""
-WAIT_SECONDS = 0.002
+WAIT_SECONDS = 0.005
 """How long a message waits for others to the same node, if it may. Who reads from that node reads so much later."""
 WAITING_MAX = 64
 """How many messages may wait for one node."""

@@ -2,8 +2,8 @@
 then data.
 
 After each sync the new mark is written, not synced: it becomes durable with the next sync, at no cost. So after a power
-cut the mark is at most one sync behind, and after the death of the process alone it is exact. Whatever lies above the
-mark may be torn; whatever lies below it was once on disk, so if it is wrong now, it is damage.
+cut or the death of the process the mark is at most one sync behind. Whatever lies above the mark may be torn; whatever
+lies below it was once on disk, so if it is wrong now, it is damage.
 
 A file that is still written to may be longer than its data: zeros make room for what comes next.
 """

@@ -166,9 +166,15 @@ class Writer:
         over meanwhile by those who are told has to wait until this thread has left the files alone."""
         assert self.is_idle
 
+        failed: list[Exception] = []
+
         def tell(job: Job) -> None:
-            job()
-            then()
+            try:
+                job()
+                then()
+            except Exception as error:
+                # Whatever is wrong with those who are told, what was begun here is ended first.
+                failed.append(error)
 
         turn, self._turn = self._turn, []
         for item in turn:
@@ -186,6 +192,8 @@ class Writer:
             if self._is_asked:
                 self._is_asked = False
                 self.hand_over()
+        if failed:
+            raise failed[0]
 
     def tick(self) -> None:
         """Once in a while: write the commits that came since the last time, and sync them."""
@@ -278,25 +286,32 @@ class Writer:
         contexts = contexts and (bool(committed) or self._unsynced is not None)
         if not self._entries and not committed and not contexts:
             return
+        # Clients wait for entries, so they come first, unless someone waits for the commits before them.
+        on_readable = self.on_readable
+        if committed and on_readable is not None and not self._has_written(committed, tell):
+            return
         if self._entries:
             if not self._has_done(self._sync_entries, tell):
                 return
             entries = Durable(self._take_entries()[-1].last_llsn, self._generations[0], None, self._generations[1])
             tell(lambda: self._on_durable(entries))
-        if committed:
-            if not self._has_done(lambda: self._storage.write_contexts(committed), tell):
-                return
-            self._unsynced = committed[-1]
-            on_readable = self.on_readable
-            if on_readable is not None:
-                tell(on_readable)
-        if contexts:
-            if not self._has_done(self._sync_contexts, tell):
-                return
+        if committed and on_readable is None and not self._has_written(committed, tell):
+            return
+        if not self._has_done(self._storage.mark, tell):
+            return
+        if contexts and self._has_done(self._sync_contexts, tell):
             commits = Durable(None, self._generations[0], self._unsynced, self._generations[1])
             self._unsynced = None
             tell(lambda: self._on_durable(commits))
-        self._has_done(self._storage.mark, tell)
+
+    def _has_written(self, committed: list[CommitContext], tell: Callable[[Job], None]) -> bool:
+        if not self._has_done(lambda: self._storage.write_contexts(committed), tell):
+            return False
+        self._unsynced = committed[-1]
+        on_readable = self.on_readable
+        if on_readable is not None:
+            tell(on_readable)
+        return True
 
     def _sync_entries(self) -> None:
         self._storage.write(self._entries)

@@ -48,6 +48,9 @@ RELAY_FRESH_US = 300 * MILLISECOND
 SHARED_TURN_US = MILLISECOND // 2
 """How long the leader may go on hearing before it has its turn."""
 
+WAIT_US_MAX = 5 * MILLISECOND
+"""How long messages wait that may."""
+
 R = TypeVar("R")
 
 ORDER_OPTIONS = OrderOptions(
@@ -88,6 +91,7 @@ class MetadataNode(Process):
         self._via: dict[StorageNodeId, dict[MetadataNodeId, int]] = {}
         self._write: Store | None = None
         self._is_turn_due = False
+        self._waiting: dict[StorageNodeId, list[Send]] = {}
 
     def instant(self) -> Instant:
         return Instant(self.world.now, self.world.now + 1_700_000_000_000_000 + self.clock_offset)
@@ -239,7 +243,12 @@ class MetadataNode(Process):
                 self._write = effect
                 self._submit(effect)
             case Send():
-                self._send_to_storage(effect)
+                waiting = self._waiting.setdefault(effect.node, [])
+                waiting.append(effect)
+                if not effect.may_wait:
+                    self._send_waiting(effect.node)
+                elif len(waiting) == 1:
+                    self.after(int(self.world.rng.random() * WAIT_US_MAX), self._send_waiting, effect.node)
             case Reply():
                 source, call_id = self._callers.pop(effect.request_id, (None, 0))
                 if source is not None:
@@ -269,6 +278,11 @@ class MetadataNode(Process):
             return
         self._write = None
         self._feed(StoreRefused("another leader writes") if index is None else Stored(index))
+
+    def _send_waiting(self, node: StorageNodeId) -> None:
+        """In their order, whoever may wait and whoever may not."""
+        for effect in self._waiting.pop(node, []):
+            self._send_to_storage(effect)
 
     def _send_to_storage(self, effect: Send) -> None:
         """Back along the ways on which the node's last reports came: directly, or through followers."""
