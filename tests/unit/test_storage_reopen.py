@@ -76,3 +76,24 @@ def test_small_files_are_written_anew_from_memory(tmp_path: Path) -> None:
     assert (again.hard_state, again.dedup) == (HardState(epoch=Epoch(3)), dedup)
     assert again.committed_end == end > LLSN(0)
     again.close()
+
+
+def test_a_mark_that_comes_late_does_not_tell_of_what_was_cut_off(tmp_path: Path) -> None:
+    storage = filled(tmp_path / "replica", OsFiles())
+    end = storage.end
+    storage.write(entries_from(end + 1, 3))
+    storage.sync(contexts=False, marks=False)
+    storage.truncate(end)
+    storage.mark()
+    again = SegmentStorage(tmp_path / "replica", IDENTITY, SMALL)
+    assert again.find().damaged is None
+    assert (again.end, again.verify()) == (end, [])
+
+
+def test_what_was_synced_is_there_without_a_mark(tmp_path: Path) -> None:
+    storage = filled(tmp_path / "replica", OsFiles())
+    more = entries_from(storage.end + 1, 3)
+    storage.write(more)
+    storage.sync(contexts=False, marks=False)
+    again = SegmentStorage(tmp_path / "replica", IDENTITY, SMALL)
+    assert (again.end, again.durable_end, again.verify()) == (more[-1].last_llsn, more[-1].last_llsn, [])
