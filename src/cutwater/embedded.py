@@ -264,10 +264,18 @@ def _directory(given: object) -> Path:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise InvalidArgument(f"a log is in a directory: give its path, such as './data', not {given!r}")
     path = Path(given)
+    # A path has lost one of the slashes.
+    if str(path).startswith(SCHEME.rstrip("/") + "/"):
+        raise InvalidArgument(
+            f"{str(given)!r} is where a cluster listens, and not a directory: use cutwater.connect, or --servers with "
+            "a command"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / "cluster.json").exists():
-            raise InvalidArgument(f"{path} holds a local cluster: connect to it, `cutwater cluster status` says where")
+            raise InvalidArgument(
+                f"{path} holds a local cluster: connect to it, `cutwater cluster status --dir {path}` says where"
+            )
         check_may_hold(path, "log", OWN_FILES, METADATA)
     except OSError as error:
         raise InvalidArgument(

@@ -600,6 +600,33 @@ def test_what_is_no_path_of_a_directory_is_refused(path: Any) -> None:
         cutwater.open(path)
 
 
+async def _opened_and_connected(address: Any, path: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"where a cluster listens, and not a directory: use cutwater.connect"):
+        await cutwater.AsyncClient.open(address)
+    with pytest.raises(InvalidArgument, match=r"is a path, .* is opened by cutwater.open"):
+        await cutwater.AsyncClient.connect(path)
+
+
+def test_who_takes_a_cluster_for_a_directory_or_a_directory_for_a_cluster_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    addresses: list[Any] = ["cutwater://127.0.0.1:1", Path("cutwater://127.0.0.1:1")]
+    for address in addresses:
+        with pytest.raises(InvalidArgument, match=r"not a directory: use cutwater.connect"):
+            cutwater.open(address)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "data").mkdir()
+    paths: list[Any] = ["./new", "data", "new/data", tmp_path]
+    for path in paths:
+        with pytest.raises(InvalidArgument, match=r"is a path, .* is opened by cutwater.open"):
+            cutwater.connect(path)
+    for wrong in ("new", "http://127.0.0.1:1"):
+        with pytest.raises(InvalidArgument, match="does not name a cluster"):
+            cutwater.connect(wrong)
+    asyncio.run(_opened_and_connected(addresses[0], paths[0]))
+
+
 KILLED_AT_FIRST_START = """
 import os, signal, sys
 import cutwater, cutwater.embedded

@@ -34,7 +34,7 @@ from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
 from cutwater.client.publishing_calls import PublishingCalls
 from cutwater.client.reading import Reading
 from cutwater.client.records import Record
-from cutwater.client.repository import SCHEME, Repository, parse_servers
+from cutwater.client.repository import SCHEME, Repository, check_no_path, parse_servers
 from cutwater.client.runs import Runs
 from cutwater.client.schemas import SchemaLike
 from cutwater.client.subscribing import Subscribing
@@ -133,6 +133,7 @@ class AsyncClient(PublishingCalls):
         ``timeout`` is what each call may take unless it says otherwise. ``compression`` (``"lz4"`` or ``"zstd"``) is
         for what is appended. ``cluster``: refuse to talk to any other cluster than this one.
         """
+        check_no_path(servers)
         access = Access(tls, token, insecure)
         number = ANY_CLUSTER if cluster is None else check_number("cluster", cluster, "the number of a cluster")
         return await cls._connect(servers, access, timeout, compression, limits, number)

@@ -47,6 +47,19 @@ def parse_servers(url: str) -> tuple[str, ...]:
     return addresses
 
 
+def check_no_path(given: object) -> None:
+    """Whoever names a directory, in the place of a cluster, is told how that is opened."""
+    if isinstance(given, str) and "://" not in given:
+        is_path = given.startswith(".") or os.sep in given or os.path.exists(given)
+    else:
+        is_path = isinstance(given, os.PathLike)
+    if is_path:
+        raise InvalidArgument(
+            f"{str(given)!r} is a path, and a cluster is named by {SCHEME}HOST:PORT[,HOST:PORT…]: a log in a directory "
+            "is opened by cutwater.open"
+        )
+
+
 async def require_listener(addresses: tuple[str, ...]) -> None:
     """Say so soon if nobody listens at any of these addresses: whoever only wants to look need not wait until the time
     is up. A metadata node that is just being restarted gets a moment."""
