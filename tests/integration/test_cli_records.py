@@ -155,7 +155,9 @@ def test_what_was_appended_before_an_error_is_told(log: library.Client, path: st
     told = cutwater("append", "half", "--path", path, given=given, code=2)
     assert told.startswith("appended 3 records to topic 'half'")
     assert "error: standard input, line 4: a record has at most 1048576 bytes" in told
-    assert "there is no topic 'nope'" in cutwater("append", "nope", "--path", path, given="x", code=30)
+    # Also before there is anything to append.
+    told = cutwater("append", "nope", "--path", path, code=30)
+    assert told.startswith("error: there is no topic 'nope'")
 
 
 def test_a_named_producer_appends_in_order(log: library.Client, path: str) -> None:
@@ -183,6 +185,30 @@ def test_lines_of_an_endless_input_are_appended_as_they_come(log: library.Client
     # Whether the second one was acknowledged before the signal came, nobody can say.
     assert re.match(rb"appended [12] records? to topic 'endless'", told)
     assert child.returncode == 130
+
+
+def test_whoever_interrupts_an_append_before_it_has_got_anything_need_not_doubt(log: library.Client, path: str) -> None:
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "append", "silent", "--create", "--path", path]
+    try:
+        with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
+            try:
+                while not any(topic.name == "silent" for topic in log.topics()):
+                    assert child.poll() is None
+                    time.sleep(0.01)
+                # It is certainly waiting for input as soon as it has taken a line without its end.
+                os.write(ours, b"never sent\x04")
+                while select.select([theirs], [], [], 0)[0]:
+                    assert child.poll() is None
+                    time.sleep(0.01)
+                child.send_signal(signal.SIGINT)
+                told, _ = child.communicate(timeout=SECONDS)
+            finally:
+                child.kill()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert (told, child.returncode) == (b"nothing was appended to topic 'silent'\n", 130)
 
 
 # Reading.

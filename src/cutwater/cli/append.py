@@ -109,7 +109,9 @@ def append(
         if create:
             with suppress(AlreadyExists):
                 client.create_topic(topic)
-        rows = Rows(client.topic(topic).schema, key, key_field) if form is Format.NDJSON else None
+        # Whoever mistyped its name is told before anything is typed or read.
+        schema = client.topic(topic).schema
+        rows = Rows(schema, key, key_field) if form is Format.NDJSON else None
         # Without knowing how much is left there is no bar; and whoever types the records knows how far they are.
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
         with _progress(paths, is_watched and not Settings.is_json) as advance:
@@ -138,7 +140,8 @@ def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended) -> N
         show(appended, str(appended))
         raise
     except KeyboardInterrupt:
-        show(appended, f"{appended}; what was under way may or may not be there")
+        doubt = "; what was under way may or may not be there" if sending.is_under_way else ""
+        show(appended, f"{appended}{doubt}")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -158,6 +161,12 @@ class _Sending:
         self._rows, self._key = rows, key
         self._producer: Producer | None = None if producer is None else client.producer(appended.topic, id=producer)
         self._waiting: deque[tuple[Piece, concurrent.futures.Future[Ack]]] = deque()
+        self._is_sending = False
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something may be in the log whose outcome is not known here."""
+        return self._is_sending or bool(self._waiting)
 
     def send(self, piece: Piece) -> None:
         records: list[Any] = piece.records
@@ -166,19 +175,22 @@ class _Sending:
             piece, records, keys = self._rows.of(piece)
         if not records:
             return
+        self._is_sending = True
         with _placed(piece):
             if self._producer is None:
                 self._count(piece, self._client.append(self._appended.topic, records, key=keys))
-                return
-            self._waiting.append((piece, self._producer.send(records, key=keys)))
+            else:
+                self._waiting.append((piece, self._producer.send(records, key=keys)))
+        self._is_sending = False
         self.settle(IN_FLIGHT_MAX)
 
     def settle(self, most: int) -> None:
         """Wait until no more than ``most`` have no outcome yet. Each has a deadline of its own."""
         while len(self._waiting) > most or (self._waiting and self._waiting[0][1].done()):
-            piece, future = self._waiting.popleft()
+            piece, future = self._waiting[0]
             with _placed(piece):
                 self._count(piece, future.result())
+            self._waiting.popleft()
 
     def give_up(self) -> None:
         """Something went wrong: what was sent before still gets its outcome, and counts."""
