@@ -30,7 +30,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
-from cutwater.client.directories import check_may_hold
+from cutwater.client.directories import check_may_hold, check_no_address
 from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import SCHEME, Repository
@@ -264,12 +264,7 @@ def _directory(given: object) -> Path:
     if not isinstance(given, str | os.PathLike) or not os.fspath(given):
         raise InvalidArgument(f"a log is in a directory: give its path, such as './data', not {given!r}")
     path = Path(given)
-    # A path has lost one of the slashes.
-    if str(path).startswith(SCHEME.rstrip("/") + "/"):
-        raise InvalidArgument(
-            f"{str(given)!r} is where a cluster listens, and not a directory: use cutwater.connect, or --servers with "
-            "a command"
-        )
+    check_no_address(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         if (path / "cluster.json").exists():

@@ -166,7 +166,9 @@ def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
 def test_whoever_names_no_cluster_is_told_how() -> None:
     told = cutwater("topic", "list", code=2)
     assert "which cluster? Say --servers cutwater://HOST:PORT" in told
-    assert "there is no" in cutwater("cluster", "stop", "--dir", "/nonexistent-cutwater", code=30)
+    told = cutwater("cluster", "stop", "--dir", "/nonexistent-cutwater", code=30)
+    assert "error: there is no local cluster in /nonexistent-cutwater\n" in told
+    assert "names an embedded log" in cutwater("cluster", "health", "--path", "data", code=2)
     told = cutwater("cluster", "status", "--servers", "cutwater://127.0.0.1:1,127.0.0.1:2", code=34)
     assert "nobody listens at 127.0.0.1:1, 127.0.0.1:2 (Connection refused): the cluster does not run" in told
     told = cutwater("subscribe", "orders", "--servers", "cutwater://127.0.0.1:1", code=34)
@@ -196,6 +198,9 @@ def test_a_stopped_cluster_starts_again_with_its_data(tmp_path: Path) -> None:
         cutwater("topic", "create", "kept", *where)
         assert "stopped 2 processes\n" in cutwater("cluster", "stop", *where)
         assert cutwater("cluster", "stop", *where) == "nothing was running\n"
+        again = f"no process of the cluster runs: `cutwater cluster restart --dir {tmp_path}` starts it again"
+        for command in (("append", "kept"), ("cluster", "status")):
+            assert again in cutwater(*command, *where, code=34)
         assert not any(member.pid for member in local_cluster.load(tmp_path).processes())
         cutwater("cluster", "start", *where)
         assert [topic["name"] for topic in as_json("topic", "list", *where)] == ["kept"]

@@ -79,6 +79,9 @@ def test_a_log_is_made_written_and_read_by_commands_alone(tmp_path: Path) -> Non
     told = cutwater("append", "t", given="a\n\nb", code=30, cwd=tmp_path)
     assert "there is no log in data: `cutwater append TOPIC --create --path data` makes one" in told
     assert not (tmp_path / "data").exists()
+    # Nothing is advised that would be refused.
+    told = cutwater("append", "t", "--path", ".", code=30, cwd=tmp_path)
+    assert "there is no log in ., but other files (cutwater.toml): name the directory of a log" in told
     told = cutwater("append", "t", "--create", given="a\n\nb", cwd=tmp_path)
     assert told.startswith("appended 3 records to topic 't', GLSN ")
     assert cutwater("subscribe", "t", cwd=tmp_path) == "a\n\nb\n"
@@ -91,6 +94,8 @@ def test_a_log_is_made_written_and_read_by_commands_alone(tmp_path: Path) -> Non
     assert "cutwater.toml [subscribe]" in told
     assert "CUTWATER_TIMEOUT" in told
     assert "CUTWATER_SERVER, which no command knows" in told
+    told = cutwater("cluster", "health", "--dir", "data", code=30, cwd=tmp_path)
+    assert "holds an embedded log, and no local cluster: commands about records and topics take --path" in told
 
 
 # Appending.
@@ -302,7 +307,11 @@ def test_a_cluster_by_directory_and_by_address(cluster: Path) -> None:
     servers = local_cluster.load(cluster).servers
     cutwater("append", "c", "--create", "--dir", str(cluster), given="x\ny\n")
     assert cutwater("subscribe", "c", "-o", "value", "--servers", servers) == "x\ny\n"
-    assert "several were said: say one" in cutwater("tail", "--servers", servers, "--dir", str(cluster), code=2)
+    told = cutwater("tail", "--servers", servers, "--dir", str(cluster), code=2)
+    assert "--servers and --dir each name a log, and several were said in the command: say one" in told
+    told = cutwater("tail", code=2, CUTWATER_DIR=str(cluster), CUTWATER_PATH="data")
+    assert "CUTWATER_DIR and CUTWATER_PATH are set, and each names a log: unset one, or say --dir or --path" in told
+    assert f"embedded log: say --dir {cluster}" in cutwater("tail", "--path", str(cluster), code=2)
     assert "holds a local cluster" in cutwater("append", "c", "--create", "--path", str(cluster), code=2)
 
 

@@ -19,7 +19,7 @@ from msgspec import Struct, field
 from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
 from cutwater.client.access import ANYONE, Access
-from cutwater.client.directories import check_may_hold
+from cutwater.client.directories import check_may_hold, other_files
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.core.words import seconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
@@ -78,14 +78,32 @@ class LocalCluster(Struct):
         temporary.replace(directory / CLUSTER_FILE)
 
 
-def load(directory: Path) -> LocalCluster:
+def load(directory: Path, *, may_start: bool = True) -> LocalCluster:
+    """``may_start``: whoever finds none may want to start one, and is told how."""
     path = directory / CLUSTER_FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=LocalCluster)
     except FileNotFoundError:
-        raise NotFound(f"there is no {path}: `cutwater cluster start --dir {directory}` starts one there") from None
+        raise NotFound(_nothing_in(directory, may_start)) from None
     except (msgspec.MsgspecError, OSError) as error:
         raise InvalidArgument(f"{path} is not the description of a local cluster: {error}") from error
+
+
+def _nothing_in(directory: Path, may_start: bool) -> str:
+    if (directory / "metadata.sqlite").exists() and (directory / "volume").exists():
+        return (
+            f"{directory} holds an embedded log, and no local cluster: commands about records and topics take --path "
+            f"{directory}, and `cutwater doctor --path {directory}` says how it is"
+        )
+    told = f"there is no local cluster in {directory}"
+    if not may_start or (directory.exists() and other_files(directory, OWN_FILES)):
+        return told
+    return f"{told}: `cutwater cluster start --dir {directory}` starts one there"
+
+
+def again(directory: Path | None) -> str:
+    """What to do if something of a local cluster does not run."""
+    return f"`cutwater cluster restart --dir {directory}` starts it again"
 
 
 def start(
@@ -244,7 +262,7 @@ class Stopped(Struct):
 
 def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
     """Stop all processes of the cluster; storage nodes first, so that everything is on disk."""
-    cluster = load(directory)
+    cluster = load(directory, may_start=False)
     done = Stopped()
     for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
         running = [member.pid for member in group if is_up(member)]
@@ -277,11 +295,10 @@ def restart_dead(directory: Path) -> list[str]:
 
 async def health(cluster: LocalCluster, directory: Path | None = None, access: Access = ANYONE) -> list[str]:
     """What is wrong, in words; nothing if all is well. ``directory``: where it is, if it is a local one."""
-    again = f"`cutwater cluster restart --dir {directory}` starts it again"
     if directory is not None and not cluster.running():
-        return [f"no process of the cluster runs: {again}"]
+        return [f"no process of the cluster runs: {again(directory)}"]
     down = [(kind, m) for kind, group in cluster.groups() for m in group if not is_up(m)]
-    found = [f"{kind} {_number(m)} does not run (it was process {m.pid}): {again}" for kind, m in down]
+    found = [f"{kind} {_number(m)} does not run (it was process {m.pid}): {again(directory)}" for kind, m in down]
     try:
         async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
             description, metadata = await admin.describe(), await admin.metadata_nodes()

@@ -82,6 +82,7 @@ def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
     """Where to connect to, and a directory on the disk of the log, if that is known. If no log is named, it is a new
     one in the current directory, as long as this lasts."""
     if log.nearest is not None:
+        log.check_runs()
         with log.serving() as url:
             yield url, {"path": log.path, "directory": log.directory}.get(log.nearest)
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cutwater.admin.processes import is_running
 from cutwater.cli.servers import Log, check_log
 from cutwater.client.repository import parse_servers, require_listener
+from cutwater.errors import CutwaterError
 
 if TYPE_CHECKING:
     from cutwater.client.client import Client
@@ -21,16 +22,22 @@ def open_client(log: Log, *, may_create: bool = False, patient: bool = False) ->
     """Connected as long as this lasts; an embedded log is opened, unless another process has it open. ``patient``: try
     until the time is up also if nobody listens there."""
     place = log.place
+    log.check_runs()
     # The servers of an embedded log have much to tell that is of no use to whoever asked for records.
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     if isinstance(place, str):
         if not patient:
-            asyncio.run(require_listener(parse_servers(place)))
+            asyncio.run(require_listener(parse_servers(place), log.local))
         # Arrow comes with it, which is much to load for those who only ask what a command can do.
         from cutwater.client.client import connect  # noqa: PLC0415
 
         access = log.access()
-        client = connect(place, timeout=log.timeout, tls=access.tls, token=access.token)
+        try:
+            client = connect(place, timeout=log.timeout, tls=access.tls, token=access.token)
+        except CutwaterError as error:
+            if log.local is not None and error.retriable:
+                error.message += f". `cutwater cluster health --dir {log.local}` says what is wrong"
+            raise
     else:
         if not may_create:
             check_log(place)

@@ -34,6 +34,18 @@ class Bundle:
 class Command(TyperCommand):
     """A flag takes no value, and its help shows none."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = {parameter.name for parameter in self.params}
+        is_path = any(arg == "--path" or arg.startswith("--path=") for arg in args)
+        if is_path and "directory" in names and "path" not in names:
+            raise typer.BadParameter(
+                "it names an embedded log, which has no cluster for this command to be about. `cutwater doctor --path "
+                "DIR` says how it is; the commands about records and topics take --path, too",
+                param_hint="--path",
+                ctx=ctx,
+            )
+        return super().parse_args(ctx, args)
+
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_type(super().get_params(ctx))
 

@@ -17,6 +17,7 @@ from cutwater.admin.operations import Admin
 from cutwater.cli.commands import Bundle
 from cutwater.cli.security import NOBODY, Security
 from cutwater.client.access import ANYONE, Access
+from cutwater.client.directories import check_no_address, other_files
 from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
@@ -26,6 +27,7 @@ V = TypeVar("V", str | None, Path | None)
 _SOURCES = ("COMMANDLINE", "ENVIRONMENT", "DEFAULT_MAP")
 """Where an option may be said, as Typer calls it; what comes first counts most."""
 Place: TypeAlias = Literal["servers", "directory", "path"]
+_OPTIONS: dict[Place, str] = {"servers": "--servers", "directory": "--dir", "path": "--path"}
 _said: dict[str, str] = {}
 """Where each of the options below was said in this process."""
 
@@ -92,7 +94,7 @@ class Log(Bundle):
         for source in _SOURCES:
             found = [name for name in given if given[name] is not None and _said.get(name) == source]
             if len(found) > 1:
-                raise InvalidArgument("--servers, --dir and --path each name a log, and several were said: say one")
+                raise InvalidArgument(_several(found, source))
             if found:
                 return found[0]
         return None
@@ -101,6 +103,11 @@ class Log(Bundle):
     def local(self) -> Path | None:
         """The directory of the local cluster that the command is about, if it is one."""
         return self.directory.absolute() if self.nearest == "directory" and self.directory is not None else None
+
+    def check_runs(self) -> None:
+        """Whoever needs a local cluster that was stopped is told at once, and how it is started again."""
+        if self.local is not None and not local_cluster.load(self.local).running():
+            raise Unavailable(f"no process of the cluster runs: {local_cluster.again(self.local)}")
 
     def access(self) -> Access:
         """What runs on this machine listens on loopback, and believes everyone there."""
@@ -130,11 +137,12 @@ class Log(Bundle):
         """Do something with a cluster, and let go of it."""
 
         async def connected(url: str) -> T:
-            await require_listener(parse_servers(url))
+            await require_listener(parse_servers(url), self.local)
             timeout_ms = round(self.timeout * 1_000)
             async with Admin(parse_servers(url), timeout_ms=timeout_ms, access=self.access()) as admin:
                 return await work(admin)
 
+        self.check_runs()
         with self.serving(may_create=may_create) as url:
             return asyncio.run(connected(url))
 
@@ -149,5 +157,27 @@ class Cluster(Log):
 
 def check_log(path: Path) -> None:
     """Whoever only looks does not make a new log out of a mistyped name."""
-    if not (path / "metadata.sqlite").exists():
-        raise NotFound(f"there is no log in {path}: `cutwater append TOPIC --create --path {path}` makes one")
+    check_no_address(path)
+    if (path / local_cluster.CLUSTER_FILE).exists():
+        raise InvalidArgument(f"{path} holds a local cluster, and no embedded log: say --dir {path}")
+    if (path / "metadata.sqlite").exists():
+        return
+    # Both servers come with it, which is much to load for those who need none.
+    from cutwater.embedded import OWN_FILES  # noqa: PLC0415
+
+    others = other_files(path, OWN_FILES) if path.is_dir() else ""
+    if others:
+        raise NotFound(f"there is no log in {path}, but other files ({others}): name the directory of a log")
+    if path.exists() and not path.is_dir():
+        raise NotFound(f"{path} is no directory, and so no log: name the directory of one")
+    raise NotFound(f"there is no log in {path}: `cutwater append TOPIC --create --path {path}` makes one")
+
+
+def _several(names: list[Place], source: str) -> str:
+    """What to say of several logs that are named in the same place."""
+    options = [_OPTIONS[name] for name in names]
+    if source == "ENVIRONMENT":
+        variables = " and ".join(f"CUTWATER_{option.removeprefix('--').upper()}" for option in options)
+        return f"{variables} are set, and each names a log: unset one, or say {' or '.join(options)} with the command"
+    where = "cutwater.toml: take one out" if source == "DEFAULT_MAP" else "the command: say one"
+    return f"{' and '.join(options)} each name a log, and several were said in {where}"

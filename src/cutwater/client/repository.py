@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import TypeVar
 
 from cutwater.client.access import ANYONE, Access, open_connection
@@ -60,16 +61,17 @@ def check_no_path(given: object) -> None:
         )
 
 
-async def require_listener(addresses: tuple[str, ...]) -> None:
+async def require_listener(addresses: tuple[str, ...], directory: Path | None = None) -> None:
     """Say so soon if nobody listens at any of these addresses: whoever only wants to look need not wait until the time
-    is up. A metadata node that is just being restarted gets a moment."""
+    is up. A metadata node that is just being restarted gets a moment. ``directory``: that of a local cluster,
+    if it is one."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + REFUSED_SECONDS_MAX
     while all(troubles := await asyncio.gather(*map(_trouble, addresses))):
         if clock() >= deadline:
             raise Unavailable(
                 f"nobody listens at {', '.join(addresses)} ({troubles[0]}): the cluster does not run, or it listens "
-                "elsewhere. `cutwater cluster restart --dir DIR` starts a local one again"
+                f"elsewhere. `cutwater cluster restart --dir {directory or 'DIR'}` starts a local one again"
             )
         await asyncio.sleep(REFUSED_AGAIN_SECONDS)
 
