@@ -535,7 +535,7 @@ class StorageNode:
     def _erase(self, stream: LogStreamId) -> None:
         """Remove the files of a log stream whose topic was deleted, which may take a while."""
         self._removed_at = self._sequence
-        self._say(logging.WARNING, stream, "is removed, because its topic was deleted")
+        self._say(logging.INFO, stream, "is removed, because its topic was deleted")
 
         driver = self._abandoned.get(stream)
 
