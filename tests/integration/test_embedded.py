@@ -695,6 +695,10 @@ def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
             log.read(wrong)
         with pytest.raises(InvalidArgument, match="follow= is True or False, not 'a'"):
             log.subscribe("t", follow=wrong)
+        with pytest.raises(
+            NotFound, match=r"there is no topic 't\*'; topics: t; for topics by a pattern give re.compile"
+        ):
+            log.subscribe("t*", follow=False)
 
 
 def test_a_log_that_is_closed_while_it_tidies_up_does_so_without_a_word(
@@ -709,3 +713,6 @@ def test_a_log_that_is_closed_while_it_tidies_up_does_so_without_a_word(
     assert "opened anew" not in caplog.text
     with cutwater.open(tmp_path) as log:
         assert [record.value for record in log.subscribe("t", follow=False)] == [b"b", b"c"]
+        # What was asked for is nothing to warn of.
+        log.delete_topic("t")
+    assert "is removed" not in caplog.text

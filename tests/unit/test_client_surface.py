@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +61,7 @@ def test_opening_takes_what_the_asynchronous_one_takes() -> None:
 def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
     loop = LoopThread("test")
     wrapped: Any = SimpleNamespace()
-    client = Client.__new__(Client)
+    client = object.__new__(Client)
     Blocking.__init__(client, loop, wrapped)
     try:
         for name in ("append", "read", "subscribe", "producer", "cursor", "stager"):
@@ -74,6 +75,13 @@ def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
         cutwater.open("x", wrong=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^connect\(\) got an unexpected keyword argument 'wrong'"):
         cutwater.connect("x", wrong=3)  # type: ignore[call-arg]
+
+
+def test_whoever_calls_a_client_is_told_how_one_is_made() -> None:
+    for cls, call in (Client, "cutwater"), (AsyncClient, "await cutwater.AsyncClient"):
+        for given in (), ("./data",), (Path("data"),):
+            with pytest.raises(TypeError, match=rf"is not called: {call}.open\(.*, and {call}.connect\("):
+                cls(*given)  # type: ignore[arg-type, call-arg]
 
 
 def test_every_public_method_says_what_it_does() -> None:

@@ -3,6 +3,7 @@ how many log streams a topic may have, is known where it is used."""
 
 from __future__ import annotations
 
+import os
 from operator import index
 
 from cutwater.errors import InvalidArgument
@@ -27,3 +28,13 @@ def check_number(name: str, given: object, what: str) -> int:
 def check_topic(given: object) -> None:
     if not isinstance(given, str):
         raise InvalidArgument(f"a topic is a name, such as 'orders', not {given!r} ({type(given).__name__})")
+
+
+def check_not_called(cls: type, given: tuple[object, ...]) -> None:
+    """Whoever guesses that a client is made by calling its class is told how one is made."""
+    if not given or isinstance(given[0], str | os.PathLike):
+        owner = "cutwater" if cls.__name__ == "Client" else f"await cutwater.{cls.__name__}"
+        raise TypeError(
+            f"{cls.__name__}() is not called: {owner}.open('./data') opens the log in a directory, and "
+            f"{owner}.connect('cutwater://HOST:PORT') connects to a cluster"
+        )

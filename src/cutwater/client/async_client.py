@@ -14,13 +14,14 @@ from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from types import TracebackType
+from typing import Self
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.access import Access
 from cutwater.client.appending import Shipping
 from cutwater.client.appends import Appends, Given, check_stream
-from cutwater.client.arguments import check_number, check_topic
+from cutwater.client.arguments import check_not_called, check_number, check_topic
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Time, Value
 from cutwater.client.cursors import AsyncCursor
@@ -61,6 +62,10 @@ class AsyncClient(PublishingCalls):
         async for record in log.subscribe("orders", start=ack.glsn, follow=False):
             print(record.glsn, record.value)
     """
+
+    def __new__(cls, *given: object, **_: object) -> Self:
+        check_not_called(cls, given)
+        return super().__new__(cls)
 
     def __init__(
         self,

@@ -12,10 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from msgspec import Struct
 
+from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
@@ -278,6 +279,10 @@ class Client(Blocking[AsyncClient]):
         for record in log.subscribe("orders", start=ack.glsn, follow=False):
             print(record.glsn, record.value)
     """
+
+    def __new__(cls, *given: object, **_: object) -> Self:
+        check_not_called(cls, given)
+        return super().__new__(cls)
 
     def __init__(self, loop: LoopThread, wrapped: AsyncClient) -> None:
         super().__init__(loop, wrapped)

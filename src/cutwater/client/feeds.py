@@ -58,6 +58,9 @@ RETRY_SECONDS_MAX = 1.0
 Projections = Callable[[TopicInfo], Mapping[int, Columns]]
 """Which columns of a topic's schemas are wanted; nothing means all of them."""
 
+_OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
+"""What no name of a topic has, and patterns may have."""
+
 
 class Selection:
     """Topics by name, or all whose names match a pattern, also those that are yet to be created."""
@@ -86,7 +89,10 @@ class Selection:
         topic = view.topics.get(name)
         chosen = self._chosen.get(name)
         if topic is None and chosen is None:
-            raise no_such_topic(name, view)
+            error = no_such_topic(name, view)
+            if not _OF_PATTERNS.isdisjoint(name):
+                error.message += "; for topics by a pattern give re.compile('orders-.*'), or --pattern with a command"
+            raise error
         if topic is None or (chosen is not None and topic.topic != chosen):
             raise NotFound(f"topic {name!r} was deleted")
         self._chosen[name] = topic.topic
