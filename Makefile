@@ -84,7 +84,7 @@ $(STAMP): pyproject.toml
 	    echo "Install one, or name it: make PYTHON=/path/to/python3" >&2; \
 	    exit 1; \
 	  fi; \
-	  echo "Setting up $(VENV) with $$("$$python" --version), which takes a moment."; \
+	  echo "Setting up $(VENV) with $$("$$python" --version), which takes a few minutes."; \
 	  "$$python" -m venv --clear $(VENV) || exit 1; \
 	else \
 	  echo "Bringing $(VENV) up to date with pyproject.toml."; \

@@ -14,13 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cutwater.admin import checkup, local_cluster, local_etcd
 from cutwater.cli import inputs
 from cutwater.cli.inputs import Piece
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.record_output import RecordOutput, as_json, write_records
 from cutwater.cli.times import parse_position, parse_start, parse_time
 from cutwater.client.records import Record
-from cutwater.errors import InvalidArgument
+from cutwater.errors import InvalidArgument, NotFound
 from cutwater.types import GLSN, LLSN, LogStreamId
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -195,6 +196,22 @@ def test_a_row_is_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
 
 
 # Starting.
+
+
+def test_what_etcd_takes_is_said_at_once_and_the_same_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_etcd, "find_etcd", lambda: None)
+    monkeypatch.setattr(checkup, "find_etcd", lambda: None)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(NotFound) as told:
+        local_cluster.start(tmp_path / "new", metadata=3)
+    assert not (tmp_path / "new").exists()
+    for advice in (local_etcd.SERVER_ADVICE, local_etcd.PACKAGE_ADVICE):
+        assert advice in told.value.message
+    assert local_etcd.SERVER_ADVICE in checkup.check_etcd().advice
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert local_etcd.SERVER_ADVICE in " ".join(readme.split())
 
 
 def test_version_help_and_completion_load_no_command() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.admin.local_etcd import find_etcd
+from cutwater.admin.local_etcd import SERVER_ADVICE, find_etcd
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
@@ -124,7 +124,8 @@ def check_java() -> Check:
 def check_etcd() -> Check:
     program = find_etcd()
     if program is None:
-        return Check("etcd", Verdict.NOTE, "not found", "only needed for a local cluster of several metadata nodes")
+        advice = f"only needed for several metadata nodes: {SERVER_ADVICE}"
+        return Check("etcd", Verdict.NOTE, "not found", advice)
     return Check("etcd", Verdict.OK, str(program))
 
 

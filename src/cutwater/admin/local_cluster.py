@@ -148,6 +148,8 @@ def start(
 def _new(storage_nodes: int, replication: int | None, metadata: int, options: dict[str, list[str]]) -> LocalCluster:
     replication = min(3, storage_nodes) if replication is None else replication
     _check(storage_nodes, replication, metadata)
+    if metadata > 1:
+        local_etcd.check_installed()
     cluster = LocalCluster(
         "",
         [Member(i + 1, 0, local_etcd.free_address()) for i in range(metadata)],

