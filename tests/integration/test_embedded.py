@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +22,8 @@ from types import FrameType
 from typing import Any, cast
 
 import msgspec
+import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -28,9 +31,10 @@ import pytest
 import cutwater
 from cutwater import embedded
 from cutwater.admin import local_cluster
+from cutwater.client import appends
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.errors import ClientClosed, RecordTooLarge
+from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (
     AlreadyExists,
@@ -122,25 +126,71 @@ def test_who_changes_a_buffer_after_appending_it_changes_nothing_in_the_log(log:
     log.append("one", arrow_of(many, 100))
     log.append("one", pa.record_batch({"value": arrow_of(many, 100)}))
     with log.producer("one", id="p") as producer:
-        producer.send(arrow_of(many, 100)).result(10)
-    value[:] = many[:] = b"y" * size
+        # Nobody waits for it: it may not even have left.
+        producer.send(arrow_of(many, 100))
+        value[:] = many[:] = b"y" * size
     found = [record.value for record in log.subscribe("one", follow=False)]
     assert found == [b"x" * size] + [b"x" * 100] * (3 * size // 100)
 
 
-def test_with_asyncio_who_changes_a_buffer_that_is_under_way_changes_nothing_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1_000, 300_000])
+def test_with_asyncio_who_changes_a_buffer_that_is_under_way_changes_nothing_either(tmp_path: Path, size: int) -> None:
     async def main() -> None:
         async with await AsyncClient.open(tmp_path / "data") as log:
             await log.create_topic("one")
-            value, many = bytearray(b"x" * 300_000), bytearray(b"x" * 300_000)
+            value, many = bytearray(b"x" * size), bytearray(b"x" * size)
             appends = [asyncio.create_task(log.append("one", data)) for data in (value, arrow_of(many, 100))]
             await asyncio.sleep(0)
-            value[:] = many[:] = b"y" * 300_000
+            value[:] = many[:] = b"y" * size
             await asyncio.gather(*appends)
             found = sorted([record.value async for record in log.subscribe("one", follow=False)], key=len)
-            assert found == [b"x" * 100] * 3_000 + [b"x" * 300_000]
+            assert found == [b"x" * 100] * (size // 100) + [b"x" * size]
 
     run(main())
+
+
+def test_rows_are_what_they_were_when_they_were_sent(log: cutwater.Client) -> None:
+    """A frame that is filled anew for each send is how many programs are written."""
+    log.create_topic("rows", schema=pa.schema({"x": pa.int64(), "y": pa.float64()}))
+    frame = pd.DataFrame({"x": [0] * 1_000, "y": [0.0] * 1_000})
+    with log.producer("rows", id="p") as producer:
+        for k in range(20):
+            frame.loc[:, "x"] = k
+            producer.send(frame)
+        for k in range(20, 40):
+            numbers = np.full(1_000, k)
+            table = pa.table({"x": numbers, "y": numbers.astype(float)})
+            producer.send(table)
+            numbers[:] = -1
+    found = Counter(record.row["x"] for record in log.subscribe("rows", follow=False))
+    assert found == dict.fromkeys(range(40), 1_000)
+
+
+def test_arrow_data_that_does_not_hold_together_is_refused(log: cutwater.Client) -> None:
+    log.create_topic("one")
+    offsets = pa.array([0, 100, 9_000, 300], pa.int32())
+    broken = pa.Array.from_buffers(pa.binary(), 3, [None, offsets.buffers()[1], pa.py_buffer(b"x" * 300)])
+    for records in (broken, pa.record_batch({"value": broken}), pa.table({"value": broken, "key": broken})):
+        with pytest.raises(InvalidRecord, match="does not hold together"):
+            log.append("one", records)
+    with log.producer("one", id="p") as producer, pytest.raises(InvalidRecord, match="does not hold together"):
+        producer.send(broken)
+
+
+def test_what_a_producer_cannot_make_ready_is_told(log: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.create_topic("one")
+    with log.producer("one", id="p") as producer:
+        producer.send(b"one").result(30)
+        with monkeypatch.context() as patched:
+            patched.setattr(appends, "encode_parts", lambda *args, **kwargs: 1 / 0)
+            futures = [producer.send(b"two"), producer.send(b"three")]
+            for future in futures:
+                with pytest.raises(InvalidRecord, match="nothing of them was sent"):
+                    future.result(30)
+            with pytest.raises(InvalidRecord):
+                producer.flush()
+        producer.send(b"four")
+    assert [record.value for record in log.subscribe("one", follow=False)] == [b"one", b"four"]
 
 
 def test_of_many_values_the_one_that_is_too_large_is_named(log: cutwater.Client) -> None:

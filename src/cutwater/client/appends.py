@@ -16,11 +16,11 @@ from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
-from cutwater.client.conversion import Records, Time, time_us, to_batch
+from cutwater.client.conversion import Records, Time, check_arrow, time_us, to_batch
 from cutwater.client.deadlines import Deadline, check_timeout
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Single, Values
+from cutwater.client.parts import Part, Single, Values, owned
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -151,7 +151,7 @@ class Appends:
         part, count, size = self._plain(records, key, timestamp)
         if part is None or size > self._small_bytes:
             return None
-        return lane.begin(part, count, size, check_timeout(seconds))
+        return lane.begin(owned(part), count, size, check_timeout(seconds))
 
     async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:
@@ -177,7 +177,7 @@ class Appends:
         if part is None or size > self._small_bytes:
             return None
         pin = None if stream is None else check_stream(stream)
-        return AppendVisit(partial(self._enter, topic, pin), part, count, size, check_timeout(seconds))
+        return AppendVisit(partial(self._enter, topic, pin), owned(part), count, size, check_timeout(seconds))
 
     def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
         """The lane for records of key and value, if the topic is known and has such records."""
@@ -199,7 +199,7 @@ class Appends:
         if is_plain and given.headers is None and not schema.is_typed:
             part, count, size = self._plain(given.records, given.key, given.timestamp)
             if part is not None and size <= self._small_bytes:
-                return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
+                return await self._lane(info, given.stream, schema).append(owned(part), count, size, deadline)
             if part is not None:
                 return await self._alone(info, given, self._encoded(schema, [part]), deadline)
         make = partial(
@@ -218,7 +218,7 @@ class Appends:
             schema = self._catalogs.view.schema(await self._catalogs.topic(info.name, deadline))
             rows = make(schema)
         if is_plain and (size := rows.nbytes) <= self._small_bytes:
-            return await self._lane(info, given.stream, schema).append(rows, rows.num_rows, size, deadline)
+            return await self._lane(info, given.stream, schema).append(owned(rows), rows.num_rows, size, deadline)
         declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
         batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
         return await self._alone(info, given, batch, deadline)
@@ -240,7 +240,7 @@ class Appends:
                 part, count, size = rows, rows.num_rows, rows.nbytes
             if size > self._limits.record_bytes_max:
                 self._encoded(schema, [part])
-            return part, count, size + RECORD_COST_BYTES
+            return owned(part), count, size + RECORD_COST_BYTES
 
         return prepare
 
@@ -278,6 +278,7 @@ class Appends:
             records = records.column(0)
         if not isinstance(records, pa.BinaryArray) or records.null_count:
             return None, 0, 0
+        check_arrow(records)
         count = len(records)
         # What ``nbytes`` says, for a fiftieth of its cost.
         size = records.total_values_length + 4 * (count + 1) + 16

@@ -64,6 +64,17 @@ def to_batch(
     return _key_value(values, extra, now_us)
 
 
+def check_arrow(data: pa.Array | pa.ChunkedArray | pa.RecordBatch | pa.Table) -> None:
+    """Refuse what is not what it says it is, such as values that begin where their memory has ended: it could be
+    stored, and never be read."""
+    try:
+        data.validate(full=True)
+    except pa.ArrowException as error:
+        raise InvalidRecord(
+            f"this Arrow data does not hold together: {error}. Make it anew, as by pa.array()"
+        ) from None
+
+
 def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
     """Microseconds since 1970 of what a caller gave as a time."""
     if isinstance(time, datetime):
@@ -116,6 +127,7 @@ def _key_value(values: pa.Array, extra: Mapping[str, Any], now_us: int) -> pa.Re
 
 def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
+        check_arrow(values)
         array = _cast(name, values, pa.binary())
     else:
         values = _listed(name, values)
@@ -264,6 +276,7 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
         records = [records]
     if isinstance(records, pa.RecordBatch | pa.Table):
         _check_names(schema, records.schema.names)
+        check_arrow(records)
         return records.num_rows, dict(zip(records.schema.names, records.columns, strict=True))
     if _is_pandas(records) and hasattr(records, "columns"):
         names = list(records.columns)

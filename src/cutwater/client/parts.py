@@ -41,6 +41,21 @@ class Values(Struct, frozen=True):
 Part: TypeAlias = Single | Values | pa.RecordBatch
 
 
+def owned(part: Part) -> Part:
+    """The same in memory of its own. What is taken in waits until it leaves together with others, and whoever appends
+    NumPy, pandas or Arrow data may write to that memory meanwhile."""
+    if isinstance(part, Single):
+        return part
+    if isinstance(part, Values):
+        return Values(_copied(part.values), part.timestamp)
+    return pa.RecordBatch.from_arrays([_copied(column) for column in part.columns], schema=part.schema)
+
+
+def _copied(array: pa.Array) -> pa.Array:
+    # Of a single array Arrow would give back the same memory.
+    return pa.concat_arrays([array, array.slice(0, 0)])
+
+
 class Joined(NamedTuple):
     """One record batch, and the smallest and the largest event time in it, if they are known."""
 

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
-from cutwater.client.errors import ClientClosed
+from cutwater.client.errors import ClientClosed, InvalidRecord
 from cutwater.client.nodes import Nodes
 from cutwater.client.parts import Part
 from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
@@ -40,6 +40,7 @@ from cutwater.errors import (
     NotFound,
     NotSealed,
     ProducerFenced,
+    ResourceExhausted,
     SequenceExpired,
     SequenceReused,
     Unavailable,
@@ -266,6 +267,10 @@ class AsyncProducer:
                 batch = self._encode([sent.part for sent in group])
             except CutwaterError as error:
                 self._buffer.fail(group, error)
+                continue
+            except Exception as error:
+                # Nobody foresaw it: there is no memory, say. Those who wait must not wait for ever.
+                self._buffer.fail(group, _not_encoded(error))
                 continue
             sequence, effects = self._session.submit(batch)
             for sent in group:
@@ -537,3 +542,10 @@ def _unknown(name: str, error: CutwaterError) -> AppendUnknown:
         f"producer {name!r} ended ({error.message}) before it knew what became of this: read the log to see whether it "
         "is there"
     )
+
+
+def _not_encoded(error: Exception) -> CutwaterError:
+    what = f"these records could not be made ready ({error!r}), so nothing of them was sent"
+    if isinstance(error, MemoryError):
+        return ResourceExhausted(f"{what}: send fewer at a time", retry_ms=100)
+    return InvalidRecord(what)
