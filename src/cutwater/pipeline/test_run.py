@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.pipeline.clock import LogClock
+from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.machine import Machine
 from cutwater.pipeline.plan import Plan
@@ -258,7 +259,7 @@ def _replayed(
                 raise
             except Exception as error:
                 raise PipelineFailed(
-                    f"{type(error).__name__}: {error}, in the function of event_time or watermark, on the record "
+                    f"{located(error)}, in the function of event_time or watermark, on the record "
                     f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
                     pipeline=plan.name,
                     uid=sources[position.topic].label,
