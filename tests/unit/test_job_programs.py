@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,6 +143,41 @@ def test_a_job_that_runs_claims_no_more(
     assert "went on from: savepoint /s, GLSN 7\n" in told[0]
     assert "progress:   no micro-batch yet since it was started\n" in told[0]
     assert "progress" not in told[1]
+
+
+def test_without_pyspark_everyone_is_told_what_to_install(file: Path, tmp_path: Path) -> None:
+    """Also whoever says `pipeline run`, before anything is started or written."""
+    file.write_text(HEAD + "p = Pipeline('a')\np.source('in').sink('out', uid='out')\n")
+    program = f"""
+import sys
+sys.modules["pyspark"] = None
+try:
+    import cutwater.spark
+except ModuleNotFoundError as error:
+    print(error)
+try:
+    import runpy
+    runpy.run_path({str(file)!r})["p"].run()
+except Exception as error:
+    print(error)
+sys.argv = ["cutwater", "pipeline", "run", {str(file)!r}]
+from cutwater.cli.main import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    told = done.stdout.splitlines()
+    # A module that is hidden like this is missed in other words than one that is not there.
+    missing = r"which is not there \([^)]*'pyspark[^)]*\): install cutwater\[spark\], which also brings Java"
+    assert re.fullmatch(f"cutwater.spark needs PySpark, {missing}", told[0])
+    assert re.match(rf"pipeline 'a' runs on Spark, {missing}; p\.test\(", told[1])
+    assert (
+        "pipelines run on Spark, which is not there (No module named 'pyspark'): install cutwater[spark]" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 32
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] == []
 
 
 def test_the_line_of_progress() -> None:
