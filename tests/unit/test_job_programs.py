@@ -17,7 +17,7 @@ from cutwater.cli.pipeline import OneJob, RunOptions, split_name
 from cutwater.cli.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
-from cutwater.jobs.job_file import Job, JobDirectory, Restored, State
+from cutwater.jobs.job_file import Job, JobDirectory, Restored, State, Trouble
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line
 from cutwater.jobs.program_file import load_pipeline
@@ -207,6 +207,22 @@ def test_a_line_on_a_terminal_is_renewed_and_elsewhere_there_is_json(
     shown = capsys.readouterr().out
     assert shown.startswith("\r\x1b[K01:00:00 p: running\n\r\x1b[K1 rows/s  lag 2 rows, 0.5 s")
     assert shown.count("\n") == 1
+
+
+def test_the_first_wait_for_a_restart_says_how_to_end_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    display = Display()
+    for restarts in (1, 2):
+        error = Trouble("pipeline_failed", "no", 0.0)
+        display.show(Job("p", "/c", State.WAITING, since=3_600.0, restarts=restarts, last_error=error), None)
+        display.show(Job("p", "/c", State.STARTING, since=3_600.0), None)
+    first, hint, _, second, *_ = capsys.readouterr().out.split("\n")
+    assert first.endswith("01:00:00 p: waiting to restart, restart 1: no")
+    assert "Ctrl-C stops it" in hint
+    assert "--restart none" in hint
+    assert second.endswith("waiting to restart, restart 2: no")
 
 
 def test_errors_travel_between_processes_as_what_they_are() -> None:
