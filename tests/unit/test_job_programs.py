@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from cutwater.cli.pipeline import OneJob, RunOptions, split_name
 from cutwater.cli.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
-from cutwater.jobs.job_file import Job, JobDirectory, Restored, State
+from cutwater.jobs.job_file import Job, JobDirectory, Restored, State, Trouble
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line
 from cutwater.jobs.program_file import load_pipeline
@@ -144,6 +145,41 @@ def test_a_job_that_runs_claims_no_more(
     assert "progress" not in told[1]
 
 
+def test_without_pyspark_everyone_is_told_what_to_install(file: Path, tmp_path: Path) -> None:
+    """Also whoever says `pipeline run`, before anything is started or written."""
+    file.write_text(HEAD + "p = Pipeline('a')\np.source('in').sink('out', uid='out')\n")
+    program = f"""
+import sys
+sys.modules["pyspark"] = None
+try:
+    import cutwater.spark
+except ModuleNotFoundError as error:
+    print(error)
+try:
+    import runpy
+    runpy.run_path({str(file)!r})["p"].run()
+except Exception as error:
+    print(error)
+sys.argv = ["cutwater", "pipeline", "run", {str(file)!r}]
+from cutwater.cli.main import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    told = done.stdout.splitlines()
+    # A module that is hidden like this is missed in other words than one that is not there.
+    missing = r"which is not there \([^)]*'pyspark[^)]*\): install cutwater\[spark\], which also brings Java"
+    assert re.fullmatch(f"cutwater.spark needs PySpark, {missing}", told[0])
+    assert re.match(rf"pipeline 'a' runs on Spark, {missing}; p\.test\(", told[1])
+    assert (
+        "pipelines run on Spark, which is not there (No module named 'pyspark'): install cutwater[spark]" in done.stderr
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 32
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] == []
+
+
 def test_the_line_of_progress() -> None:
     progress = Progress(7, 10, 12, 1234.5, None, 0.0, None, 3, 3 << 20, 0.0)
     assert progress_line(progress).startswith(
@@ -171,6 +207,22 @@ def test_a_line_on_a_terminal_is_renewed_and_elsewhere_there_is_json(
     shown = capsys.readouterr().out
     assert shown.startswith("\r\x1b[K01:00:00 p: running\n\r\x1b[K1 rows/s  lag 2 rows, 0.5 s")
     assert shown.count("\n") == 1
+
+
+def test_the_first_wait_for_a_restart_says_how_to_end_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    display = Display()
+    for restarts in (1, 2):
+        error = Trouble("pipeline_failed", "no", 0.0)
+        display.show(Job("p", "/c", State.WAITING, since=3_600.0, restarts=restarts, last_error=error), None)
+        display.show(Job("p", "/c", State.STARTING, since=3_600.0), None)
+    first, hint, _, second, *_ = capsys.readouterr().out.split("\n")
+    assert first.endswith("01:00:00 p: waiting to restart, restart 1: no")
+    assert "Ctrl-C stops it" in hint
+    assert "--restart none" in hint
+    assert second.endswith("waiting to restart, restart 2: no")
 
 
 def test_errors_travel_between_processes_as_what_they_are() -> None:

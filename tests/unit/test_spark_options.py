@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,15 @@ def test_a_token_is_not_shown() -> None:
     with pytest.raises(InvalidArgument, match="there is no option 'tokens'") as raised:
         read_options({"servers": SERVERS, "subscribe": "t", "tokens": "hunter2"}, streaming=True)
     assert "hunter2" not in str(raised.value)
+
+
+def test_the_examples_make_the_topics_that_they_write_to() -> None:
+    """And may follow the example of the readme, which has made one of them, in the same directory."""
+    text = DOCS.read_text()
+    made = re.findall(r"create_topic\(.*\)", text)
+    assert len(made) == 2
+    assert all("exist_ok=True" in call for call in made)
+    example = text.split("## Writing")[1].split("```")[1]
+    (names,) = re.findall(r"for name in \((.*?)\):", example)
+    written = re.findall(r'option\("topic", "(\w+)"\)|\'(\w+)\', \'(\w+)\'\) as topic', example)
+    assert {name for found in written for name in found if name} == set(re.findall(r"\w+", names))

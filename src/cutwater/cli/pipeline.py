@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,13 +20,14 @@ from cutwater.cli.servers import TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.cli.times import parse_position
 from cutwater.core.words import counted
-from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Unavailable
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
 from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, list_jobs
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.pipeline.on_spark import no_spark
 
 app = noun("Pipelines: programs over the log that run on Spark.")
 
@@ -204,6 +206,8 @@ def run(
     On a terminal a line shows how far it is; elsewhere there are lines of JSON. Ctrl-C or SIGTERM stop it.
     """
     asked = options.asked(file, jobs_dir, token)
+    if find_spec("pyspark") is None:
+        raise Refused(no_spark("pipelines run on Spark", "No module named 'pyspark'"))
     if detach:
         job = detached.start(asked, timeout)
         told = f"pipeline {job.pipeline!r} is {job.state}, process {job.pid}; checkpoint {job.checkpoint}\n"

@@ -16,6 +16,9 @@ from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 QUIET_SECONDS = 10.0
 """Whoever reads lines gets one for each micro-batch, and otherwise one every so often."""
 _CLEAR = "\r\x1b[K"
+_HOW_TO_END = (
+    "  Ctrl-C stops it. With --restart none the first failure ends it, with --restart fixed:attempts=3 the fourth."
+)
 
 
 class Display:
@@ -25,6 +28,7 @@ class Display:
         self._is_live = sys.stdout.isatty() and not Settings.is_json
         self._state: State | None = None
         self._batch, self._shown_at = -1, 0.0
+        self._has_waited = False
 
     def show(self, job: Job, progress: Progress | None) -> None:
         if job.state is not self._state:
@@ -39,8 +43,12 @@ class Display:
             told |= {"pid": job.pid, "driver": job.driver, "jvm": job.jvm, "restarts": job.restarts}
             self._print_json(told | {"last_error": job.last_error})
             return
-        error = f": {job.last_error.message}" if job.state is State.WAITING and job.last_error else ""
-        print(f"{_CLEAR}{clock(job.since)} {job.pipeline}: {job.state}{error}", flush=True)
+        more = ""
+        if job.state is State.WAITING:
+            more = f", restart {job.restarts}" + (f": {job.last_error.message}" if job.last_error else "")
+            if not self._has_waited:
+                self._has_waited, more = True, f"{more}\n{_HOW_TO_END}"
+        print(f"{_CLEAR}{clock(job.since)} {job.pipeline}: {job.state}{more}", flush=True)
 
     def _progress(self, job: Job, progress: Progress) -> None:
         if self._is_live:

@@ -9,6 +9,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline.context import MAIN
+from cutwater.pipeline.failures import located
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
 from cutwater.pipeline.keys import key_bytes, key_group
 from cutwater.pipeline.position import glsn_of
@@ -61,7 +62,7 @@ class BatchOperator(KeyedOperator):
         except Exception as error:
             context._roll_back()
             raise PipelineFailed(
-                f"{type(error).__name__}: {error}, on a batch of {len(records)} records of key group {group}. Nothing "
+                f"{located(error)}, on a batch of {len(records)} records of key group {group}. Nothing "
                 "of this call is kept. Repair the function and run on from the last checkpoint",
                 pipeline=self.spec.pipeline,
                 uid=self.spec.uid,

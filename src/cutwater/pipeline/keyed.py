@@ -17,6 +17,7 @@ from msgspec import json
 
 from cutwater.errors import PipelineFailed
 from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue, taken_out
+from cutwater.pipeline.failures import located
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.keys import MAX_PARALLELISM, key_bytes
 from cutwater.pipeline.position import FIRST, firing, glsn_of, number
@@ -249,18 +250,18 @@ class KeyedOperator:
         """Undo the call; hand the record or timer on as a dead letter, or stop."""
         context = self._context
         context._roll_back()
-        what = f"{type(error).__name__}: {error}"
         if not self.spec.dead_letters:
             of = f"the timer at {timer} of key {context.key!r}" if timer is not None else f"the record {row!r}"
             raise PipelineFailed(
-                f"{what}, on {of}. Nothing of this call is kept. Repair the function and run on from the last "
-                "checkpoint, or ask for dead_letters=True, which sets such records aside",
+                f"{located(error)}, on {of}. Nothing of this call is kept. Repair the function and run on from the "
+                "last checkpoint, or ask for dead_letters=True, which sets such records aside",
                 pipeline=self.spec.pipeline,
                 uid=self.spec.uid,
                 glsn=glsn_of(when),
             ) from error
         if not heard or DEAD_LETTERS not in self._out:
             return
+        what = f"{type(error).__name__}: {error}"
         letter = dead_letter(self.spec.uid, when, what, key=context.key, time=context.timestamp, row=row)
         self._out[DEAD_LETTERS].append(when, path + number(0), context.timestamp, letter)
 

@@ -11,6 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
+from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import (
     Graph,
     Node,
@@ -207,15 +208,16 @@ class Plan:
             try:
                 results.append((i, call(row)))
             except Exception as error:
-                what, when = f"{type(error).__name__}: {error}", records.moments[i]
+                when = records.moments[i]
                 if not node.dead_letters:
                     raise PipelineFailed(
-                        f"{what}, on the record {row!r}. Repair the function and run on from the last checkpoint, or "
-                        "ask for dead_letters=True, which sets such records aside",
+                        f"{located(error)}, on the record {row!r}. Repair the function and run on from the last "
+                        "checkpoint, or ask for dead_letters=True, which sets such records aside",
                         pipeline=self.name,
                         uid=node.label,
                         glsn=glsn_of(when),
                     ) from error
+                what = f"{type(error).__name__}: {error}"
                 letter = dead_letter(node.label, when, what, key=None, time=records.times[i], row=row)
                 dead.append(when, records.paths[i], records.times[i], letter)
         return results

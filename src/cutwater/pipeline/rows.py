@@ -32,6 +32,8 @@ class Row(tuple[Any, ...]):
 
     def __getattr__(self, name: str) -> Any:
         # Reached only where the columns have no attribute of that name: a wrong name, or one that Python cannot write.
+        if name not in self._fields:
+            raise AttributeError(self._no_column(name))
         return self[name]
 
     def __getitem__(self, index: Any) -> Any:
@@ -39,8 +41,11 @@ class Row(tuple[Any, ...]):
             try:
                 return tuple.__getitem__(self, self._fields.index(index))
             except ValueError:
-                raise AttributeError(f"no column {index!r}: there are {', '.join(self._fields)}") from None
+                raise KeyError(self._no_column(index)) from None
         return tuple.__getitem__(self, index)
+
+    def _no_column(self, name: str) -> str:
+        return f"no column {name!r}: there are {', '.join(self._fields)}"
 
     def _asdict(self) -> dict[str, Any]:
         return dict(zip(self._fields, self, strict=True))

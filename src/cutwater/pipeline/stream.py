@@ -34,11 +34,12 @@ from cutwater.pipeline.graph import (
     is_name,
 )
 from cutwater.pipeline.keys import MAX_PARALLELISM, KeyReader, KeySpec
+from cutwater.pipeline.on_spark import on_spark
 from cutwater.pipeline.partitions import OperatorListState, UnionListState
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import Row, RowType
 from cutwater.pipeline.state import BroadcastState, declared_states
-from cutwater.pipeline.test_run import TestResult, on_spark, run_test
+from cutwater.pipeline.test_run import TestResult, run_test
 from cutwater.pipeline.watermarks import Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed, Refused
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
 from cutwater.pipeline.clock import LogClock
+from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.machine import Machine
+from cutwater.pipeline.on_spark import on_spark
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
@@ -141,17 +143,6 @@ def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> 
             )
 
 
-def on_spark(module: str, pipeline: str) -> Any:
-    """A module of ``cutwater.spark``. This package never imports it: it is looked up when someone cannot do without."""
-    try:
-        return __import__(f"cutwater.spark.{module}", fromlist=[module])
-    except ImportError as error:
-        raise Refused(
-            f"pipeline {pipeline!r} runs on Spark, which is not there ({error}): install cutwater[spark], which also "
-            "brings Java; p.test({topic: rows}) needs neither, unless there is a transform without arrow="
-        ) from error
-
-
 def _transformed_on_spark(plan: Plan, node: TransformNode, records: Records) -> Records:
     made: Records = on_spark("pipeline_transform", plan.name).transformed_locally(plan, node, records)
     return made
@@ -258,7 +249,7 @@ def _replayed(
                 raise
             except Exception as error:
                 raise PipelineFailed(
-                    f"{type(error).__name__}: {error}, in the function of event_time or watermark, on the record "
+                    f"{located(error)}, in the function of event_time or watermark, on the record "
                     f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
                     pipeline=plan.name,
                     uid=sources[position.topic].label,

@@ -1,5 +1,12 @@
 """Cutwater on Apache Spark: ``session``, ``register``, ``start`` and the format ``cutwater``."""
 
-from cutwater.spark.session import register, session, start
+from cutwater.pipeline.on_spark import no_spark
+
+try:
+    from cutwater.spark.session import register, session, start
+except ModuleNotFoundError as error:
+    if error.name is None or error.name.partition(".")[0] not in ("pyspark", "py4j"):
+        raise
+    raise ModuleNotFoundError(no_spark("cutwater.spark needs PySpark", error), name=error.name) from error
 
 __all__ = ["register", "session", "start"]

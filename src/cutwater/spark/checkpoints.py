@@ -20,9 +20,15 @@ from cutwater.spark.pipeline_planning import Offset
 
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
+ANEW: Final = (
+    "To begin anew, without the state of before, remove that directory, or name another one with --checkpoint or "
+    "--jobs-dir (checkpoint=… in Python): the log is read from its beginning, or from --start, and output that is "
+    "there already is written a second time"
+)
 CHANGED: Final = (
-    "a changed program starts from a savepoint, with a new checkpoint. Take one with `cutwater pipeline savepoint` or "
-    "take_savepoint(checkpoint, target), and run(from_savepoint=…, checkpoint=…)"
+    "a changed program starts from a savepoint, with a new checkpoint. Run the program as it was, take one with "
+    "`cutwater pipeline stop` or `savepoint`, and then `cutwater pipeline run FILE --from-savepoint PATH`; in Python, "
+    f"take_savepoint(checkpoint, target) and run(from_savepoint=…, checkpoint=…). {ANEW}"
 )
 
 

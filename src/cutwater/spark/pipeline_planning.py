@@ -219,7 +219,10 @@ class PipelinePlanner:
         if self._has_same_clocks:
             return
         name = self._program.name
-        way_out = "run the program as it was, or with a new checkpoint, or start from a savepoint"
+        way_out = (
+            "run the program as it was, or start from a savepoint (--from-savepoint), or name a new checkpoint "
+            "(--checkpoint)"
+        )
         for topics, own in clock.clocks:
             for known in own.streams:
                 topic = clock.streams[known.log_stream_id][0]

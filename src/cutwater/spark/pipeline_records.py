@@ -13,6 +13,7 @@ from cutwater.client.schemas import TIMESTAMP
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import ascending
 from cutwater.errors import InvalidArgument, PipelineFailed
+from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.values import TIME_MS_MAX, far_off, to_milliseconds
@@ -107,7 +108,7 @@ def run_function(pipeline: str, node: SourceNode, glsn: int, row: Row, call: Cal
         raise
     except Exception as error:
         raise PipelineFailed(
-            f"{type(error).__name__}: {error}, in the function of event_time or watermark, on the record "
+            f"{located(error)}, in the function of event_time or watermark, on the record "
             f"{row._asdict()!r}. Without a time a record has no place: repair the function",
             pipeline=pipeline,
             uid=node.label,

@@ -29,7 +29,7 @@ from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, d
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.savepoints.savepoint import open_savepoint as open_here
 from cutwater.savepoints.tables import as_type, to_chunk
-from cutwater.spark.checkpoints import CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
+from cutwater.spark.checkpoints import ANEW, CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
 from cutwater.spark.files import files_at
 from cutwater.spark.output_guard import OutputGuard
 from cutwater.spark.pipeline_envelope import packed
@@ -122,7 +122,7 @@ def _require_same_log(client: Client, place: str, note: Note) -> None:
     if note.log and note.log != key:
         raise Refused(
             f"the positions in the checkpoint {place} are those of another log: it was made on the cluster {note.log}, "
-            f"and this one is {key}. Run with the log of before, or a copy of its data; or name a new checkpoint"
+            f"and this one is {key}. Run with the log of before, or a copy of its data. {ANEW}"
         )
 
 
@@ -148,8 +148,8 @@ def _require_new(checkpoint: Checkpoint, note: Note | None, savepoint: Savepoint
         return
     raise AlreadyExists(
         f"the checkpoint {checkpoint.path} already belongs to a pipeline that was not started from {savepoint.path}: a "
-        "savepoint starts a new query, so name a new directory with checkpoint=; or leave from_savepoint out, to go on "
-        "from the checkpoint"
+        "savepoint starts a new query, so name a new directory with --checkpoint (checkpoint=… in Python); or leave "
+        "--from-savepoint (from_savepoint=…) out, to go on from the checkpoint"
     )
 
 

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from cutwater.errors import CutwaterError, InvalidArgument, Refused
+from cutwater.pipeline.failures import place
 from cutwater.pipeline.graph import TransformNode
 from cutwater.pipeline.records import POSITION
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
@@ -111,9 +112,10 @@ def called(node: TransformNode, given: DataFrame, where: str) -> DataFrame:
     except CutwaterError:
         raise
     except Exception as error:
+        at = place(error)
         raise InvalidArgument(
             f"{where}: the function failed on a data frame with the columns {', '.join(given.columns)}: "
-            f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{at and f' ({at})'}"
         ) from error
     if not isinstance(made, DataFrame):
         raise InvalidArgument(f"{where}: the function returned {made!r}: return a data frame made from the given one")

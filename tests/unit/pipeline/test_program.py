@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -232,8 +234,28 @@ def test_a_failing_row_function_names_itself_and_the_position() -> None:
     p, stream = source()
     stream.filter(lambda r: r.amount > 1).sink("out", uid="out")
     with pytest.raises(
-        PipelineFailed, match=r"'filter-1', at GLSN 1: AttributeError: no column 'amount': there are k, t"
+        PipelineFailed,
+        match=r"'filter-1', at GLSN 1: AttributeError: no column 'amount': there are k, t \(test_program.py, line \d+, "
+        r"in <lambda>\), on the record Row\(k='a', t=1\)",
     ):
+        run(p, "a1")
+
+
+def test_a_failure_is_found_in_the_users_own_file(tmp_path: Path) -> None:
+    """Also behind the standard library, and with the function that was called first; never in Cutwater's own files."""
+    (tmp_path / "bug.py").write_text(
+        "from json import loads\n\ndef parse(text):\n    return loads(text)\n\ndef f(row):\n    return parse(row.k)\n"
+    )
+    p, stream = source()
+    stream.map(runpy.run_path(str(tmp_path / "bug.py"))["f"], KT).sink("out", uid="out")
+    with pytest.raises(
+        PipelineFailed,
+        match=r"JSONDecodeError: .* \(bug.py, line 4, in parse, called from bug.py, line 7, in f\), on the record",
+    ):
+        run(p, "a1")
+    p, stream = source()
+    stream.map(lambda row: 1, KT).sink("out", uid="out")
+    with pytest.raises(PipelineFailed, match=r"return a dict or a row[^(]*, on the record"):
         run(p, "a1")
 
 
@@ -250,7 +272,9 @@ def test_a_key_function_may_fail_like_any_other() -> None:
 def test_a_failing_function_of_time_names_source_and_position(given: dict[str, Any]) -> None:
     p = Pipeline("test")
     p.source("in", **({"event_time": "t"} | given)).sink("out", uid="out")
-    with pytest.raises(PipelineFailed, match="operator 'source in', at GLSN 2: ZeroDivisionError"):
+    with pytest.raises(
+        PipelineFailed, match=r"operator 'source in', at GLSN 2: ZeroDivisionError: .*\(test_program.py, line "
+    ):
         run(p, "a1 a0")
 
 

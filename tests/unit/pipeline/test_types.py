@@ -143,6 +143,8 @@ def test_rows_have_columns_by_name_and_by_position() -> None:
     assert pickle.loads(pickle.dumps(row)) == row
     with pytest.raises(AttributeError, match="no column 'usr': there are user, count"):
         _ = row.usr
+    with pytest.raises(KeyError, match="no column 'usr': there are user, count"):
+        _ = row["usr"]
     assert rows.from_columns(rows.to_arrays([row, row])) == [row, row]
     assert rows.from_columns(rows.to_arrays([])) == []
 

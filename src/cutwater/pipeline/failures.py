@@ -1,0 +1,55 @@
+"""What is told of an exception in a user's function: what it is, and where in the user's own files it came about."""
+
+from __future__ import annotations
+
+import traceback
+from types import FrameType
+from typing import Final
+
+_OURS: Final = __file__.removesuffix("pipeline/failures.py")
+_STANDARD: Final = traceback.__file__.removesuffix("traceback.py")
+_INSTALLED: Final = ("/site-packages/", "/dist-packages/")
+_NEVER_THEIRS: Final = ("/pyspark/", "/pyspark.zip/")
+
+
+def located(error: BaseException) -> str:
+    """The exception as Python names it, and in brackets where it was raised, if that is in a function of the user's."""
+    what, where = f"{type(error).__name__}: {error}", place(error)
+    return f"{what} ({where})" if where else what
+
+
+def place(error: BaseException) -> str:
+    """The innermost line of the user's own code that the error came through, and the outermost one if that is in
+    another function: ``bug.py, line 4, in f``. Empty if it came through none.
+    """
+    found = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if _is_theirs(_file(frame))]
+    # A library that they have installed is looked at only if nothing else is there: its author may be the user.
+    own = [(frame, line) for frame, line in found if not _is_installed(_file(frame))] or found
+    if not own:
+        return ""
+    first, last = own[0], own[-1]
+    if first[0].f_code is last[0].f_code:
+        return _shown(*last)
+    return f"{_shown(*last)}, called from {_shown(*first)}"
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename
+
+
+def _is_installed(file: str) -> bool:
+    return any(part in file for part in _INSTALLED)
+
+
+def _is_theirs(file: str) -> bool:
+    if file.startswith((_OURS, "<frozen ")) or any(part in file for part in _NEVER_THEIRS):
+        return False
+    return _is_installed(file) or not file.startswith(_STANDARD)
+
+
+def _shown(frame: FrameType, line: int) -> str:
+    """A file by its name alone, unless many have that name."""
+    folder, _, name = _file(frame).rpartition("/")
+    if name == "__init__.py":
+        name = f"{folder.rpartition('/')[2]}/{name}"
+    return f"{name}, line {line}, in {frame.f_code.co_name}"
