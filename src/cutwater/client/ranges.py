@@ -420,6 +420,11 @@ class _Replicas:
         try:
             async with asyncio.timeout(deadline.left):
                 return await asyncio.to_thread(stored.read), stored.through
+        except TimeoutError:
+            self._stored.clear()
+            raise DeadlineExceeded(
+                f"the files of log stream {self._stream} were not read within {deadline.seconds:g} s: see to the disk"
+            ) from None
         except (OSError, Damaged) as error:
             # The storage node can read its own files, or knows what to do about them.
             _log.info("log stream %s is read through its storage node: %s", self._stream, error)

@@ -141,9 +141,8 @@ class Connection(FrameProtocol):
     async def call(self, method: Method[A, R], argument: A, body: Payload = b"", *, timeout_ms: int) -> Received[R]:
         """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""
         future: asyncio.Future[Frame] = self._loop.create_future()
-        if self._is_choked:
-            self._unchoke()
         number = self._calling.start(method.name, argument, body, timeout_ms, future)
+        self._listen_for_answer()
         try:
             frame = await future
         except asyncio.CancelledError:
@@ -177,9 +176,14 @@ class Connection(FrameProtocol):
             else:
                 on_answer(received)
 
+        number = self._calling.start(method.name, argument, body, timeout_ms, sink)
+        self._listen_for_answer()
+        return number
+
+    def _listen_for_answer(self) -> None:
+        """Whoever waits for an answer reads, however much it has just written: its peer may do the same."""
         if self._is_choked:
             self._unchoke()
-        return self._calling.start(method.name, argument, body, timeout_ms, sink)
 
     def cancel(self, number: int) -> None:
         self._calling.cancel(number)
@@ -195,12 +199,12 @@ class Connection(FrameProtocol):
     ) -> StreamReceiver[R]:
         """Ask for a stream. ``credit`` is the room for its items, alone or shared with other streams; ``timeout_ms``
         is for the stream as a whole, and without it the stream may last as long as the connection."""
-        if self._is_choked:
-            self._unchoke()
         room = credit
         if room is None:
             room = SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, item_bytes_max=self.options.frame_bytes_max)
-        return self._calling.open(method, argument, body, timeout_ms, room)
+        stream = self._calling.open(method, argument, body, timeout_ms, room)
+        self._listen_for_answer()
+        return stream
 
     def notify(self, notice: Notice[A], argument: A, body: Payload = b"", *, is_alone: bool = False) -> None:
         """Tell something. If this raises, it was not told; otherwise it arrives, unless the connection is lost.
@@ -215,8 +219,7 @@ class Connection(FrameProtocol):
             )
         outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body, is_alone=is_alone)
         self._told_until = outbox.position
-        if self._is_choked:
-            self._unchoke()
+        self._listen_for_answer()
 
     def snapshot(self) -> Snapshot:
         return Snapshot(

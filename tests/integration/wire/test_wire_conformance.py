@@ -84,6 +84,26 @@ async def test_both_sides_may_ask(network: Any) -> None:
     assert received.value == "who!?"
 
 
+async def test_both_sides_may_begin_with_much_at_the_same_time(network: Any) -> None:
+    """Neither stops reading because its own question is too large to be written at once."""
+    body = bytes(8_000_000)
+    back: list[asyncio.Task[Received[None]]] = []
+
+    def ask_back(call: Call[str]) -> str:
+        back.append(asyncio.create_task(call.connection.call(ECHO, None, body, timeout_ms=20_000)))
+        return ""
+
+    methods = Methods()
+    methods.answers(BACK)(ask_back)
+    methods.answers(ECHO)(lambda call: Reply(None, call.body))
+    mine = Methods()
+    mine.answers(ECHO)(lambda call: Reply(None, call.body))
+    connection = await network.connect(await network.listen(methods), mine)
+    await connection.call(BACK, "", timeout_ms=2_000)
+    received = await connection.call(ECHO, None, body, timeout_ms=20_000)
+    assert (len(received.body), len((await back[0]).body)) == (len(body), len(body))
+
+
 async def test_errors_come_back_as_themselves(network: Any) -> None:
     _, connection, _ = await pair(network)
     with pytest.raises(Trimmed) as caught:
