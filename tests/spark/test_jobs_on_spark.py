@@ -123,7 +123,7 @@ def test_killed_saved_rescaled_and_cancelled(log: cutwater.Client, tmp_path: Pat
         kit.append()
         kit.until_all_is_out()
         first = kit.running()
-        # Output is in the log before Spark notes that the micro-batch is done, and only then can a restart go on from it.
+        # Output is in the log before Spark notes that the micro-batch is done. Only then can a restart go on from it.
         until(lambda: any(Path(first.checkpoint).rglob("commits/0")), kit.process, "Spark has noted a micro-batch")
         kit.append()
         os.kill(first.jvm, signal.SIGKILL)
