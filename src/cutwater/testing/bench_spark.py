@@ -29,7 +29,8 @@ from cutwater.types import RunId
 
 ROWS, ROWS_PER_BATCH, VALUE_BYTES = 4_000_000, 1_000, 100
 STREAMS = 2
-ROUNDS = 5
+ROUNDS, READ_ROUNDS = 5, 15
+"""Reads are near their target, and five of them have given 0.70 and 0.85 within an hour."""
 TRIGGERS, ROWS_PER_TRIGGER = 30, 10
 TOPIC, SMALL_TOPIC, COPY_TOPIC = "rows", "few", "copies"
 NARROW = "glsn,value"
@@ -164,7 +165,7 @@ def _rates(spark: Any, options: dict[str, str], directory: Path, kept: list[Path
         "parquet": spark.read.parquet(parquet),
     }
     rates: dict[str, list[float]] = {name: [] for name in frames}
-    for number in range(ROUNDS + 1):
+    for number in range(READ_ROUNDS + 1):
         for name, frame in frames.items():
             rate = _rate(frame)
             if number:
@@ -246,7 +247,8 @@ def lines() -> Iterator[str]:
         "## Spark",
         "",
         f"{ROWS:,} rows with values of {VALUE_BYTES} bytes, {STREAMS} log streams, appended {ROWS_PER_BATCH:,} at a "
-        f"time, into the noop sink; Spark with {STREAMS} cores. Ratios are medians of {ROUNDS} rounds.",
+        f"time, into the noop sink; Spark with {STREAMS} cores. Ratios are medians of {READ_ROUNDS} rounds for reads "
+        f"and of {ROUNDS} for writes.",
         "",
         "| read | thousand rows/s | ratio | limit |",
         "| --- | ---: | ---: | --- |",
