@@ -55,8 +55,9 @@ def patch(notes: Notes) -> None:
     before(StorageNode, "append", notes, lambda *_, **__: "append")
     before(ReplicaDriver, "_durable", notes, lambda durable: "durable" if durable.entries_end is not None else None)
     before(StorageNode, "leader_says", notes, lambda message: "commit" if _commits(message) else None)
-    before(Term, "feed", notes, lambda event: "report" if isinstance(event, ReportArrived) else None)
-    before(Term, "_carry_out", notes, lambda effect: "store" if _is_cut(effect) else None)
+    before(Term, "hear", notes, lambda event: "report" if isinstance(event, ReportArrived) else None)
+    for method in ("_write_at_once", "_carry_out"):
+        before(Term, method, notes, lambda effect: "store" if _is_cut(effect) else None)
     before(Counters, "stored", notes, lambda seconds, decisions: "stored" if _has_cut(decisions) else None)
 
 
