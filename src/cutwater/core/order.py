@@ -455,8 +455,7 @@ class OrderLayer:
         return d.Cut(GLSN(last + 1), last, time, self.state.revision, ())
 
     def _has_more(self, stream: LogStream) -> bool:
-        """Whether every replica has told of records that are not committed: the last of them does, so of three reports
-        two end here."""
+        """Whether every replica has told of records that are not committed."""
         reports, end = self._book.of_stream(stream.stream), stream.committed_end
         return all(node in reports and reports[node].durable_end > end for node in stream.members)
 

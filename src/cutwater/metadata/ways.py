@@ -59,27 +59,24 @@ class Ways:
     def send(self, node: StorageNodeId, message: LeaderMessage, *, may_wait: bool = False) -> None:
         """On every way that is in use: what arrives twice does no harm, and what is lost on one arrives on another.
         Messages to one node are told in their order, also those that may wait."""
-        if may_wait:
-            waiting = self._waiting.setdefault(node, [])
-            waiting.append(message)
-            if self._alarm is None:
-                self._alarm = self._loop.call_later(WAIT_SECONDS, self._send_waiting)
-            if len(waiting) < WAITING_MAX:
-                return
-        elif node in self._waiting:
-            self._waiting[node].append(message)
-        else:
+        if not may_wait and node not in self._waiting:
             self._send(node, message, is_alone=isinstance(message, CommitMessage))
             return
-        for waiting_one in self._waiting.pop(node):
-            self._send(node, waiting_one, is_alone=False)
+        waiting = self._waiting.setdefault(node, [])
+        waiting.append(message)
+        if not may_wait or len(waiting) == WAITING_MAX:
+            self._send_waiting(node)
+        elif self._alarm is None:
+            self._alarm = self._loop.call_later(WAIT_SECONDS, self._wait_no_more)
 
-    def _send_waiting(self) -> None:
+    def _wait_no_more(self) -> None:
         self._alarm = None
-        all_waiting, self._waiting = self._waiting, {}
-        for node, waiting in all_waiting.items():
-            for message in waiting:
-                self._send(node, message, is_alone=False)
+        for node in list(self._waiting):
+            self._send_waiting(node)
+
+    def _send_waiting(self, node: StorageNodeId) -> None:
+        for message in self._waiting.pop(node):
+            self._send(node, message, is_alone=False)
 
     def _send(self, node: StorageNodeId, message: LeaderMessage, *, is_alone: bool) -> None:
         """``is_alone``: of commits there is one for each node, and appends wait for them."""

@@ -142,7 +142,7 @@ class Connection(FrameProtocol):
         """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""
         future: asyncio.Future[Frame] = self._loop.create_future()
         number = self._calling.start(method.name, argument, body, timeout_ms, future)
-        self._listen_for_answer()
+        self._unchoke()
         try:
             frame = await future
         except asyncio.CancelledError:
@@ -177,13 +177,8 @@ class Connection(FrameProtocol):
                 on_answer(received)
 
         number = self._calling.start(method.name, argument, body, timeout_ms, sink)
-        self._listen_for_answer()
+        self._unchoke()
         return number
-
-    def _listen_for_answer(self) -> None:
-        """Whoever waits for an answer reads, however much it has just written: its peer may do the same."""
-        if self._is_choked:
-            self._unchoke()
 
     def cancel(self, number: int) -> None:
         self._calling.cancel(number)
@@ -203,7 +198,7 @@ class Connection(FrameProtocol):
         if room is None:
             room = SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, item_bytes_max=self.options.frame_bytes_max)
         stream = self._calling.open(method, argument, body, timeout_ms, room)
-        self._listen_for_answer()
+        self._unchoke()
         return stream
 
     def notify(self, notice: Notice[A], argument: A, body: Payload = b"", *, is_alone: bool = False) -> None:
@@ -219,7 +214,7 @@ class Connection(FrameProtocol):
             )
         outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body, is_alone=is_alone)
         self._told_until = outbox.position
-        self._listen_for_answer()
+        self._unchoke()
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -333,8 +328,7 @@ class Connection(FrameProtocol):
     def resume_writing(self) -> None:
         self._outbox.resume()
         self._serving.wake_streams()
-        if self._is_choked:
-            self._unchoke()
+        self._unchoke()
 
     def _settled(self) -> None:
         """A turn after much was written: if the transport could not keep up, it has said so by now."""
@@ -417,6 +411,9 @@ class Connection(FrameProtocol):
             self._require_transport().pause_reading()
 
     def _unchoke(self) -> None:
+        """Whoever waits for an answer reads, however much it has just written: its peer may do the same."""
+        if not self._is_choked:
+            return
         self._is_choked = False
         if self._outbox.is_paused or not self._outbox.is_busy:
             self._listen_again()
