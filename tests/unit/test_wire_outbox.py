@@ -70,9 +70,9 @@ async def test_a_turn_is_one_write() -> None:
 
 
 @in_a_loop
-async def test_whoever_corks_flushes() -> None:
+async def test_who_says_that_it_will_flush_does() -> None:
     bench = Bench()
-    bench.outbox.cork()
+    bench.outbox.will_flush = True
     bench.outbox.send(Kind.PING, 1, b"")
     await asyncio.sleep(0)
     assert bench.transport.pieces == []

@@ -33,6 +33,8 @@ _DECODE = [
     for kind in range(_KINDS_MAX)
 ]
 
+_DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
+
 _unpack_from = FIXED.unpack_from
 
 
@@ -50,12 +52,12 @@ class FrameDecoder:
         "_error",
         "_filled",
         "_fixed",
-        "_large",
         "_position",
         "_skip",
         "frame_bytes_max",
         "frames",
         "header_bytes_max",
+        "large",
     )
 
     def __init__(self, frame_bytes_max: int, header_bytes_max: int, admit: Admit | None = None) -> None:
@@ -65,7 +67,8 @@ class FrameDecoder:
         self._admit = admit
         self._data = b""
         self._position = 0
-        self._large: bytearray | None = None
+        self.large: bytearray | None = None
+        """What a large frame is received into, while it is: ``target`` is what is missing of it."""
         self._filled = 0
         self._fixed = (0, 0, 0, 0, 0)
         self._skip = 0
@@ -74,26 +77,26 @@ class FrameDecoder:
     @property
     def held_bytes(self) -> int:
         """What it holds at the moment."""
-        return len(self._data) - self._position + (len(self._large) if self._large is not None else 0)
+        return len(self._data) - self._position + (len(self.large) if self.large is not None else 0)
 
     @property
     def is_amid_frame(self) -> bool:
-        return self._large is not None or self._skip > 0 or self._position < len(self._data)
+        return self.large is not None or self._skip > 0 or self._position < len(self._data)
 
     def target(self) -> memoryview | None:
         """Where the next bytes belong, if that is known."""
-        return memoryview(self._large)[self._filled :] if self._large is not None else None
+        return memoryview(self.large)[self._filled :] if self.large is not None else None
 
     def filled(self, count: int) -> None:
         """So many bytes were written to the beginning of ``target``."""
-        assert self._large is not None
-        assert count <= len(self._large) - self._filled
+        assert self.large is not None
+        assert count <= len(self.large) - self._filled
         self._filled += count
 
     def feed(self, data: bytes) -> None:
-        if self._large is not None:
-            count = min(len(data), len(self._large) - self._filled)
-            self._large[self._filled : self._filled + count] = data[:count]
+        if self.large is not None:
+            count = min(len(data), len(self.large) - self._filled)
+            self.large[self._filled : self._filled + count] = data[:count]
             self._filled += count
             data = data[count:]
         elif self._skip:
@@ -111,8 +114,8 @@ class FrameDecoder:
         if self._error is not None:
             raise self._error
         try:
-            if self._large is not None:
-                return self._finish_large() if self._filled == len(self._large) else None
+            if self.large is not None:
+                return self._finish_large() if self._filled == len(self.large) else None
             data, position = self._data, self._position
             if self._skip or len(data) - position < FIXED_BYTES:
                 return None
@@ -134,10 +137,15 @@ class FrameDecoder:
             middle = start + header_bytes
             self._position = end
             self.frames += 1
-            return whole_frame(kind, flags, call, data[start:middle], data[middle:end], size)
+            decode = _DECODE[kind]
+            try:
+                header = None if decode is None else decode(data[start:middle])
+            except _DECODE_ERRORS as error:
+                raise _senseless(kind, error) from None
+            return Frame(kind, flags, call, header, data[middle:end], size)
         except CutwaterError as error:
             self._error = error
-            self._data, self._position, self._large, self._skip = b"", 0, None, 0
+            self._data, self._position, self.large, self._skip = b"", 0, None, 0
             raise
 
     def _begin_large(self, fixed: tuple[int, int, int, int, int]) -> Frame | None:
@@ -151,16 +159,16 @@ class FrameDecoder:
             self.frames += 1
             return Frame(kind, flags, call, None, b"", size, True)
         self._fixed = fixed
-        self._large = bytearray(size)
-        self._large[: len(rest)] = rest
+        self.large = bytearray(size)
+        self.large[: len(rest)] = rest
         self._filled = len(rest)
         return None
 
     def _finish_large(self) -> Frame:
-        assert self._large is not None
+        assert self.large is not None
         body_bytes, header_bytes, call, kind, flags = self._fixed
-        view = memoryview(self._large).toreadonly()
-        self._large = None
+        view = memoryview(self.large).toreadonly()
+        self.large = None
         self.frames += 1
         return whole_frame(
             kind, flags, call, bytes(view[:header_bytes]), view[header_bytes:], header_bytes + body_bytes
@@ -174,5 +182,9 @@ def whole_frame(kind: int, flags: int, call: int, header: bytes, body: Body, siz
         return Frame(kind, flags, call, None, body, size)
     try:
         return Frame(kind, flags, call, decode(header), body, size)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MalformedFrame(f"the header of a {Kind(kind).name} frame makes no sense: {error}") from None
+    except _DECODE_ERRORS as error:
+        raise _senseless(kind, error) from None
+
+
+def _senseless(kind: int, error: Exception) -> MalformedFrame:
+    return MalformedFrame(f"the header of a {Kind(kind).name} frame makes no sense: {error}")

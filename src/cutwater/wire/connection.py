@@ -142,7 +142,8 @@ class Connection(FrameProtocol):
         """Ask and wait for the answer, at most ``timeout_ms``. If the waiting task is cancelled, so is the handler."""
         future: asyncio.Future[Frame] = self._loop.create_future()
         number = self._calling.start(method.name, argument, body, timeout_ms, future)
-        self._unchoke()
+        if self._is_choked:
+            self._unchoke()
         try:
             frame = await future
         except asyncio.CancelledError:
@@ -177,7 +178,8 @@ class Connection(FrameProtocol):
                 on_answer(received)
 
         number = self._calling.start(method.name, argument, body, timeout_ms, sink)
-        self._unchoke()
+        if self._is_choked:
+            self._unchoke()
         return number
 
     def cancel(self, number: int) -> None:
@@ -198,7 +200,8 @@ class Connection(FrameProtocol):
         if room is None:
             room = SharedCredit(WINDOW_ITEMS, WINDOW_BYTES, item_bytes_max=self.options.frame_bytes_max)
         stream = self._calling.open(method, argument, body, timeout_ms, room)
-        self._unchoke()
+        if self._is_choked:
+            self._unchoke()
         return stream
 
     def notify(self, notice: Notice[A], argument: A, body: Payload = b"", *, is_alone: bool = False) -> None:
@@ -207,14 +210,15 @@ class Connection(FrameProtocol):
         if self._calling.refusal is not None:
             raise self._calling.refusal()
         outbox = self._outbox
-        if outbox.is_full:
+        if outbox.is_busy and outbox.is_full:
             raise ResourceExhausted(
                 f"{notice.name}: {outbox.size} bytes wait already for {self._address}, which reads too slowly",
                 retry_ms=self.options.retry_ms,
             )
         outbox.send(Kind.NOTIFY, 0, ENCODE((notice.name, argument)), body, is_alone=is_alone)
         self._told_until = outbox.position
-        self._unchoke()
+        if self._is_choked:
+            self._unchoke()
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -296,12 +300,12 @@ class Connection(FrameProtocol):
             self._outbox.send(Kind.HELLO, 0, self._hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self.state is not State.FAILED:
+        self._is_direct = False
+        if self._from_bytes.large is not None and self.state is not State.FAILED:
             target = self._from_bytes.target()
             if target is not None:
                 self._is_direct = True
                 return target
-        self._is_direct = False
         return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -328,7 +332,8 @@ class Connection(FrameProtocol):
     def resume_writing(self) -> None:
         self._outbox.resume()
         self._serving.wake_streams()
-        self._unchoke()
+        if self._is_choked:
+            self._unchoke()
 
     def _settled(self) -> None:
         """A turn after much was written: if the transport could not keep up, it has said so by now."""
@@ -357,7 +362,7 @@ class Connection(FrameProtocol):
         if self._is_deaf:
             return
         decoder, on, outbox, serving = self._decoder, self._on, self._outbox, self._serving
-        outbox.cork()
+        outbox.will_flush = True
         try:
             while (frame := decoder.next_frame()) is not None:
                 on[frame.kind](frame)
@@ -412,8 +417,6 @@ class Connection(FrameProtocol):
 
     def _unchoke(self) -> None:
         """Whoever waits for an answer reads, however much it has just written: its peer may do the same."""
-        if not self._is_choked:
-            return
         self._is_choked = False
         if self._outbox.is_paused or not self._outbox.is_busy:
             self._listen_again()

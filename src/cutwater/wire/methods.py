@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.wire.errors import MalformedFrame
@@ -38,24 +38,18 @@ R = TypeVar("R")
 _DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-class Reply(Generic[R]):
+class Reply(Struct, Generic[R], eq=False):
     """What a handler returns if bytes go with its value."""
 
-    __slots__ = ("body", "value")
-
-    def __init__(self, value: R, body: Payload = b"") -> None:
-        self.value = value
-        self.body = body
+    value: R
+    body: Payload = b""
 
 
-class Received(Generic[R]):
+class Received(Struct, Generic[R], eq=False):
     """What came back from a call, or one item of a stream."""
 
-    __slots__ = ("body", "value")
-
-    def __init__(self, value: R, body: Body) -> None:
-        self.value = value
-        self.body = body
+    value: R
+    body: Body
 
 
 class Later(enum.Enum):

@@ -38,14 +38,14 @@ class Outbox:
         "_on_settled",
         "_overflow",
         "_parts",
-        "_scheduled",
         "_transport",
-        "_written",
         "bytes_max",
         "frame_bytes_max",
         "header_bytes_max",
         "is_busy",
         "is_paused",
+        "position",
+        "will_flush",
     )
 
     def __init__(
@@ -66,9 +66,11 @@ class Outbox:
         self._overflow = overflow
         self._parts: list[Body] = []
         self._bytes = 0
-        self._written = 0
         self._has_large = False
-        self._scheduled = False
+        self.position = 0
+        """Bytes that were ever sent. The operating system has taken all of them but the last ``size``."""
+        self.will_flush = False
+        """Someone will ``flush`` before this turn ends. Who sets this does."""
         self.is_paused = False
         """The transport says so."""
         self.is_busy = False
@@ -87,11 +89,6 @@ class Outbox:
         """Bytes that the operating system has not taken yet."""
         return self._bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
 
-    @property
-    def position(self) -> int:
-        """Bytes that were ever sent. The operating system has taken all of them but the last ``size``."""
-        return self._written + self._bytes
-
     def pause(self) -> None:
         self.is_paused = self.is_busy = True
 
@@ -106,6 +103,7 @@ class Outbox:
         """Drop what is left; nothing can be sent any more."""
         self._transport = self._by_frame = None
         self._parts = []
+        self.position -= self._bytes
         self._bytes = 0
         self._has_large = False
 
@@ -124,10 +122,12 @@ class Outbox:
             raise FrameTooLarge("a message", size + len(header), self.frame_bytes_max)
         if self._transport is None:
             return
+        self.position += FIXED_BYTES + len(header) + size
         if self._by_frame is not None:
-            self._written += FIXED_BYTES + len(header) + size
             self._by_frame.write_frame(kind, call, header, lasting(parts))
-            self._look_at(self._by_frame)
+            waiting = self._by_frame.get_write_buffer_size()
+            if waiting > self._high:
+                self._fall_behind(waiting)
             return
         head = PACK_FIXED(size, len(header), call, kind, 0) + header
         self._parts.append(head)
@@ -136,18 +136,14 @@ class Outbox:
             if size > JOIN_BYTES_MAX:
                 self._has_large = True
         self._bytes += len(head) + size
-        if self._bytes > FLUSH_BYTES or (is_alone and not self._scheduled):
+        if self._bytes > FLUSH_BYTES or (is_alone and not self.will_flush):
             self._write()
-        elif not self._scheduled:
-            self._scheduled = True
+        elif not self.will_flush:
+            self.will_flush = True
             self._loop.call_soon(self.flush)
 
-    def cork(self) -> None:
-        """The caller will ``flush`` before this turn ends."""
-        self._scheduled = True
-
     def flush(self) -> None:
-        self._scheduled = False
+        self.will_flush = False
         if self._parts:
             self._write()
 
@@ -156,7 +152,6 @@ class Outbox:
         if transport is None:
             return
         self._parts = []
-        self._written += self._bytes
         self._bytes = 0
         if len(parts) == 1:
             transport.write(parts[0])
@@ -165,18 +160,18 @@ class Outbox:
         else:
             self._has_large = False
             _write_apart(transport, parts)
-        self._look_at(transport)
-
-    def _look_at(self, transport: asyncio.Transport) -> None:
-        """How much it has yet to send."""
         waiting = transport.get_write_buffer_size()
         if waiting > self._high:
-            if not self.is_busy:
-                self.is_busy = True
-                self._loop.call_soon(self._settle)
-            if waiting > self.bytes_max:
-                self.detach()
-                self._loop.call_soon(self._overflow, waiting)
+            self._fall_behind(waiting)
+
+    def _fall_behind(self, waiting: int) -> None:
+        """The transport has yet to send so much."""
+        if not self.is_busy:
+            self.is_busy = True
+            self._loop.call_soon(self._settle)
+        if waiting > self.bytes_max:
+            self.detach()
+            self._loop.call_soon(self._overflow, waiting)
 
     def _settle(self) -> None:
         self.is_busy = self.is_paused

@@ -37,15 +37,12 @@ METHOD_CHARS_SHOWN = 64
 A = TypeVar("A")
 
 
-class Notification(Generic[A]):
+class Notification(Struct, Generic[A], eq=False):
     """Something the peer tells."""
 
-    __slots__ = ("argument", "body", "connection")
-
-    def __init__(self, connection: Connection, argument: A, body: Body) -> None:
-        self.connection = connection
-        self.argument = argument
-        self.body = body
+    connection: Connection
+    argument: A
+    body: Body
 
 
 class Call(Struct, Generic[A], eq=False):
