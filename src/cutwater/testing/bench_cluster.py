@@ -97,14 +97,17 @@ async def measure(cluster: LocalCluster) -> tuple[list[tuple[int, int]], float]:
     """When each single append was sent and answered, and appends per second with many at once."""
     async with await AsyncClient.connect(cluster.servers) as log:
         await log.create_topic(TOPIC, streams=1, replication=3)
-        for _ in range(WARM_UP):
-            await log.append(TOPIC, RECORD)
-        times = []
-        for _ in range(SINGLES):
-            sent = time.monotonic_ns()
-            await log.append(TOPIC, RECORD)
-            times.append((sent, time.monotonic_ns()))
-        return times, await _concurrently(log)
+        await one_by_one(log, WARM_UP)
+        return await one_by_one(log, SINGLES), await _concurrently(log)
+
+
+async def one_by_one(log: AsyncClient, count: int) -> list[tuple[int, int]]:
+    times = []
+    for _ in range(count):
+        sent = time.monotonic_ns()
+        await log.append(TOPIC, RECORD)
+        times.append((sent, time.monotonic_ns()))
+    return times
 
 
 async def _concurrently(log: AsyncClient) -> float:
