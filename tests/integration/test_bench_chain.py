@@ -12,12 +12,13 @@ from cutwater.admin.processes import is_running
 from cutwater.testing.bench_chain import HEADER, chain
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize(("length", "size", "in_flight"), [(1, 100, 1), (3, 100, 64), (3, 300_000, 4)])
 def test_what_the_bare_chain_acknowledges_is_in_every_file(
-    tmp_path: Path, length: int, size: int, in_flight: int
+    tmp_path: Path, length: int, size: int, in_flight: int, overlaps: bool
 ) -> None:
     message = os.urandom(size)
-    with chain(tmp_path, length) as bare:
+    with chain(tmp_path, length, overlaps=overlaps) as bare:
         found = bare.run(message, in_flight, 0.05)
         # While it runs: nothing may be left to do for its end.
         stored = [(tmp_path / f"chain{place}").read_bytes() for place in range(length)]

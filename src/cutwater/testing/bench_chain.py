@@ -1,11 +1,13 @@
-"""The reference of ``bench_log``: the barest chain of processes that keeps records on every disk, without Cutwater.
+"""The references of ``bench_log``: the barest chains of processes that keep records on every disk, without Cutwater.
 
-Each process receives messages, checks their checksum, hands them on, and writes them and calls ``fdatasync``; whatever
-arrives during a sync goes into the next one. Behind its data each process sends down the chain how much of it is
-durable, and the last one tells the client how much is durable everywhere. There is no order among several chains, no
-recovery, no identity: what is missing here is what the log adds.
+There is no order among several chains, no recovery, no identity: what is missing here is what the log adds. Blocking
+sockets, which cost the least; whatever arrives during a sync goes into the next one. There are two of them:
 
-Two threads per process, because a sync must not keep others waiting, and blocking sockets, which cost the least.
+- *in order*: each process receives, checks checksums, writes, calls ``fdatasync``, and then hands on what it has
+  received; the last one tells the client how much it has. What anyone would write down first.
+- *overlapping*: each process hands messages on before it writes them, and another thread of it syncs meanwhile, so all
+  disks work at the same time. Behind its data each process sends down the chain how much of it is durable, and the last
+  one tells the client how much is durable everywhere.
 """
 
 from __future__ import annotations
@@ -46,9 +48,42 @@ class ChainFigures(Struct, frozen=True):
     """Seconds of each message, if only one was under way at a time."""
 
 
-class _Node:
-    """One process of the chain. ``above``: from whom it receives; ``below``: to whom it sends; the last one's is the
-    client, which only hears counts."""
+class _InOrder:
+    """One process of a chain that does one thing after the other."""
+
+    def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_first: bool, is_last: bool):
+        del is_first
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._above, self._below, self._is_last = above, below, is_last
+
+    def run(self) -> None:
+        buffer = memoryview(bytearray(RECEIVE_BYTES))
+        filled = durable = 0
+        while size := self._above.recv_into(buffer[filled:]):
+            filled += size
+            end = 0
+            while filled - end >= HEADER.size:
+                length, number = HEADER.unpack_from(buffer, end)
+                start, after = end + HEADER.size, end + HEADER.size + length
+                if after > filled:
+                    break
+                if google_crc32c.value(bytes(buffer[start:after])) != number:
+                    raise ValueError("a message was damaged on the way")
+                end = after
+                durable += 1
+            if not end:
+                continue
+            if os.write(self._file, buffer[:end]) != end:
+                raise OSError("the disk did not take all of a write")
+            os.fdatasync(self._file)
+            self._below.sendall(COUNT.pack(durable) if self._is_last else buffer[:end])
+            buffer[: filled - end] = buffer[end:filled]
+            filled -= end
+
+
+class _Overlapping:
+    """One process of a chain whose disks work at the same time. ``above``: from whom it receives; ``below``: to whom it
+    sends; the last one's is the client, which only hears counts."""
 
     def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_first: bool, is_last: bool):
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -131,7 +166,7 @@ class _Node:
                 self._below.sendall(COUNT.pack(everywhere) if self._is_last else HEADER.pack(0, everywhere))
 
 
-def _serve(path: Path, below: int, tell: Connection, is_first: bool, is_last: bool) -> None:
+def _serve(path: Path, below: int, tell: Connection, is_first: bool, is_last: bool, overlaps: bool) -> None:
     """The process: connects down the chain, listens, and serves the one connection that comes."""
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(("127.0.0.1", below)) as out:
         tell.send(listening.getsockname()[1])
@@ -142,7 +177,8 @@ def _serve(path: Path, below: int, tell: Connection, is_first: bool, is_last: bo
             out.settimeout(None)
             _tune(above)
             _tune(out)
-            _Node(path, above, out, is_first=is_first, is_last=is_last).run()
+            node = _Overlapping if overlaps else _InOrder
+            node(path, above, out, is_first=is_first, is_last=is_last).run()
 
 
 def _tune(sock: socket.socket) -> None:
@@ -187,8 +223,9 @@ class Chain:
 
 
 @contextmanager
-def chain(folder: Path, length: int) -> Iterator[Chain]:
-    """A chain of so many processes, whose files lie in ``folder``."""
+def chain(folder: Path, length: int, *, overlaps: bool) -> Iterator[Chain]:
+    """A chain of so many processes, whose files lie in ``folder``: ``chain0``, ``chain1``, …"""
+    folder.mkdir(parents=True, exist_ok=True)
     spawn = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
     with ExitStack() as stack:
@@ -199,7 +236,7 @@ def chain(folder: Path, length: int) -> Iterator[Chain]:
         back: socket.socket | None = None
         for place in reversed(range(length)):
             told, tell = spawn.Pipe(duplex=False)
-            arguments = (folder / f"chain{place}", port, tell, place == 0, place == length - 1)
+            arguments = (folder / f"chain{place}", port, tell, place == 0, place == length - 1, overlaps)
             process = spawn.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             processes.append(process)
