@@ -246,9 +246,7 @@ class Replica:
         if self.learner is not None:
             self.durable_end = max(self.durable_end, event.end)
             return self._after_learning(self.learner.entries_durable())
-        whole = self._bounds.whole(event.end)
-        if whole > self.durable_end:
-            self.durable_end = whole
+        self.durable_end = max(self.durable_end, self._bounds.whole(event.end))
         self._progress = event.end if event.end > self.durable_end else LLSN(0)
         return [e.ReportNow()]
 

@@ -28,7 +28,7 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.replica_events import Acked, Append, Commit, ReplicateFailed, Waiter
+from cutwater.core.replica_events import Acked, Append, Commit, Forward, ReplicateFailed, Waiter
 from cutwater.errors import (
     CutwaterError,
     Damaged,
@@ -55,6 +55,7 @@ from cutwater.types import (
     ReplicaState,
     Report,
     StorageNodeId,
+    UncommitReport,
 )
 from cutwater.wire.storage_api import AppendAnswer, AppendArguments, Complaint
 
@@ -255,7 +256,7 @@ class StorageNode:
 
     def append(self, arguments: AppendArguments, batch: Batch, outcome: Outcome) -> None:
         """``batch`` is the one of the arguments, with its body."""
-        driver, size = self.driver(arguments.stream), len(batch.body)
+        driver, size = self.replicas.get(arguments.stream) or self.driver(arguments.stream), len(batch.body)
         self._outside.take_room(size)
         if self.state is NodeState.READ_ONLY:
             self.counters.outcomes[ReadOnly.code] += 1
@@ -273,7 +274,7 @@ class StorageNode:
         self.counters.appends += 1
         self.counters.append_bytes += size
         event = Append(waiter, arguments.epoch, batch, arguments.if_llsn)
-        driver.feed(event, lambda error: self._settle(waiter, error))
+        driver.feed(event, lambda error: self.fail(waiter, error))
 
     def replicate(self, message: Replicate, refuse: Callable[[str], None]) -> None:
         """Take an entry from the replica before this one; ``refuse`` hears the reason, if it is not taken."""
@@ -347,13 +348,16 @@ class StorageNode:
                 self._pass_on(message.stream, message)
 
     def _commit(self, message: CommitMessage) -> None:
-        contexts = {commit.stream: commit.context for commit in message.commits}
-        self.counters.commits += len(contexts)
-        for stream in (*contexts, *message.quiet):
-            if stream in self.replicas:
-                context = contexts.get(stream)
-                event = Commit(message.prev_high_watermark, message.high_watermark, message.revision, context)
-                self.replicas[stream].feed(event)
+        before, through, revision = message.prev_high_watermark, message.high_watermark, message.revision
+        for commit in message.commits:
+            driver = self.replicas.get(commit.stream)
+            if driver is not None:
+                driver.feed(Commit(before, through, revision, commit.context))
+        for stream in message.quiet:
+            driver = self.replicas.get(stream)
+            if driver is not None:
+                driver.feed(Commit(before, through, revision, None))
+        self.counters.commits += len(message.commits)
 
     def _pass_on(
         self,
@@ -437,27 +441,37 @@ class StorageNode:
             self._report()
 
     def _report(self) -> None:
-        drivers = self.replicas.values()
-        reports = [driver.report() for driver in drivers]
-        if any(driver.replica.trusted and ur is None for driver, ur in zip(drivers, reports, strict=True)):
-            # Something is being removed from the files there, and a report without that replica would mean that it is
-            # gone. The replica asks for a report when that is done.
-            return
+        reports: list[UncommitReport] = []
+        invalid: list[LogStreamId] = []
+        through: GLSN | None = None
+        is_followed = False
+        for stream, driver in self.replicas.items():
+            replica, report = driver.replica, driver.report()
+            if report is not None:
+                reports.append(report)
+            elif replica.trusted:
+                # Something is being removed from the files there, and a report without that replica would mean that it
+                # is gone. The replica asks for a report when that is done.
+                return
+            else:
+                invalid.append(stream)
+            if replica.state is ReplicaState.RUNNING and (through is None or replica.complete_through < through):
+                through = replica.complete_through
+            is_followed = is_followed or driver.watchers > 0
         self._sequence += 1
-        running = [d.replica.complete_through for d in drivers if d.replica.state is ReplicaState.RUNNING]
-        invalid = [stream for stream, driver in self.replicas.items() if not driver.replica.trusted]
-        report = Report(
-            self.node,
-            self.incarnation,
-            self._sequence,
-            self.leader_epoch,
-            self.state,
-            tuple(ur for ur in reports if ur is not None),
-            min(running, default=GLSN(0)),
-            (*invalid, *self.unreadable),
-            any(driver.watchers for driver in drivers),
+        self._outside.send_report(
+            Report(
+                self.node,
+                self.incarnation,
+                self._sequence,
+                self.leader_epoch,
+                self.state,
+                tuple(reports),
+                through or GLSN(0),
+                (*invalid, *self.unreadable),
+                is_followed,
+            )
         )
-        self._outside.send_report(report)
 
     # What replicas want (``replica_driver.Host``).
 
@@ -472,25 +486,26 @@ class StorageNode:
     def hand_over_soon(self, writer: Writer) -> None:
         self._handing_over.soon(writer)
 
-    def forward(self, peer: StorageNodeId, message: Replicate) -> None:
+    def forward(self, effect: Forward) -> None:
+        peer, message = effect.peer, effect.message
         try:
             self._outside.replicate(peer, message)
         except CutwaterError as error:
             self._loop.call_soon(self.replicate_failed, message.stream, peer, message.entry.epoch, error.message)
 
-    def answer(self, waiter: Waiter, outcome: Acked | CutwaterError) -> None:
-        if isinstance(outcome, Acked):
-            self._settle(waiter, AppendAnswer(outcome.ack, outcome.last_sequence))
-        else:
-            self._settle(waiter, outcome)
+    def acknowledge(self, effect: Acked) -> None:
+        self._settle(effect.waiter, AppendAnswer(effect.ack, effect.last_sequence), "acknowledged")
 
-    def _settle(self, waiter: Waiter, outcome: AppendAnswer | CutwaterError) -> None:
+    def fail(self, waiter: Waiter, error: CutwaterError) -> None:
+        self._settle(waiter, error, error.code)
+
+    def _settle(self, waiter: Waiter, outcome: AppendAnswer | CutwaterError, name: str) -> None:
         known = self._waiters.pop(waiter, None)
         if known is not None:
             tell, size = known
             self._waiting_bytes -= size
-            self.counters.outcomes[outcome.code if isinstance(outcome, CutwaterError) else "acknowledged"] += 1
             tell(outcome)
+            self.counters.outcomes[name] += 1
 
     def report_soon(self) -> None:
         if not self._report_is_due:

@@ -35,7 +35,7 @@ from cutwater.storagenode.scanning import Scanning
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
-from cutwater.types import Incarnation, LogStreamId, Report, StorageNodeId
+from cutwater.types import Entry, Incarnation, LogStreamId, Report, StorageNodeId
 from cutwater.wire import scan_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
@@ -229,18 +229,16 @@ class StorageNodeServer:
     # What the node wants (``node.Outside``).
 
     def send_report(self, report: Report) -> None:
-        if self._metadata is not None and self._metadata.joined:
+        if self._metadata is not None and self._metadata.tell(api.REPORT, report):
             self.node.counters.reports += 1
-            self._metadata.tell(api.REPORT, report)
 
     def send_complaint(self, complaint: api.Complaint) -> None:
         if self._metadata is not None:
             self._metadata.tell(api.COMPLAINT, complaint)
 
     def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
-        batch = message.entry.batch
-        bare = structs.replace(message, entry=structs.replace(message.entry, batch=structs.replace(batch, body=b"")))
-        self.peers.require(peer).notify(api.REPLICATE, bare, batch.body)
+        body = message.entry.batch.body
+        self.peers.require(peer).notify(api.REPLICATE, _with_body(message, b""), body)
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         self._spawn(self._syncing.learn(self.peers.require(source), request))
@@ -345,13 +343,12 @@ class StorageNodeServer:
 
     def _replicate(self, notification: Notification[Replicate]) -> None:
         message = notification.argument
-        batch = structs.replace(message.entry.batch, body=bytes(notification.body))
 
         def refuse(reason: str) -> None:
             refused = api.EntryRefused(message.stream, message.entry.epoch, self.node.node, reason)
             _tell(lambda: notification.connection.notify(api.ENTRY_REFUSED, refused))
 
-        self.node.replicate(structs.replace(message, entry=structs.replace(message.entry, batch=batch)), refuse)
+        self.node.replicate(_with_body(message, bytes(notification.body)), refuse)
 
     def _entry_refused(self, notification: Notification[api.EntryRefused]) -> None:
         refused = notification.argument
@@ -419,6 +416,11 @@ class StorageNodeServer:
         if self._metadata is not None:
             await self._metadata.introduce()
         return self.describe()
+
+
+def _with_body(message: Replicate, body: bytes) -> Replicate:
+    entry = message.entry
+    return Replicate(message.stream, Entry(entry.first_llsn, entry.epoch, structs.replace(entry.batch, body=body)))
 
 
 def _tell(send: Callable[[], None]) -> None:

@@ -86,8 +86,8 @@ class Writer:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[list[_Item]] = queue.SimpleQueue()
-        self._turn: list[_Item] = []
-        """Given since the last hand-over."""
+        self.turn: list[_Item] = []
+        """Given since the last hand-over; for others to see whether there is something."""
         self._held: list[_Item] = []
         """Commit contexts that wait for the next entries, a reader or the tick."""
         self._given_bytes = 0
@@ -126,7 +126,7 @@ class Writer:
         if not self._is_ended:
             self._given_bytes += _cost(entry)
             self.release()
-            self._turn.append((entry, generation))
+            self.turn.append((entry, generation))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
         """Held back until ``release``, or until something else is given."""
@@ -136,22 +136,17 @@ class Writer:
     def release(self) -> None:
         """Let go of commit contexts; to be followed by ``hand_over``."""
         if self._held:
-            self._turn += self._held
+            self.turn += self._held
             self._held = []
-
-    @property
-    def has_turn(self) -> bool:
-        """Whether there is something to hand over."""
-        return bool(self._turn)
 
     def hand_over(self) -> None:
         if self._is_here:
             self._is_asked = True
-        elif self._turn:
+        elif self.turn:
             self._wake()
 
     def _wake(self) -> None:
-        turn, self._turn = self._turn, []
+        turn, self.turn = self.turn, []
         self._handed_over += 1
         self._queue.put(turn)
 
@@ -176,7 +171,7 @@ class Writer:
                 # Whatever is wrong with those who are told, what was begun here is ended first.
                 failed.append(error)
 
-        turn, self._turn = self._turn, []
+        turn, self.turn = self.turn, []
         for item in turn:
             # Whoever gives something else hands it over right away.
             assert isinstance(item, tuple)
@@ -215,7 +210,7 @@ class Writer:
 
     def _last(self, item: _Task | None) -> None:
         self.release()
-        self._turn.append(item)
+        self.turn.append(item)
         self.hand_over()
 
     def join(self, timeout: float) -> bool:
