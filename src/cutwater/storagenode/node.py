@@ -73,8 +73,15 @@ WRITER_SECONDS_MAX = 60.0
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Entries of other heads that may wait for the disk of one replica."""
 
-Outcome = Callable[[AppendAnswer | CutwaterError], None]
 T = TypeVar("T")
+
+
+class Asker(Protocol):
+    """Whoever waits for the outcome of an append, and is told one of these."""
+
+    def answer(self, value: AppendAnswer) -> None: ...
+
+    def fail(self, error: CutwaterError) -> None: ...
 
 
 class Outside(Protocol):
@@ -84,8 +91,9 @@ class Outside(Protocol):
 
     def send_complaint(self, complaint: Complaint) -> None: ...
 
-    def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
-        """Raises if the peer cannot be reached."""
+    def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
+        """Raises if the peer cannot be reached. The first entry of a turn of the event loop is usually the only one, so
+        it leaves at once; what comes after it in the same turn leaves together."""
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         """Raises if the source cannot be reached."""
@@ -152,7 +160,7 @@ class StorageNode:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._handing_over = HandingOver(outside.may_wait_for_disk, self._report_if_due)
-        self._waiters: dict[Waiter, tuple[Outcome, int]] = {}
+        self._waiters: dict[Waiter, tuple[Asker, int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
         self._sequence = 0
@@ -254,7 +262,7 @@ class StorageNode:
 
     # Appends and the chain.
 
-    def append(self, arguments: AppendArguments, batch: Batch, outcome: Outcome) -> None:
+    def append(self, arguments: AppendArguments, batch: Batch, asker: Asker) -> None:
         """``batch`` is the one of the arguments, with its body."""
         driver, size = self.replicas.get(arguments.stream) or self.driver(arguments.stream), len(batch.body)
         self._outside.take_room(size)
@@ -269,7 +277,7 @@ class StorageNode:
             raise ResourceExhausted(f"{self._waiting_bytes} bytes wait on storage node {self.node}", retry_ms=20)
         self._next_waiter += 1
         waiter = self._next_waiter
-        self._waiters[waiter] = outcome, size
+        self._waiters[waiter] = asker, size
         self._waiting_bytes += size
         self.counters.appends += 1
         self.counters.append_bytes += size
@@ -489,23 +497,25 @@ class StorageNode:
     def forward(self, effect: Forward) -> None:
         peer, message = effect.peer, effect.message
         try:
-            self._outside.replicate(peer, message)
+            self._outside.replicate(peer, message, is_first=not self._handing_over.is_due)
         except CutwaterError as error:
             self._loop.call_soon(self.replicate_failed, message.stream, peer, message.entry.epoch, error.message)
 
     def acknowledge(self, effect: Acked) -> None:
-        self._settle(effect.waiter, AppendAnswer(effect.ack, effect.last_sequence), "acknowledged")
+        known = self._waiters.pop(effect.waiter, None)
+        if known is not None:
+            asker, size = known
+            self._waiting_bytes -= size
+            asker.answer(AppendAnswer(effect.ack, effect.last_sequence))
+            self.counters.outcomes["acknowledged"] += 1
 
     def fail(self, waiter: Waiter, error: CutwaterError) -> None:
-        self._settle(waiter, error, error.code)
-
-    def _settle(self, waiter: Waiter, outcome: AppendAnswer | CutwaterError, name: str) -> None:
         known = self._waiters.pop(waiter, None)
         if known is not None:
-            tell, size = known
+            asker, size = known
             self._waiting_bytes -= size
-            tell(outcome)
-            self.counters.outcomes[name] += 1
+            asker.fail(error)
+            self.counters.outcomes[error.code] += 1
 
     def report_soon(self) -> None:
         if not self._report_is_due:

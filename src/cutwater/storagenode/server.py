@@ -236,9 +236,9 @@ class StorageNodeServer:
         if self._metadata is not None:
             self._metadata.tell(api.COMPLAINT, complaint)
 
-    def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
+    def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
         body = message.entry.batch.body
-        self.peers.require(peer).notify(api.REPLICATE, _with_body(message, b""), body)
+        self.peers.require(peer).notify(api.REPLICATE, _with_body(message, b""), body, is_alone=is_first)
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         self._spawn(self._syncing.learn(self.peers.require(source), request))
@@ -331,14 +331,7 @@ class StorageNodeServer:
     def _append(self, call: Call[api.AppendArguments]) -> Later:
         batch = structs.replace(call.argument.batch, body=bytes(call.body))
         check_batch(batch)
-
-        def settled(outcome: api.AppendAnswer | CutwaterError) -> None:
-            if isinstance(outcome, CutwaterError):
-                call.fail(outcome)
-            else:
-                call.answer(outcome)
-
-        self.node.append(call.argument, batch, settled)
+        self.node.append(call.argument, batch, call)
         return LATER
 
     def _replicate(self, notification: Notification[Replicate]) -> None:
