@@ -87,7 +87,10 @@ class MarkedFile:
         """Write data at the end, from ``offset`` to ``end``. If the file gets longer by it, it gets longer up to
         ``room_end``, with zeros: so most of the syncs to come need not wait for the file system to note a new length.
         What can be written of the data alone is written where there is no room for more."""
-        zeros = bytes(max(room_end - end, 0)) if end > self.size else b""
+        size, zeros = self.size, b""
+        if end > size:
+            size = max(end, room_end)
+            zeros = bytes(size - end)
         try:
             self.file.pwritev([*buffers, zeros] if zeros else buffers, offset)
         except OSError as error:
@@ -96,7 +99,7 @@ class MarkedFile:
                 raise
             self.extend(buffers, offset, end, end)
         else:
-            self.size = max(self.size, end + len(zeros))
+            self.size = size
 
     def shorten(self, size: int) -> None:
         self.file.truncate(size)
