@@ -117,6 +117,7 @@ def test_the_first_entry_of_a_turn_leaves_at_once_and_the_others_together(tmp_pa
         await cluster.until_all_run()
         stream = cluster.order.state.streams[STREAM]
         head = cluster.nodes[stream.members[0]]
+        await cluster.until(lambda: not head.node.replicas[STREAM].is_busy, "its hard state is stored")
         forward = head.replicate
         left: list[tuple[LLSN, bool]] = []
 

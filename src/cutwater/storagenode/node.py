@@ -465,7 +465,8 @@ class StorageNode:
                 invalid.append(stream)
             if replica.state is ReplicaState.RUNNING and (through is None or replica.complete_through < through):
                 through = replica.complete_through
-            is_followed = is_followed or driver.watchers > 0
+            if driver.watchers:
+                is_followed = True
         self._sequence += 1
         self._outside.send_report(
             Report(

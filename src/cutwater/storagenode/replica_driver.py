@@ -124,7 +124,8 @@ class ReplicaDriver:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
         """Why the replica's data cannot be trusted, as long as it cannot."""
-        self._watchers: set[Callable[[], None]] = set()
+        self.watchers: set[Callable[[], None]] = set()
+        """Those whom ``watch`` was called for."""
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._is_waiting = False
@@ -145,20 +146,16 @@ class ReplicaDriver:
     def watch(self, tell: Callable[[], None]) -> None:
         """Call this when more can be read than before, or when it is known that there is no more up to some position.
         Whoever watches looks for himself first: what was written before is not told."""
-        if not self._watchers:
+        if not self.watchers:
             # The metadata repository should know that somebody waits here.
             self._host.report_soon()
-        self._watchers.add(tell)
+        self.watchers.add(tell)
         self.writer.on_readable = self._tell_watchers
 
     def unwatch(self, tell: Callable[[], None]) -> None:
-        self._watchers.discard(tell)
-        if not self._watchers:
+        self.watchers.discard(tell)
+        if not self.watchers:
             self.writer.on_readable = None
-
-    @property
-    def watchers(self) -> int:
-        return len(self._watchers)
 
     def tick(self) -> None:
         """Once in a while: commits that nothing came after are written too."""
@@ -327,11 +324,11 @@ class ReplicaDriver:
                     if type(effect) is RefuseEntry:
                         on_refusal(Refused(effect.reason))
             self._carry_out(effects, 0)
-        if self._watchers and (self.replica.complete_through, self.replica.state) != (through, state):
+        if self.watchers and (self.replica.complete_through, self.replica.state) != (through, state):
             self._tell_watchers()
 
     def _tell_watchers(self) -> None:
-        for tell in self._watchers:
+        for tell in self.watchers:
             tell()
 
     def _release_contexts(self) -> None:
@@ -371,7 +368,7 @@ class ReplicaDriver:
                 break
             way(effect)
         writer = self.writer
-        if self._watchers or self.replica.state is not ReplicaState.RUNNING:
+        if self.watchers or self.replica.state is not ReplicaState.RUNNING:
             # Someone waits for the commits.
             writer.release()
         if writer.turn:

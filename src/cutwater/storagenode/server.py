@@ -109,6 +109,7 @@ class StorageNodeServer:
             lambda: self.node.backlog_bytes,
             self.node.in_thread,
         )
+        self.take_room = self.room.take
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._metadata: MetadataLinks | None = None
@@ -264,9 +265,6 @@ class StorageNodeServer:
     def may_wait_for_disk(self) -> bool:
         # Of several disks, one that hangs must not hold up the others.
         return self.options.may_wait_for_disk and len(self.volumes.volumes) == 1
-
-    def take_room(self, size: int) -> None:
-        self.room.take(size)
 
     def disk_is_full(self) -> None:
         self.room.found_full()
