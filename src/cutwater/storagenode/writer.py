@@ -60,7 +60,7 @@ class _Task(Struct, frozen=True):
 
 
 _Write = tuple[Entry | CommitContext, int, int]
-"""What is to be written, in which generation of the files, and how many bytes it takes that are counted."""
+"""What is to be written, in which generation of the files, and how many bytes of the backlog it is."""
 _Item = _Write | _Task | None
 
 
