@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -11,7 +12,7 @@ from msgspec import structs
 from cutwater.core import decisions as d
 from cutwater.core.messages import Replicate
 from cutwater.errors import StreamSealed
-from cutwater.types import LLSN, Entry, ReplicaState
+from cutwater.types import LLSN, Entry, ReplicaState, StorageNodeId
 from cutwater.wire import storage_api as api
 from cutwater.wire.methods import Methods
 from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
@@ -107,5 +108,33 @@ def test_waiters_of_the_head_get_a_definite_answer_when_the_sealed_position_is_s
 
     def sealed(cluster: Cluster, epoch: int) -> list[type]:
         return [type(one) for one in cluster.order.decisions if isinstance(one, d.Seal) and one.epoch == epoch]
+
+    with_cluster(tmp_path, test)
+
+
+def test_the_first_entry_of_a_turn_leaves_at_once_and_the_others_together(tmp_path: Path) -> None:
+    async def test(cluster: Cluster) -> None:
+        await cluster.until_all_run()
+        stream = cluster.order.state.streams[STREAM]
+        head = cluster.nodes[stream.members[0]]
+        await cluster.until(lambda: not head.node.replicas[STREAM].is_busy, "its hard state is stored")
+        forward = head.replicate
+        left: list[tuple[LLSN, bool]] = []
+
+        def replicate(peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
+            left.append((message.entry.first_llsn, is_first))
+            forward(peer, message, is_first=is_first)
+
+        head.replicate = replicate  # type: ignore[method-assign]
+        asker = Mock()
+        for body in (b"a", b"b", b"c"):
+            whole = structs.replace(batch(body), body=body)
+            head.node.append(api.AppendArguments(STREAM, stream.epoch, batch(body)), whole, asker)
+        assert left == [(1, True), (2, False), (3, False)]
+        await cluster.until(lambda: asker.answer.call_count == 3, "all are acknowledged")
+        assert [call.args[0].ack.llsn for call in asker.answer.call_args_list] == [1, 2, 3]
+        await cluster.append(b"d")
+        assert left[3:] == [(4, True)]
+        asker.fail.assert_not_called()
 
     with_cluster(tmp_path, test)

@@ -98,7 +98,7 @@ def test_what_was_read_while_files_were_opened_anew_is_no_answer(tmp_path: Path,
             read = asyncio.create_task(connection.call(api.READ, asked, timeout_ms=WITHIN_SECONDS * 1_000))
             follow = connection.open_stream(api.FOLLOW, api.FollowArguments(STREAM, GLSN(1_000), 1 << 20))
             # Both wait for the pool now.
-            await cluster.until(lambda: driver.watchers == 1 and pool._work_queue.qsize() >= 2, "both are read")
+            await cluster.until(lambda: len(driver.watchers) == 1 and pool._work_queue.qsize() >= 2, "both are read")
             driver.feed(StorageFailed("asked for by a test"))
             with pytest.raises(Unavailable, match="just being opened anew"):
                 driver.require_readable()

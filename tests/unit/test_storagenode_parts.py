@@ -149,9 +149,9 @@ def test_commits_are_held_until_someone_wants_them_and_synced_with_the_tick(stor
     told.write(first, 0)
     assert told.next() == Durable(first.last_llsn, 0, None, 0)
     told.writer.write_context(commit, 0)
-    assert not told.writer.has_turn
+    assert not told.writer.turn
     told.writer.release()
-    assert told.writer.has_turn
+    assert told.writer.turn
     told.writer.hand_over()
     told.until_idle()
     assert storage.last_commit == commit

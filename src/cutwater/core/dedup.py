@@ -172,25 +172,27 @@ class Deduplicator:
         """The group with this tag if it is here, None if it is a new one; raises if it is older than what is here."""
         return self._groups.find(tag)
 
-    def record(self, entry: Entry) -> None:
-        """An entry was given its place in the stream. Must be called for every entry, in LLSN order."""
-        self._groups.record(entry)
-        tag = entry.batch.producer
+    def record(self, entry: Entry) -> Sequence:
+        """An entry was given its place in the stream. Must be called for every entry, in LLSN order. The result is its
+        producer's last sequence at this place, 0 if it has no producer."""
+        batch = entry.batch
+        if batch.group is not None:
+            self._groups.record(entry)
+        tag = batch.producer
         if tag is None:
-            return
+            return Sequence(0)
         window = self._windows.get(tag.producer)
         if window is None:
             window = self._windows[tag.producer] = _Window()
         sequence = tag.sequence
-        if entry.batch.kind is BatchKind.FENCE:
+        if batch.kind is BatchKind.FENCE:
             # A fence numbers nothing; it takes over where the stream (or the stream before it) left off.
             sequence = max(sequence, window.last_sequence)
         window.batches.append(
-            Remembered(
-                sequence, tag.epoch, entry.batch.kind, entry.first_llsn, entry.batch.count, entry.batch.checksum, None
-            )
+            Remembered(sequence, tag.epoch, batch.kind, entry.first_llsn, batch.count, batch.checksum, None)
         )
         self._uncommitted.append(tag.producer)
+        return sequence
 
     def commit(self, context: CommitContext) -> list[RememberedGroup]:
         """Everything up to the end of this commit now has a GLSN; the groups of which that is news."""

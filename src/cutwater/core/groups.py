@@ -124,7 +124,7 @@ class GroupBounds:
         """Where the one begins that is not all written."""
 
     def add(self, entry: Entry) -> None:
-        """An entry was written. Must be called for every entry, in LLSN order."""
+        """An entry was written. Must be called for every one that belongs to a group, in LLSN order."""
         if entry.batch.more:
             self._begun = entry.first_llsn if self._begun is None else self._begun
         elif self._begun is not None:
@@ -133,9 +133,10 @@ class GroupBounds:
 
     def whole(self, end: LLSN) -> LLSN:
         """Everything up to ``end`` is on disk: how far that goes without a group that is there in part only."""
-        while self._groups and self._groups[0][1] <= end:
-            self._groups.popleft()
-        first = self._groups[0][0] if self._groups else self._begun
+        groups = self._groups
+        while groups and groups[0][1] <= end:
+            groups.popleft()
+        first = groups[0][0] if groups else self._begun
         return end if first is None or end < first else LLSN(first - 1)
 
     def cut(self, end: LLSN) -> None:

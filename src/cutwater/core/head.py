@@ -72,7 +72,7 @@ class Head:
         if batch.more or batch.group is not None:
             raise InvalidArgument("a group is not appended but published: stage its rows")
         self._require_head(event.epoch)
-        if self.is_busy:
+        if self._open is not None:
             return self._wait(event)
         if batch.producer is not None:
             known = replica.dedup.find(batch.producer, batch.kind, batch.checksum)

@@ -70,14 +70,15 @@ class PendingEntries:
     def commit(self, context: CommitContext) -> list[Acked]:
         """The entries up to the end of this commit have their GLSNs."""
         acks: list[Acked] = []
-        while self._entries and self._entries[0].first_llsn <= context.last_llsn:
-            pending = self._entries.popleft()
+        entries, last_llsn = self._entries, context.last_llsn
+        while entries and entries[0].first_llsn <= last_llsn:
+            pending = entries.popleft()
             self._appended -= not pending.in_group
             # Records of one batch are committed by one cut, and so are the entries of one group.
-            assert pending.last_llsn <= context.last_llsn
-            assert not (pending.more and pending.last_llsn == context.last_llsn)
-            ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self._stream, pending.count)
-            acks += [Acked(waiter, ack, pending.last_sequence) for waiter in pending.waiters]
+            assert pending.last_llsn <= last_llsn - pending.more
+            for waiter in pending.waiters:
+                ack = Ack(context.glsn_of(pending.first_llsn), pending.first_llsn, self._stream, pending.count)
+                acks.append(Acked(waiter, ack, pending.last_sequence))
         return acks
 
     def cut(self, end: LLSN) -> list[Waiter]:

@@ -16,7 +16,8 @@ What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from msgspec import structs
 
@@ -53,7 +54,6 @@ from cutwater.types import (
     ProducerId,
     ReplicaState,
     Revision,
-    Sequence,
     StorageNodeId,
     UncommitReport,
 )
@@ -110,6 +110,7 @@ class Replica:
         self._ends_before: _Ends | None = None
         """What was durable before the effects last returned remove something: should they fail, nothing else is."""
         self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
+        self._handlers = self._table()
         self.dedup.depart(hard_state.departed)
         for entry in tail:
             if entry.last_llsn <= self.durable_end:
@@ -156,11 +157,12 @@ class Replica:
     def handle(self, event: e.ReplicaEvent) -> Effects:
         """The one mutator. A refusal is raised before anything has changed; a ``ProtocolViolation`` is an alarm, after
         which the replica has to be opened anew from disk."""
-        if not isinstance(event, e.StorageFailed):
+        kind = type(event)
+        if kind is not e.StorageFailed:
             self._untold.clear()
             self._ends_before = None
-        effects = self._handle(event)
-        if self._head.is_busy and self.state is not ReplicaState.RUNNING:
+        effects = self._handlers[kind](event)
+        if self.state is not ReplicaState.RUNNING and self._head.is_busy:
             effects = [*self._give_up_group(), *effects]
         return effects
 
@@ -168,54 +170,33 @@ class Replica:
         """Nothing was written of what waited behind the group, so that is definite and needs no barrier to be told."""
         return [_settle(waiter, self.stream, definite=True) for waiter in self._head.give_up()]
 
-    def _handle(self, event: e.ReplicaEvent) -> Effects:
-        match event:
-            case e.Append():
-                return self._head.append(event)
-            case m.PublishGroup():
-                return self._head.publish(event)
-            case e.GroupEntry():
-                return self._head.take(event)
-            case e.GroupFailed():
-                return self._head.fail(event)
-            case m.Replicate():
-                return self._replicate(event.entry)
-            case e.EntriesDurable():
-                return self._entries_durable(event)
-            case e.Commit():
-                return self._commit(event)
-            case e.CommitDurable():
-                return self._commit_durable(event)
-            case m.CatchUp():
-                return self._catch_up(event)
-            case m.SealReplica():
-                return self._seal(event)
-            case m.UnsealReplica():
-                return self._unseal(event)
-            case m.ExcludeReplica():
-                return self._exclude(event)
-            case m.LearnFrom():
-                return self._learn(event)
-            case m.SyncBegin() | m.SyncEntries() | m.SyncEnd() | m.SyncFailed():
-                return self._sync(event)
-            case m.TrimReplica():
-                return self._trim(event)
-            case e.Dropped():
-                self.first_llsn = max(self.first_llsn, event.first_llsn)
-                return []
-            case m.DropReplica():
-                # A cut may have committed what somebody waits for, and nobody will tell any more.
-                return [
-                    *self._give_up_group(),
-                    *(e.Unsettled(waiter) for waiter in self.pending.waiters()),
-                    e.Remove(),
-                ]
-            case e.Tidy():
-                return self._drop_trimmed()
-            case e.ReplicateFailed():
-                return self._replicate_failed(event)
-            case e.StorageFailed():
-                return self._storage_failed(event)
+    def _table(self) -> dict[type, Callable[[Any], Effects]]:
+        """What is done about each kind of event."""
+        return {
+            e.Append: self._head.append,
+            m.PublishGroup: self._head.publish,
+            e.GroupEntry: self._head.take,
+            e.GroupFailed: self._head.fail,
+            m.Replicate: self._replicate,
+            e.EntriesDurable: self._entries_durable,
+            e.Commit: self._commit,
+            e.CommitDurable: self._commit_durable,
+            m.CatchUp: self._catch_up,
+            m.SealReplica: self._seal,
+            m.UnsealReplica: self._unseal,
+            m.ExcludeReplica: self._exclude,
+            m.LearnFrom: self._learn,
+            m.SyncBegin: self._sync,
+            m.SyncEntries: self._sync,
+            m.SyncEnd: self._sync,
+            m.SyncFailed: self._sync,
+            m.TrimReplica: self._trim,
+            e.Dropped: self._dropped,
+            m.DropReplica: self._drop,
+            e.Tidy: self._tidy,
+            e.ReplicateFailed: self._replicate_failed,
+            e.StorageFailed: self._storage_failed,
+        }
 
     # Sequencing.
 
@@ -231,31 +212,32 @@ class Replica:
         assert entry.first_llsn == self.written_end + 1
         self._register(entry, waiters)
         self.written_end = entry.last_llsn
-        effects: Effects = [e.WriteEntry(entry, self.generation)]
+        write = e.WriteEntry(entry, self.generation)
         chain = self.hard_state.chain
-        place = chain.index(self.node)
-        if place + 1 < len(chain):
-            effects.append(e.Forward(chain[place + 1], m.Replicate(self.stream, entry)))
-        return effects
+        if chain[-1] == self.node:
+            return [write]
+        return [write, e.Forward(chain[chain.index(self.node) + 1], m.Replicate(self.stream, entry))]
 
     def _register(self, entry: Entry, waiters: Iterable[e.Waiter] = ()) -> None:
-        self.dedup.record(entry)
-        self._bounds.add(entry)
-        tag = entry.batch.producer
-        self.pending.add(entry, self.dedup.last_sequence(tag.producer) if tag else Sequence(0), waiters)
+        batch = entry.batch
+        if batch.more or batch.group is not None:
+            self._bounds.add(entry)
+        self.pending.add(entry, self.dedup.record(entry), waiters)
 
-    def _replicate(self, entry: Entry) -> Effects:
+    def _replicate(self, event: m.Replicate) -> Effects:
+        entry = event.entry
         self.check_epoch(entry.epoch)
         if self.state is not ReplicaState.RUNNING:
             raise StreamSealed(f"the replica of log stream {self.stream} on storage node {self.node} is not running")
-        if entry.last_llsn <= self.committed_end or (entry.last_llsn <= self.written_end and self.pending.holds(entry)):
+        if entry.first_llsn == self.written_end + 1:
+            return self._take(entry, ())
+        last_llsn = entry.last_llsn
+        if last_llsn <= self.committed_end or (last_llsn <= self.written_end and self.pending.holds(entry)):
             # It is here already; a committed one was compared long ago.
             return []
-        if entry.first_llsn != self.written_end + 1:
-            reason = f"expected LLSN {self.written_end + 1}, got {entry.first_llsn}"
-            self._step(Step.FAULT, reason)
-            return [e.RefuseEntry(reason), e.ReportNow()]
-        return self._take(entry, ())
+        reason = f"expected LLSN {self.written_end + 1}, got {entry.first_llsn}"
+        self._step(Step.FAULT, reason)
+        return [e.RefuseEntry(reason), e.ReportNow()]
 
     def _entries_durable(self, event: e.EntriesDurable) -> Effects:
         if event.generation != self.generation:
@@ -271,12 +253,13 @@ class Replica:
     # Commits.
 
     def _commit(self, event: e.Commit) -> Effects:
-        effects = [] if event.context is None else self._apply(event.context)
-        through = self.complete_through
-        if event.context is not None:
-            complete = self.committed_end >= event.context.last_llsn
-        else:
+        context, through = event.context, self.complete_through
+        if context is None:
+            effects: Effects = []
             complete = event.prev_high_watermark <= through
+        else:
+            effects = self._apply(context)
+            complete = self.committed_end >= context.last_llsn
         if complete and event.high_watermark > through:
             self.complete_through, self.revision = event.high_watermark, event.revision
         return effects
@@ -291,30 +274,32 @@ class Replica:
 
     def _apply(self, context: CommitContext) -> Effects:
         """Give GLSNs to the next uncommitted records. Repeated, early and foreign commits are normal and ignored."""
-        if context.last_llsn <= self.committed_end:
+        last_llsn, following, hard_state = context.last_llsn, self.committed_end + 1, self.hard_state
+        if last_llsn < following:
             self._assert_same_commit(context)
             return []
-        if context.first_llsn > self.committed_end + 1 or context.epoch != self.hard_state.epoch:
+        if context.first_llsn > following or context.epoch != hard_state.epoch:
             return []
-        if not self.hard_state.chain or not self.trusted or self.state is ReplicaState.LEARNING:
+        if not hard_state.chain or not self.trusted or self.state is ReplicaState.LEARNING:
             # Not a member of this epoch: whatever it commits has to be learned.
             return []
-        if context.first_llsn != self.committed_end + 1:
+        if context.first_llsn != following:
             raise self._contradiction(f"commit {context} overlaps what is committed to {self.committed_end}")
-        sealed_at = self.hard_state.sealed_at
-        if self.state is ReplicaState.SEALED or (sealed_at is not None and context.last_llsn > sealed_at):
+        sealed_at = hard_state.sealed_at
+        if self.state is ReplicaState.SEALED or (sealed_at is not None and last_llsn > sealed_at):
             raise self._contradiction(f"commit {context} goes beyond the sealed position {sealed_at}")
-        if context.last_llsn > self.durable_end:
+        if last_llsn > self.durable_end:
             raise self._contradiction(f"commit {context} goes beyond the durable end {self.durable_end}")
         return self._apply_next(context)
 
     def _apply_next(self, context: CommitContext) -> Effects:
         effects: Effects = [e.WriteCommit(context, self.commits_generation), *self.pending.commit(context)]
-        self.committed_end = context.last_llsn
-        self._last_context = context
+        self.committed_end, self._last_context = context.last_llsn, context
         groups = self.dedup.commit(context)
-        self._journal.note("applied", context.first_llsn, "to", context.last_llsn, "as", context.first_glsn)
-        return [*effects, *(self._head.tell(group) for group in groups if self.is_head)]
+        self._journal.note("applied", context.first_llsn, "to", self.committed_end, "as", context.first_glsn)
+        if groups and self.is_head:
+            effects += map(self._head.tell, groups)
+        return effects
 
     def _assert_same_commit(self, context: CommitContext) -> None:
         last = self._last_context
@@ -539,6 +524,17 @@ class Replica:
             return []
         # What cannot be read may be trimmed by now; then nobody has a copy of it, and nobody needs one.
         return [*self._save(trimmed_before=event.before), e.Reopen(None, None, f"trimmed before {event.before}")]
+
+    def _dropped(self, event: e.Dropped) -> Effects:
+        self.first_llsn = max(self.first_llsn, event.first_llsn)
+        return []
+
+    def _drop(self, event: m.DropReplica) -> Effects:
+        """A cut may have committed what somebody waits for, and nobody will tell any more."""
+        return [*self._give_up_group(), *(e.Unsettled(waiter) for waiter in self.pending.waiters()), e.Remove()]
+
+    def _tidy(self, event: e.Tidy) -> Effects:
+        return self._drop_trimmed()
 
     def _drop_trimmed(self) -> Effects:
         """Remove what is trimmed, or what is left of it: a crash may have come between the two, and a sync may have

@@ -15,8 +15,9 @@ _LARGE_BYTES = 16 * 1024
 
 def crc32c(data: Buffer, before: int = 0) -> int:
     """``before`` is the checksum of what comes before this, if anything does."""
-    if isinstance(data, bytes):
-        return int(google_crc32c.extend(before, data))
+    if type(data) is bytes:
+        whole: int = google_crc32c.extend(before, data)
+        return whole
     view = memoryview(data).cast("B")
     if len(view) > _LARGE_BYTES:
         # Arrow's views are the others that the library takes. It is used where it is in use anyway: by those who read

@@ -122,23 +122,23 @@ class CommitLog:
         start = 0
         while start < len(contexts):
             file = self._file_for(contexts[start])
-            group = contexts[start : start + self._per_file - self._count]
-            records = [_encode(context, self._count + i) for i, context in enumerate(group)]
-            before = self.last
-            for context in group:
-                assert before is None or follows(before, context), (before, context)
-                before = context
-            offset = HEADER_BYTES + self._count * CONTEXT_BYTES
-            end = offset + len(group) * CONTEXT_BYTES
+            firsts, count = self._shape
+            offset = HEADER_BYTES + count * CONTEXT_BYTES
+            last, records = self.last, []
+            for context in contexts[start : start + self._per_file - count]:
+                assert last is None or follows(last, context), (last, context)
+                records.append(_encode(context, count))
+                last, count = context, count + 1
+            end = HEADER_BYTES + count * CONTEXT_BYTES
             file.extend(records, offset, end, min(end + ROOM_AHEAD_BYTES, self._file_bytes))
-            self._shape = (self._firsts, self._count + len(group))
-            self.last = group[-1]
-            start += len(group)
+            self._shape, self.last = (firsts, count), last
+            start += len(records)
 
     def _file_for(self, context: CommitContext) -> MarkedFile:
         """The file that takes the next record, which is a new one if the last one is full."""
-        if self._file is not None and self._count < self._per_file:
-            if self._count or self._firsts[-1] == context.first_llsn:
+        firsts, count = self._shape
+        if self._file is not None and count < self._per_file:
+            if count or firsts[-1] == context.first_llsn:
                 return self._file
             # Made for a commit that never came; its name would be wrong.
             self._remove_last_file()

@@ -110,18 +110,16 @@ class OsFile:
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         for start in range(0, len(buffers), BUFFERS_MAX):
-            offset += self._write_all(buffers[start : start + BUFFERS_MAX], offset)
-
-    def _write_all(self, buffers: Sequence[Buffer], offset: int) -> int:
-        total = sum(map(len, buffers))
-        written = os.pwritev(self._descriptor, buffers, offset)
-        while written < total:
-            # Rare: the call was interrupted, or the disk is nearly full and the next call says so.
-            count = os.pwritev(self._descriptor, _after(buffers, written), offset + written)
-            if count == 0:
-                raise OSError(errno.EIO, "nothing was written", str(self.path))
-            written += count
-        return total
+            some = buffers[start : start + BUFFERS_MAX]
+            total = sum(map(len, some))
+            written = os.pwritev(self._descriptor, some, offset)
+            while written < total:
+                # Rare: the call was interrupted, or the disk is nearly full and the next call says so.
+                count = os.pwritev(self._descriptor, _after(some, written), offset + written)
+                if count == 0:
+                    raise OSError(errno.EIO, "nothing was written", str(self.path))
+                written += count
+            offset += total
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._descriptor, size)

@@ -54,7 +54,8 @@ _MAGIC = b"CWFR"
 _FIXED = Layout("<4sBBHHHIIIQqqqqqQQII")
 _GROUP = Layout("<QQQQQ")
 _CRC = Layout("<I")
-_TRAILER = Layout("<IQII")
+_TRAILER_START = Layout("<IQI")
+_TRAILER = Layout(_TRAILER_START.format + "I")
 
 TRAILER_BYTES = _TRAILER.size
 HEADER_BYTES_MIN = _FIXED.size + _CRC.size
@@ -140,10 +141,11 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
     """What is written before and after the body of an entry, which is not touched. ``running`` is before it."""
     batch, tag = entry.batch, entry.batch.producer
     producer = tag.producer.encode() if tag else b""
-    header_bytes = HEADER_BYTES_MIN + len(producer) + (_GROUP.size if batch.group else 0)
-    frame_bytes = header_bytes + len(batch.body) + TRAILER_BYTES
-    if len(producer) > PRODUCER_BYTES_MAX:
-        raise InvalidArgument(f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {len(producer)}")
+    producer_bytes, body_bytes = len(producer), len(batch.body)
+    header_bytes = HEADER_BYTES_MIN + producer_bytes + (_GROUP.size if batch.group else 0)
+    frame_bytes = header_bytes + body_bytes + TRAILER_BYTES
+    if producer_bytes > PRODUCER_BYTES_MAX:
+        raise InvalidArgument(f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {producer_bytes}")
     if frame_bytes > FRAME_BYTES_MAX:
         raise InvalidArgument(f"an entry has at most {FRAME_BYTES_MAX} bytes, this one would have {frame_bytes}")
     flags = (
@@ -161,8 +163,8 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
             batch.kind,
             flags,
             header_bytes,
-            len(producer),
-            len(batch.body),
+            producer_bytes,
+            body_bytes,
             batch.count,
             entry.epoch,
             entry.first_llsn,
@@ -177,11 +179,11 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
             batch.checksum,
         )
         header = fixed + producer + (_GROUP.pack(*structs.astuple(batch.group)) if batch.group else b"")
-        crc = _CRC.pack(crc32c(header))
-        start = _TRAILER.pack(frame_bytes, entry.first_llsn, *_CRC.unpack(crc), 0)[: -_CRC.size]
+        crc = crc32c(header)
+        trailer = _TRAILER_START.pack(frame_bytes, entry.first_llsn, crc)
     except struct.error as error:
         raise InvalidArgument(f"the entry at LLSN {entry.first_llsn} has a number out of range: {error}") from error
-    return header + crc, start + _CRC.pack(crc32c(start))
+    return header + _CRC.pack(crc), trailer + _CRC.pack(crc32c(trailer))
 
 
 def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:

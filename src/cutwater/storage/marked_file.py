@@ -41,7 +41,7 @@ class MarkedFile:
         self.file, self.magic, self.header = file, magic, header
         self.newest = mark
         """The last mark that was set; None if neither of the two can be read."""
-        self._size = file.size()
+        self.size = file.size()
         """With the room ahead of the data."""
         self.torn = False
         """Whether one of the two marks could not be read when the file was opened; setting a mark replaces it."""
@@ -87,7 +87,10 @@ class MarkedFile:
         """Write data at the end, from ``offset`` to ``end``. If the file gets longer by it, it gets longer up to
         ``room_end``, with zeros: so most of the syncs to come need not wait for the file system to note a new length.
         What can be written of the data alone is written where there is no room for more."""
-        zeros = bytes(max(room_end - end, 0)) if end > self._size else b""
+        size, zeros = self.size, b""
+        if end > size:
+            size = max(end, room_end)
+            zeros = bytes(size - end)
         try:
             self.file.pwritev([*buffers, zeros] if zeros else buffers, offset)
         except OSError as error:
@@ -96,15 +99,15 @@ class MarkedFile:
                 raise
             self.extend(buffers, offset, end, end)
         else:
-            self._size = max(self._size, end + len(zeros))
+            self.size = size
 
     def shorten(self, size: int) -> None:
         self.file.truncate(size)
-        self._size = size
+        self.size = size
 
     def finish(self, offset: int) -> None:
         """Cut off the room ahead, durably, and make the mark durable too."""
-        if self._size > offset:
+        if self.size > offset:
             self.shorten(offset)
         self.sync_all()
 

@@ -85,6 +85,8 @@ class _Guard:
     __enter__ = check
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            return
         if isinstance(error, StorageBroken):
             self.broken = error.message
         elif isinstance(error, OSError):

@@ -229,21 +229,28 @@ class Segment:
 
     # Writing.
 
-    def append(self, entries: Sequence[Entry], room_ahead_bytes: int) -> None:
-        """Write, not sync. If it fails, nothing was written."""
+    def append(self, entries: Sequence[Entry], bytes_max: int, room_ahead_bytes: int) -> int:
+        """Write, not sync, as many of the entries as there are until they would need more than ``bytes_max``, and one
+        in any case if there is none yet. The result is how many. If it fails, nothing was written."""
         buffers: list[bytes] = []
         points: list[tuple[LLSN, int]] = []
         (llsn, offset), running = self.end, self.running
-        used = self._slots_used
+        start, used, taken = self.data_start, self._slots_used, 0
         for entry in entries:
             assert entry.first_llsn == llsn + 1, (entry.first_llsn, llsn)
+            batch = entry.batch
             header, trailer = encode_frame(entry, running)
+            end = offset + len(header) + len(batch.body) + TRAILER_BYTES
+            if end - start > bytes_max and offset > start:
+                break
             if self._is_due(offset):
                 points.append((entry.first_llsn, offset))
                 self._slots_used += 1
-            buffers += (header, entry.batch.body, trailer)
-            offset += len(header) + len(entry.batch.body) + len(trailer)
-            llsn, running = entry.last_llsn, running.after(entry.batch)
+            buffers += (header, batch.body, trailer)
+            offset, llsn, running = end, LLSN(llsn + batch.count), running.after(batch)
+            taken += 1
+        if not taken:
+            return 0
         try:
             self._marked.extend(buffers, self.end.offset, offset, self._room_end(offset, room_ahead_bytes))
             if points:
@@ -255,11 +262,12 @@ class Segment:
             raise
         self._points += points
         self.end, self.running = End(llsn, offset), running
+        return taken
 
     def _room_end(self, offset: int, room_ahead_bytes: int) -> int:
-        """How long to make the file for entries up to ``offset``: not longer than a full one. Large writes make no
-        room, because they would spend more on zeros than they save."""
-        if (offset - self.end.offset) * SMALL_SHARE > room_ahead_bytes:
+        """How long to make the file for entries up to ``offset``, if it has to get longer: not longer than a full one.
+        Large writes make no room, because they would spend more on zeros than they save."""
+        if offset <= self._marked.size or (offset - self.end.offset) * SMALL_SHARE > room_ahead_bytes:
             return offset
         header = self._marked.header
         return min(offset + room_ahead_bytes, self.data_start + header.points * header.interval)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from cutwater.errors import Damaged
 from cutwater.storage.files import Files
 from cutwater.storage.format import FileHeader, Running
-from cutwater.storage.frames import Frame, frame_bytes_of
+from cutwater.storage.frames import Frame
 from cutwater.storage.segment import Frames, Place, Segment
 from cutwater.types import LLSN, Entry
 
@@ -132,18 +132,11 @@ class SegmentLog:
 
     def write(self, entries: Sequence[Entry]) -> None:
         """Write, not sync, beginning a new segment where one is full."""
-        group: list[Entry] = []
-        size = self._last.end.offset - self._last.data_start
-        for entry in entries:
-            frame_bytes = frame_bytes_of(entry)
-            if size and size + frame_bytes > self._options.segment_bytes:
-                self._last.append(group, self._options.room_ahead_bytes)
-                group = []
-                self.roll()
-                size = 0
-            group.append(entry)
-            size += frame_bytes
-        self._last.append(group, self._options.room_ahead_bytes)
+        bytes_max, room_ahead_bytes = self._options.segment_bytes, self._options.room_ahead_bytes
+        taken = self._last.append(entries, bytes_max, room_ahead_bytes)
+        while taken < len(entries):
+            self.roll()
+            taken += self._last.append(entries[taken:], bytes_max, room_ahead_bytes)
 
     def sync(self) -> None:
         self._last.sync()

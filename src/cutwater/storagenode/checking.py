@@ -8,31 +8,43 @@ from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.format import NUMBER_MAX
 from cutwater.storage.frames import BODY_BYTES_MAX, PRODUCER_BYTES_MAX
-from cutwater.types import LLSN, Batch, Entry, Epoch
+from cutwater.types import Batch, Entry, ProducerTag
 
 UINT32_MAX = (1 << 32) - 1
+LLSN_MAX = NUMBER_MAX - UINT32_MAX
 TIME_MIN = -(1 << 63)
 
 
 def check_entry(entry: Entry) -> None:
     """Raise if this entry cannot be stored as it is, or its bytes are not the ones that the client sent."""
-    _within("LLSN", entry.first_llsn, 1, NUMBER_MAX - UINT32_MAX)
-    _within("epoch", entry.epoch, 0, UINT32_MAX)
-    batch, tag = entry.batch, entry.batch.producer
-    _within("count of records", batch.count, 1, UINT32_MAX)
-    _within("number of the schema", batch.schema, 0, UINT32_MAX)
-    _within("smallest event time", batch.time_min, TIME_MIN, NUMBER_MAX)
-    _within("largest event time", batch.time_max, TIME_MIN, NUMBER_MAX)
-    if batch.declared is not None:
-        _within("declared watermark", batch.declared, TIME_MIN, NUMBER_MAX)
-    if tag is not None:
-        _within("producer's epoch", tag.epoch, 0, NUMBER_MAX)
-        _within("producer's sequence number", tag.sequence, 0, NUMBER_MAX)
-        name_bytes = len(tag.producer.encode())
-        if name_bytes > PRODUCER_BYTES_MAX:
-            raise InvalidArgument(
-                f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {name_bytes}: choose a shorter one"
-            )
+    if not 1 <= entry.first_llsn <= LLSN_MAX:
+        raise _outside("LLSN", entry.first_llsn, 1, LLSN_MAX)
+    if not 0 <= entry.epoch <= UINT32_MAX:
+        raise _outside("epoch", entry.epoch, 0, UINT32_MAX)
+    _check(entry.batch)
+
+
+def check_batch(batch: Batch) -> None:
+    """The same, of a batch that has no place yet and belongs to no group."""
+    if batch.more or batch.group is not None:
+        raise InvalidArgument("an append is no part of a group: groups are published, see PublishRequest")
+    _check(batch)
+
+
+def _check(batch: Batch) -> None:
+    """Numbers are compared in place, one by one: this is done for every batch, and nearly all of them are right."""
+    if not 1 <= batch.count <= UINT32_MAX:
+        raise _outside("count of records", batch.count, 1, UINT32_MAX)
+    if not 0 <= batch.schema <= UINT32_MAX:
+        raise _outside("number of the schema", batch.schema, 0, UINT32_MAX)
+    if not TIME_MIN <= batch.time_min <= NUMBER_MAX:
+        raise _outside("smallest event time", batch.time_min, TIME_MIN, NUMBER_MAX)
+    if not TIME_MIN <= batch.time_max <= NUMBER_MAX:
+        raise _outside("largest event time", batch.time_max, TIME_MIN, NUMBER_MAX)
+    if batch.declared is not None and not TIME_MIN <= batch.declared <= NUMBER_MAX:
+        raise _outside("declared watermark", batch.declared, TIME_MIN, NUMBER_MAX)
+    if batch.producer is not None:
+        _check_producer(batch.producer)
     if len(batch.body) > BODY_BYTES_MAX:
         raise InvalidArgument(
             f"a batch has at most {BODY_BYTES_MAX} bytes, this one {len(batch.body)}: send smaller ones"
@@ -41,13 +53,17 @@ def check_entry(entry: Entry) -> None:
         raise InvalidArgument("the checksum of the batch does not fit its bytes: they were damaged on the way")
 
 
-def check_batch(batch: Batch) -> None:
-    """The same, of a batch that has no place yet and belongs to no group."""
-    if batch.more or batch.group is not None:
-        raise InvalidArgument("an append is no part of a group: groups are published, see PublishRequest")
-    check_entry(Entry(LLSN(1), Epoch(0), batch))
+def _check_producer(tag: ProducerTag) -> None:
+    if not 0 <= tag.epoch <= NUMBER_MAX:
+        raise _outside("producer's epoch", tag.epoch, 0, NUMBER_MAX)
+    if not 0 <= tag.sequence <= NUMBER_MAX:
+        raise _outside("producer's sequence number", tag.sequence, 0, NUMBER_MAX)
+    name_bytes = len(tag.producer.encode())
+    if name_bytes > PRODUCER_BYTES_MAX:
+        raise InvalidArgument(
+            f"a producer's name has at most {PRODUCER_BYTES_MAX} bytes, this one {name_bytes}: choose a shorter one"
+        )
 
 
-def _within(what: str, number: int, low: int, high: int) -> None:
-    if not low <= number <= high:
-        raise InvalidArgument(f"the {what} is {number}, which cannot be stored: it is from {low} to {high}")
+def _outside(what: str, number: int, low: int, high: int) -> InvalidArgument:
+    return InvalidArgument(f"the {what} is {number}, which cannot be stored: it is from {low} to {high}")

@@ -34,6 +34,11 @@ class HandingOver:
         """Writers whose threads were given something, and may not be done with it yet."""
         self._pace = Pace()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether this turn of the event loop has brought something to write already."""
+        return bool(self._due)
+
     def soon(self, writer: Writer) -> None:
         """At the end of this turn of the event loop."""
         if not self._due:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
 from cutwater.core.requests import Request
@@ -59,19 +59,22 @@ class MetadataLinks:
         self._troubles: dict[str, str] = {}
         self._links = [self._link(endpoint, address, tls) for address in addresses]
 
-    def tell(self, notice: Notice[Any], argument: object) -> None:
-        """What cannot be told now is told again with the next report, or found out otherwise."""
-        for connection in self._covering():
+    def tell(self, notice: Notice[Any], argument: object) -> bool:
+        """Whether there is anyone to tell. What cannot be told now is told again with the next report, or found out
+        otherwise."""
+        told = self._covering()
+        for connection in told:
             try:
                 connection.notify(notice, argument, is_alone=True)
             except CutwaterError as error:
                 _log.debug("%s cannot be told to %r: %s", notice.name, connection, error.message)
+        return bool(told)
 
-    def _covering(self) -> list[Connection]:
+    def _covering(self) -> Collection[Connection]:
         """Two of the metadata nodes hear from this node: one may die without a report being lost, and more would only
         pass the same on. Storage nodes begin at different ones, so that the work is divided."""
         if len(self._joined) <= COVERED_BY:
-            return list(self._joined)
+            return tuple(self._joined)
         found = sorted(self._joined, key=lambda connection: connection.peer.name if connection.peer else "")
         start = self._node.introduce().node
         return [found[(start + i) % len(found)] for i in range(COVERED_BY)]

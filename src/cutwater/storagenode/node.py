@@ -28,7 +28,7 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.replica_events import Acked, Append, Commit, ReplicateFailed, Waiter
+from cutwater.core.replica_events import Acked, Append, Commit, Forward, ReplicateFailed, Waiter
 from cutwater.errors import (
     CutwaterError,
     Damaged,
@@ -55,6 +55,7 @@ from cutwater.types import (
     ReplicaState,
     Report,
     StorageNodeId,
+    UncommitReport,
 )
 from cutwater.wire.storage_api import AppendAnswer, AppendArguments, Complaint
 
@@ -72,8 +73,15 @@ WRITER_SECONDS_MAX = 60.0
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Entries of other heads that may wait for the disk of one replica."""
 
-Outcome = Callable[[AppendAnswer | CutwaterError], None]
 T = TypeVar("T")
+
+
+class Asker(Protocol):
+    """Whoever waits for the outcome of an append, and is told one of these."""
+
+    def answer(self, value: AppendAnswer) -> None: ...
+
+    def fail(self, error: CutwaterError) -> None: ...
 
 
 class Outside(Protocol):
@@ -83,8 +91,9 @@ class Outside(Protocol):
 
     def send_complaint(self, complaint: Complaint) -> None: ...
 
-    def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
-        """Raises if the peer cannot be reached."""
+    def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
+        """Raises if the peer cannot be reached. The first entry of a turn of the event loop is usually the only one, so
+        it leaves at once; what comes after it in the same turn leaves together."""
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         """Raises if the source cannot be reached."""
@@ -151,7 +160,7 @@ class StorageNode:
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._handing_over = HandingOver(outside.may_wait_for_disk, self._report_if_due)
-        self._waiters: dict[Waiter, tuple[Outcome, int]] = {}
+        self._waiters: dict[Waiter, tuple[Asker, int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0
         self._sequence = 0
@@ -253,9 +262,9 @@ class StorageNode:
 
     # Appends and the chain.
 
-    def append(self, arguments: AppendArguments, batch: Batch, outcome: Outcome) -> None:
+    def append(self, arguments: AppendArguments, batch: Batch, asker: Asker) -> None:
         """``batch`` is the one of the arguments, with its body."""
-        driver, size = self.driver(arguments.stream), len(batch.body)
+        driver, size = self.replicas.get(arguments.stream) or self.driver(arguments.stream), len(batch.body)
         self._outside.take_room(size)
         if self.state is NodeState.READ_ONLY:
             self.counters.outcomes[ReadOnly.code] += 1
@@ -268,12 +277,12 @@ class StorageNode:
             raise ResourceExhausted(f"{self._waiting_bytes} bytes wait on storage node {self.node}", retry_ms=20)
         self._next_waiter += 1
         waiter = self._next_waiter
-        self._waiters[waiter] = outcome, size
+        self._waiters[waiter] = asker, size
         self._waiting_bytes += size
         self.counters.appends += 1
         self.counters.append_bytes += size
         event = Append(waiter, arguments.epoch, batch, arguments.if_llsn)
-        driver.feed(event, lambda error: self._settle(waiter, error))
+        driver.feed(event, lambda error: self.fail(waiter, error))
 
     def replicate(self, message: Replicate, refuse: Callable[[str], None]) -> None:
         """Take an entry from the replica before this one; ``refuse`` hears the reason, if it is not taken."""
@@ -347,13 +356,16 @@ class StorageNode:
                 self._pass_on(message.stream, message)
 
     def _commit(self, message: CommitMessage) -> None:
-        contexts = {commit.stream: commit.context for commit in message.commits}
-        self.counters.commits += len(contexts)
-        for stream in (*contexts, *message.quiet):
-            if stream in self.replicas:
-                context = contexts.get(stream)
-                event = Commit(message.prev_high_watermark, message.high_watermark, message.revision, context)
-                self.replicas[stream].feed(event)
+        before, through, revision = message.prev_high_watermark, message.high_watermark, message.revision
+        for commit in message.commits:
+            driver = self.replicas.get(commit.stream)
+            if driver is not None:
+                driver.feed(Commit(before, through, revision, commit.context))
+        for stream in message.quiet:
+            driver = self.replicas.get(stream)
+            if driver is not None:
+                driver.feed(Commit(before, through, revision, None))
+        self.counters.commits += len(message.commits)
 
     def _pass_on(
         self,
@@ -437,27 +449,38 @@ class StorageNode:
             self._report()
 
     def _report(self) -> None:
-        drivers = self.replicas.values()
-        reports = [driver.report() for driver in drivers]
-        if any(driver.replica.trusted and ur is None for driver, ur in zip(drivers, reports, strict=True)):
-            # Something is being removed from the files there, and a report without that replica would mean that it is
-            # gone. The replica asks for a report when that is done.
-            return
+        reports: list[UncommitReport] = []
+        invalid: list[LogStreamId] = []
+        through: GLSN | None = None
+        is_followed = False
+        for stream, driver in self.replicas.items():
+            replica, report = driver.replica, driver.report()
+            if report is not None:
+                reports.append(report)
+            elif replica.trusted:
+                # Something is being removed from the files there, and a report without that replica would mean that it
+                # is gone. The replica asks for a report when that is done.
+                return
+            else:
+                invalid.append(stream)
+            if replica.state is ReplicaState.RUNNING and (through is None or replica.complete_through < through):
+                through = replica.complete_through
+            if driver.watchers:
+                is_followed = True
         self._sequence += 1
-        running = [d.replica.complete_through for d in drivers if d.replica.state is ReplicaState.RUNNING]
-        invalid = [stream for stream, driver in self.replicas.items() if not driver.replica.trusted]
-        report = Report(
-            self.node,
-            self.incarnation,
-            self._sequence,
-            self.leader_epoch,
-            self.state,
-            tuple(ur for ur in reports if ur is not None),
-            min(running, default=GLSN(0)),
-            (*invalid, *self.unreadable),
-            any(driver.watchers for driver in drivers),
+        self._outside.send_report(
+            Report(
+                self.node,
+                self.incarnation,
+                self._sequence,
+                self.leader_epoch,
+                self.state,
+                tuple(reports),
+                through or GLSN(0),
+                (*invalid, *self.unreadable),
+                is_followed,
+            )
         )
-        self._outside.send_report(report)
 
     # What replicas want (``replica_driver.Host``).
 
@@ -472,25 +495,28 @@ class StorageNode:
     def hand_over_soon(self, writer: Writer) -> None:
         self._handing_over.soon(writer)
 
-    def forward(self, peer: StorageNodeId, message: Replicate) -> None:
+    def forward(self, effect: Forward) -> None:
+        peer, message = effect.peer, effect.message
         try:
-            self._outside.replicate(peer, message)
+            self._outside.replicate(peer, message, is_first=not self._handing_over.is_due)
         except CutwaterError as error:
             self._loop.call_soon(self.replicate_failed, message.stream, peer, message.entry.epoch, error.message)
 
-    def answer(self, waiter: Waiter, outcome: Acked | CutwaterError) -> None:
-        if isinstance(outcome, Acked):
-            self._settle(waiter, AppendAnswer(outcome.ack, outcome.last_sequence))
-        else:
-            self._settle(waiter, outcome)
+    def acknowledge(self, effect: Acked) -> None:
+        known = self._waiters.pop(effect.waiter, None)
+        if known is not None:
+            asker, size = known
+            self._waiting_bytes -= size
+            asker.answer(AppendAnswer(effect.ack, effect.last_sequence))
+            self.counters.outcomes["acknowledged"] += 1
 
-    def _settle(self, waiter: Waiter, outcome: AppendAnswer | CutwaterError) -> None:
+    def fail(self, waiter: Waiter, error: CutwaterError) -> None:
         known = self._waiters.pop(waiter, None)
         if known is not None:
-            tell, size = known
+            asker, size = known
             self._waiting_bytes -= size
-            self.counters.outcomes[outcome.code if isinstance(outcome, CutwaterError) else "acknowledged"] += 1
-            tell(outcome)
+            asker.fail(error)
+            self.counters.outcomes[error.code] += 1
 
     def report_soon(self) -> None:
         if not self._report_is_due:

@@ -10,13 +10,12 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from cutwater.core.messages import GroupOutcome, PublishGroup, Replicate, SyncBegin, SyncRequest
+from cutwater.core.messages import GroupOutcome, PublishGroup, SyncBegin, SyncRequest
 from cutwater.core.opening import open_replica
 from cutwater.core.replica import Replica
 from cutwater.core.replica_events import (
-    BARRIERS,
     Acked,
     AskSync,
     CommitDurable,
@@ -85,9 +84,11 @@ class Host(Protocol):
     def hand_over_soon(self, writer: Writer) -> None:
         """Have what it was given written, after what was sent in this turn of the event loop is on its way."""
 
-    def forward(self, peer: StorageNodeId, message: Replicate) -> None: ...
+    def forward(self, effect: Forward) -> None: ...
 
-    def answer(self, waiter: Waiter, outcome: Acked | CutwaterError) -> None: ...
+    def acknowledge(self, effect: Acked) -> None: ...
+
+    def fail(self, waiter: Waiter, error: CutwaterError) -> None: ...
 
     def report_soon(self) -> None: ...
 
@@ -123,7 +124,8 @@ class ReplicaDriver:
         self.node, self.stream, self.storage = node, stream, storage
         self.problem = ""
         """Why the replica's data cannot be trusted, as long as it cannot."""
-        self._watchers: set[Callable[[], None]] = set()
+        self.watchers: set[Callable[[], None]] = set()
+        """Those whom ``watch`` was called for."""
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._is_waiting = False
@@ -134,6 +136,7 @@ class ReplicaDriver:
         self._last_report: UncommitReport | None = None
         """What was reported last, as long as nothing was removed from the files since."""
         self._events: deque[tuple[ReplicaEvent, Refusal | None]] = deque()
+        self._ways = self._table()
         self._entries_since_checkpoint = 0
         self._sync_running = NO_TIME
         self.replica = self._recover()
@@ -143,20 +146,16 @@ class ReplicaDriver:
     def watch(self, tell: Callable[[], None]) -> None:
         """Call this when more can be read than before, or when it is known that there is no more up to some position.
         Whoever watches looks for himself first: what was written before is not told."""
-        if not self._watchers:
+        if not self.watchers:
             # The metadata repository should know that somebody waits here.
             self._host.report_soon()
-        self._watchers.add(tell)
+        self.watchers.add(tell)
         self.writer.on_readable = self._tell_watchers
 
     def unwatch(self, tell: Callable[[], None]) -> None:
-        self._watchers.discard(tell)
-        if not self._watchers:
+        self.watchers.discard(tell)
+        if not self.watchers:
             self.writer.on_readable = None
-
-    @property
-    def watchers(self) -> int:
-        return len(self._watchers)
 
     def tick(self) -> None:
         """Once in a while: commits that nothing came after are written too."""
@@ -172,11 +171,11 @@ class ReplicaDriver:
 
     def feed(self, event: ReplicaEvent, on_refusal: Refusal | None = None) -> None:
         """Let the replica handle an event, now or as soon as it can; ``on_refusal`` hears if it will not."""
-        if self._gone:
+        if not (self._is_waiting or self._events or self._gone):
+            self._handle(event, on_refusal)
+        elif self._gone:
             if on_refusal is not None:
                 on_refusal(self._is_gone())
-        elif not self.is_busy:
-            self._handle(event, on_refusal)
         elif len(self._events) < EVENTS_WAITING_MAX or isinstance(event, _OF_THE_DISK):
             self._events.append((event, on_refusal))
         elif on_refusal is not None:
@@ -263,7 +262,7 @@ class ReplicaDriver:
         """The replica is no longer here: let nobody wait for it, and do nothing any more."""
         for effect in self.replica.handle(StorageFailed(why)):
             if isinstance(effect, Unsettled):
-                self._do(effect)
+                self._leave_unsettled(effect)
         self._gone = why
         for _, on_refusal in self._events:
             if on_refusal is not None:
@@ -306,9 +305,10 @@ class ReplicaDriver:
     # Handling.
 
     def _handle(self, event: ReplicaEvent, on_refusal: Refusal | None) -> None:
-        before = self.replica.complete_through, self.replica.state
+        replica = self.replica
+        through, state = replica.complete_through, replica.state
         try:
-            effects = self.replica.handle(event)
+            effects = replica.handle(event)
         except ProtocolViolation as error:
             self._host.alarm(error)
             if on_refusal is not None:
@@ -319,15 +319,16 @@ class ReplicaDriver:
             if on_refusal is not None:
                 on_refusal(error)
         else:
-            for effect in effects:
-                if isinstance(effect, RefuseEntry) and on_refusal is not None:
-                    on_refusal(Refused(effect.reason))
+            if on_refusal is not None:
+                for effect in effects:
+                    if type(effect) is RefuseEntry:
+                        on_refusal(Refused(effect.reason))
             self._carry_out(effects, 0)
-        if (self.replica.complete_through, self.replica.state) != before:
+        if self.watchers and (self.replica.complete_through, self.replica.state) != (through, state):
             self._tell_watchers()
 
     def _tell_watchers(self) -> None:
-        for tell in self._watchers:
+        for tell in self.watchers:
             tell()
 
     def _release_contexts(self) -> None:
@@ -335,60 +336,63 @@ class ReplicaDriver:
         self._hand_over_soon()
 
     def _hand_over_soon(self) -> None:
-        if self.writer.has_turn:
+        if self.writer.turn:
             self._host.hand_over_soon(self.writer)
 
-    def _carry_out(self, effects: list[ReplicaEffect], start: int) -> None:
-        self._carry_out_from(effects, start)
-        if self._watchers or self.replica.state is not ReplicaState.RUNNING:
-            # Someone waits for the commits.
-            self.writer.release()
-        self._hand_over_soon()
+    def _table(self) -> dict[type, Callable[[Any], None]]:
+        """How each kind of effect is carried out, if the next one can follow at once."""
+        host, stream = self._host, self.stream
+        return {
+            WriteEntry: self._write,
+            WriteCommit: lambda effect: self.writer.write_context(effect.context, effect.generation),
+            Forward: host.forward,
+            Acked: host.acknowledge,
+            Failed: lambda effect: host.fail(effect.waiter, effect.error),
+            Unsettled: self._leave_unsettled,
+            ReportNow: lambda effect: host.report_soon(),
+            RefuseEntry: lambda effect: None,
+            Complain: lambda effect: host.complain(stream, effect.peer),
+            AskSync: lambda effect: host.ask_sync(effect.source, effect.request),
+            DropBefore: self._drop,
+            FeedGroup: lambda effect: host.feed_group(stream, effect.group),
+            TellGroup: lambda effect: host.tell_group(effect.outcome),
+        }
 
-    def _carry_out_from(self, effects: list[ReplicaEffect], start: int) -> None:
+    def _carry_out(self, effects: list[ReplicaEffect], start: int) -> None:
+        ways = self._ways
         for i in range(start, len(effects)):
             effect = effects[i]
-            if isinstance(effect, BARRIERS):
-                if isinstance(effect, Truncate | Restart):
-                    self._last_report = None
-                self._wait_for(self._barrier(effect), lambda i=i: self._carry_out(effects, i + 1))  # type: ignore[misc]
-                return
-            if isinstance(effect, Reopen):
-                self._reopen(effect)
-                return
-            if isinstance(effect, Remove):
-                self._host.remove(self.stream)
-                return
-            self._do(effect)
+            way = ways.get(type(effect))
+            if way is None:
+                self._pause(effects, i)
+                break
+            way(effect)
+        writer = self.writer
+        if self.watchers or self.replica.state is not ReplicaState.RUNNING:
+            # Someone waits for the commits.
+            writer.release()
+        if writer.turn:
+            self._host.hand_over_soon(writer)
 
-    def _do(self, effect: ReplicaEffect) -> None:
-        host = self._host
-        match effect:
-            case WriteEntry():
-                self._entries_since_checkpoint += 1
-                self.writer.write(effect.entry, effect.generation)
-            case Forward():
-                host.forward(effect.peer, effect.message)
-            case Acked():
-                host.answer(effect.waiter, effect)
-            case ReportNow():
-                host.report_soon()
-            case WriteCommit():
-                self.writer.write_context(effect.context, effect.generation)
-            case Failed():
-                host.answer(effect.waiter, effect.error)
-            case Unsettled():
-                host.answer(effect.waiter, AppendUnknown("the head can no longer tell whether this append succeeded"))
-            case Complain():
-                host.complain(self.stream, effect.peer)
-            case AskSync():
-                host.ask_sync(effect.source, effect.request)
-            case DropBefore():
-                self._drop(effect)
-            case FeedGroup():
-                host.feed_group(self.stream, effect.group)
-            case TellGroup():
-                host.tell_group(effect.outcome)
+    def _pause(self, effects: list[ReplicaEffect], i: int) -> None:
+        """The rest of the effects comes later, or never."""
+        effect = effects[i]
+        if isinstance(effect, Reopen):
+            self._reopen(effect)
+        elif isinstance(effect, Remove):
+            self._host.remove(self.stream)
+        else:
+            if isinstance(effect, Truncate | Restart):
+                self._last_report = None
+            self._wait_for(self._barrier(effect), lambda: self._carry_out(effects, i + 1))
+
+    def _write(self, effect: WriteEntry) -> None:
+        self._entries_since_checkpoint += 1
+        self.writer.write(effect.entry, effect.generation)
+
+    def _leave_unsettled(self, effect: Unsettled) -> None:
+        error = AppendUnknown("the head can no longer tell whether this append succeeded")
+        self._host.fail(effect.waiter, error)
 
     def _barrier(self, effect: ReplicaEffect) -> Job:
         storage = self.storage

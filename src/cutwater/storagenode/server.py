@@ -35,7 +35,7 @@ from cutwater.storagenode.scanning import Scanning
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
-from cutwater.types import Incarnation, LogStreamId, Report, StorageNodeId
+from cutwater.types import Entry, Incarnation, LogStreamId, Report, StorageNodeId
 from cutwater.wire import scan_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
@@ -109,6 +109,7 @@ class StorageNodeServer:
             lambda: self.node.backlog_bytes,
             self.node.in_thread,
         )
+        self.take_room = self.room.take
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: Listener | None = None
         self._metadata: MetadataLinks | None = None
@@ -229,18 +230,16 @@ class StorageNodeServer:
     # What the node wants (``node.Outside``).
 
     def send_report(self, report: Report) -> None:
-        if self._metadata is not None and self._metadata.joined:
+        if self._metadata is not None and self._metadata.tell(api.REPORT, report):
             self.node.counters.reports += 1
-            self._metadata.tell(api.REPORT, report)
 
     def send_complaint(self, complaint: api.Complaint) -> None:
         if self._metadata is not None:
             self._metadata.tell(api.COMPLAINT, complaint)
 
-    def replicate(self, peer: StorageNodeId, message: Replicate) -> None:
-        batch = message.entry.batch
-        bare = structs.replace(message, entry=structs.replace(message.entry, batch=structs.replace(batch, body=b"")))
-        self.peers.require(peer).notify(api.REPLICATE, bare, batch.body)
+    def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
+        body = message.entry.batch.body
+        self.peers.require(peer).notify(api.REPLICATE, _with_body(message, b""), body, is_alone=is_first)
 
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         self._spawn(self._syncing.learn(self.peers.require(source), request))
@@ -266,9 +265,6 @@ class StorageNodeServer:
     def may_wait_for_disk(self) -> bool:
         # Of several disks, one that hangs must not hold up the others.
         return self.options.may_wait_for_disk and len(self.volumes.volumes) == 1
-
-    def take_room(self, size: int) -> None:
-        self.room.take(size)
 
     def disk_is_full(self) -> None:
         self.room.found_full()
@@ -333,25 +329,17 @@ class StorageNodeServer:
     def _append(self, call: Call[api.AppendArguments]) -> Later:
         batch = structs.replace(call.argument.batch, body=bytes(call.body))
         check_batch(batch)
-
-        def settled(outcome: api.AppendAnswer | CutwaterError) -> None:
-            if isinstance(outcome, CutwaterError):
-                call.fail(outcome)
-            else:
-                call.answer(outcome)
-
-        self.node.append(call.argument, batch, settled)
+        self.node.append(call.argument, batch, call)
         return LATER
 
     def _replicate(self, notification: Notification[Replicate]) -> None:
         message = notification.argument
-        batch = structs.replace(message.entry.batch, body=bytes(notification.body))
 
         def refuse(reason: str) -> None:
             refused = api.EntryRefused(message.stream, message.entry.epoch, self.node.node, reason)
             _tell(lambda: notification.connection.notify(api.ENTRY_REFUSED, refused))
 
-        self.node.replicate(structs.replace(message, entry=structs.replace(message.entry, batch=batch)), refuse)
+        self.node.replicate(_with_body(message, bytes(notification.body)), refuse)
 
     def _entry_refused(self, notification: Notification[api.EntryRefused]) -> None:
         refused = notification.argument
@@ -419,6 +407,11 @@ class StorageNodeServer:
         if self._metadata is not None:
             await self._metadata.introduce()
         return self.describe()
+
+
+def _with_body(message: Replicate, body: bytes) -> Replicate:
+    entry = message.entry
+    return Replicate(message.stream, Entry(entry.first_llsn, entry.epoch, structs.replace(entry.batch, body=body)))
 
 
 def _tell(send: Callable[[], None]) -> None:

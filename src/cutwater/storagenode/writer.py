@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
 
@@ -58,8 +59,9 @@ class _Task(Struct, frozen=True):
     reopens: bool
 
 
-_Item = tuple[Entry, int] | tuple[CommitContext, int] | _Task | None
-"""What is to be written, and in which generation of the files."""
+_Write = tuple[Entry | CommitContext, int, int]
+"""What is to be written, in which generation of the files, and how many bytes of the backlog it is."""
+_Item = _Write | _Task | None
 
 
 class Writer:
@@ -86,8 +88,8 @@ class Writer:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._queue: queue.SimpleQueue[list[_Item]] = queue.SimpleQueue()
-        self._turn: list[_Item] = []
-        """Given since the last hand-over."""
+        self.turn: list[_Item] = []
+        """Given since the last hand-over; for others to see whether there is something."""
         self._held: list[_Item] = []
         """Commit contexts that wait for the next entries, a reader or the tick."""
         self._given_bytes = 0
@@ -124,34 +126,31 @@ class Writer:
     def write(self, entry: Entry, generation: int) -> None:
         """Has to be followed by ``hand_over``, before the thread is left to itself."""
         if not self._is_ended:
-            self._given_bytes += _cost(entry)
-            self.release()
-            self._turn.append((entry, generation))
+            size = len(entry.batch.body) + ENTRY_COST_BYTES
+            self._given_bytes += size
+            if self._held:
+                self.release()
+            self.turn.append((entry, generation, size))
 
     def write_context(self, context: CommitContext, generation: int) -> None:
         """Held back until ``release``, or until something else is given."""
         if not self._is_ended:
-            self._held.append((context, generation))
+            self._held.append((context, generation, 0))
 
     def release(self) -> None:
         """Let go of commit contexts; to be followed by ``hand_over``."""
         if self._held:
-            self._turn += self._held
+            self.turn += self._held
             self._held = []
-
-    @property
-    def has_turn(self) -> bool:
-        """Whether there is something to hand over."""
-        return bool(self._turn)
 
     def hand_over(self) -> None:
         if self._is_here:
             self._is_asked = True
-        elif self._turn:
+        elif self.turn:
             self._wake()
 
     def _wake(self) -> None:
-        turn, self._turn = self._turn, []
+        turn, self.turn = self.turn, []
         self._handed_over += 1
         self._queue.put(turn)
 
@@ -176,7 +175,7 @@ class Writer:
                 # Whatever is wrong with those who are told, what was begun here is ended first.
                 failed.append(error)
 
-        turn, self._turn = self._turn, []
+        turn, self.turn = self.turn, []
         for item in turn:
             # Whoever gives something else hands it over right away.
             assert isinstance(item, tuple)
@@ -215,7 +214,7 @@ class Writer:
 
     def _last(self, item: _Task | None) -> None:
         self.release()
-        self._turn.append(item)
+        self.turn.append(item)
         self.hand_over()
 
     def join(self, timeout: float) -> bool:
@@ -264,11 +263,11 @@ class Writer:
         self._inbox += turn
         self._begun += 1
 
-    def _collect(self, item: tuple[Entry, int] | tuple[CommitContext, int]) -> None:
-        what, generation = item
+    def _collect(self, item: _Write) -> None:
+        what, generation, size = item
         if isinstance(what, Entry):
             self._entries.append(what)
-            self._entries_bytes += _cost(what)
+            self._entries_bytes += size
             self._generations[0] = generation
         else:
             self._contexts.append(what)
@@ -286,51 +285,44 @@ class Writer:
         contexts = contexts and (bool(committed) or self._unsynced is not None)
         if not self._entries and not committed and not contexts:
             return
-        # Clients wait for entries, so they come first, unless someone waits for the commits before them.
-        on_readable = self.on_readable
-        if committed and on_readable is not None and not self._has_written(committed, tell):
-            return
-        if self._entries:
-            if not self._has_done(self._sync_entries, tell):
-                return
-            entries = Durable(self._take_entries()[-1].last_llsn, self._generations[0], None, self._generations[1])
-            tell(lambda: self._on_durable(entries))
-        if committed and on_readable is None and not self._has_written(committed, tell):
-            return
-        if not self._has_done(self._storage.mark, tell):
-            return
-        if contexts and self._has_done(self._sync_contexts, tell):
-            commits = Durable(None, self._generations[0], self._unsynced, self._generations[1])
-            self._unsynced = None
-            tell(lambda: self._on_durable(commits))
+        try:
+            # Clients wait for entries, so they come first, unless someone waits for the commits before them.
+            is_urgent = self.on_readable is not None
+            if committed and is_urgent:
+                self._write_contexts(committed, tell)
+            if self._entries:
+                self._sync_entries(tell)
+            if committed and not is_urgent:
+                self._write_contexts(committed, tell)
+            self._storage.mark()
+            if contexts:
+                self._sync_contexts(tell)
+        except Exception as error:
+            self._fail(_known(error), tell)
 
-    def _has_written(self, committed: list[CommitContext], tell: Callable[[Job], None]) -> bool:
-        if not self._has_done(lambda: self._storage.write_contexts(committed), tell):
-            return False
+    def _sync_entries(self, tell: Callable[[Job], None]) -> None:
+        self._storage.write(self._entries)
+        started = time.monotonic()
+        self._storage.sync(contexts=False, marks=False)
+        seconds = time.monotonic() - started
+        end = self._take_entries()[-1].last_llsn
+        tell(partial(self._on_durable, Durable(end, self._generations[0], None, self._generations[1])))
+        self.entry_syncs.observe(seconds)
+
+    def _write_contexts(self, committed: list[CommitContext], tell: Callable[[Job], None]) -> None:
+        self._storage.write_contexts(committed)
         self._unsynced = committed[-1]
         on_readable = self.on_readable
         if on_readable is not None:
             tell(on_readable)
-        return True
 
-    def _sync_entries(self) -> None:
-        self._storage.write(self._entries)
-        started = time.monotonic()
-        self._storage.sync(contexts=False, marks=False)
-        self.entry_syncs.observe(time.monotonic() - started)
-
-    def _sync_contexts(self) -> None:
+    def _sync_contexts(self, tell: Callable[[Job], None]) -> None:
         started = time.monotonic()
         self._storage.sync(entries=False, marks=False)
         self.context_syncs.observe(time.monotonic() - started)
-
-    def _has_done(self, job: Job, tell: Callable[[Job], None]) -> bool:
-        try:
-            job()
-        except Exception as error:
-            self._fail(_known(error), tell)
-            return False
-        return True
+        commits = Durable(None, self._generations[0], self._unsynced, self._generations[1])
+        self._unsynced = None
+        tell(partial(self._on_durable, commits))
 
     def _fail(self, error: CutwaterError, tell: Callable[[Job], None]) -> None:
         self._is_broken = True
@@ -354,10 +346,6 @@ class Writer:
                 outcome = _known(error)
             self._is_broken = outcome is not None
         self._tell(lambda: task.done(outcome))
-
-
-def _cost(entry: Entry) -> int:
-    return len(entry.batch.body) + ENTRY_COST_BYTES
 
 
 def _known(error: Exception) -> CutwaterError:
