@@ -120,14 +120,15 @@ class RunOptions(Bundle):
         str | None, typer.Option(metavar="DIR", help="Of Spark, if not the job's own.", rich_help_panel=_SPARK)
     ] = None
     retain: Annotated[
-        int | None, typer.Option(min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK)
+        int | None,
+        typer.Option(metavar="N", min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK),
     ] = None
     trigger: Annotated[
         str | None,
         typer.Option(metavar="'5 seconds'", help="How often a micro-batch begins.", rich_help_panel=_SPARK),
     ] = None
     max_records_per_trigger: Annotated[
-        int | None, typer.Option(min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
+        int | None, typer.Option(metavar="N", min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
     ] = None
     master: Annotated[
         str, typer.Option(help="Where Spark runs; in this machine's processes, if not said.", rich_help_panel=_SPARK)
