@@ -73,8 +73,14 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
         for wrong in (0, -1, "middle", 1.5, None, True):
             with pytest.raises(InvalidArgument):
                 log.subscribe("t", start=wrong)  # type: ignore[arg-type]
+        for wrong in (0, "latest", 1.5, cursor):
+            with pytest.raises(InvalidArgument, match="stop= is a GLSN from 1 on, or a datetime, not"):
+                log.subscribe("t", stop=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
             await whole(log, start=datetime(2026, 1, 1))
+        for wrong in (1_767_225_600, "2026-01-01", 1.5, None):
+            with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
+                await log.find(wrong)  # type: ignore[arg-type]
         for names in ([], [1], ""):
             with pytest.raises((InvalidArgument, NotFound)):
                 await whole(log, names)  # type: ignore[arg-type]
