@@ -157,6 +157,8 @@ class RunOptions(Bundle):
             raise InvalidArgument("--drain ends the input at a position: say which, with --until, such as --until now")
         if self.from_savepoint is None and (self.replay_output or self.allow_non_restored_state):
             raise InvalidArgument("--replay-output and --allow-non-restored-state are about --from-savepoint: name one")
+        if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
+            raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
         return Start(
             checkpoint=_absolute(self.checkpoint) or "",
             master=self.master,

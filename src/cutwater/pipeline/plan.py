@@ -52,8 +52,11 @@ class Plan:
         self._time_types: list[pa.DataType | None] = []
         self.specs: dict[int, OperatorSpec] = {}
         for node in graph.nodes:
-            self._time_types.append(self._time_type(node, source_rows))
-            self._bind(node, source_rows)
+            try:
+                self._time_types.append(self._time_type(node, source_rows))
+                self._bind(node, source_rows)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"pipeline {name!r}, {node.label}: {error.message}") from None
         self.levels: list[list[OperatorSpec]] = [
             [self.specs[order] for order, own in enumerate(self.node_levels) if own == level and order in self.specs]
             for level in range(1, max(self.node_levels, default=0) + 1)
