@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +29,14 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
-from cutwater.client.directories import check_may_hold, check_no_address
+from cutwater.client.directories import (
+    CLUSTER_FILE,
+    FILES_OF_LOG,
+    METADATA,
+    check_may_hold,
+    check_no_address,
+    holds_half_a_cluster,
+)
 from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import SCHEME, Repository
@@ -46,8 +52,6 @@ from cutwater.storagenode.threads import in_thread
 from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, StorageNodeId
 from cutwater.wire.handshake import Endpoint
 
-METADATA = "metadata.sqlite"
-OWN_FILES = re.compile(r"lock|holder\.(json(\.new)?|log)|metadata\.sqlite([-.].*)?|volume")
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
 LOOPBACK = "127.0.0.1"
@@ -267,11 +271,16 @@ def _directory(given: object) -> Path:
     check_no_address(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        if (path / "cluster.json").exists():
+        if (path / CLUSTER_FILE).exists():
             raise InvalidArgument(
                 f"{path} holds a local cluster: connect to it, `cutwater cluster status --dir {path}` says where"
             )
-        check_may_hold(path, "log", OWN_FILES, METADATA)
+        if holds_half_a_cluster(path):
+            raise InvalidArgument(
+                f"{path} holds a local cluster that has never come to run, and no embedded log: `cutwater cluster "
+                f"start --dir {path}` starts it; for an embedded log, name another directory"
+            )
+        check_may_hold(path, "log", FILES_OF_LOG, METADATA)
     except OSError as error:
         raise InvalidArgument(
             f"{path} cannot hold a log ({error.strerror}): name a directory that may be written"

@@ -73,8 +73,14 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
         for wrong in (0, -1, "middle", 1.5, None, True):
             with pytest.raises(InvalidArgument):
                 log.subscribe("t", start=wrong)  # type: ignore[arg-type]
+        for wrong in (0, "latest", 1.5, cursor):
+            with pytest.raises(InvalidArgument, match="stop= is a GLSN from 1 on, or a datetime, not"):
+                log.subscribe("t", stop=wrong)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
             await whole(log, start=datetime(2026, 1, 1))
+        for wrong in (1_767_225_600, "2026-01-01", 1.5, None):
+            with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
+                await log.find(wrong)  # type: ignore[arg-type]
         for names in ([], [1], ""):
             with pytest.raises((InvalidArgument, NotFound)):
                 await whole(log, names)  # type: ignore[arg-type]
@@ -209,6 +215,27 @@ def test_it_goes_on_elsewhere_when_a_replica_goes_without_skip_or_repeat(tmp_pat
         await subscription.close()
 
     with_log(tmp_path, test, nodes=3)
+
+
+def test_who_reaches_no_storage_node_is_told_which_and_what_to_do(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t", replication=2)
+        await log.append("t", b"x")
+        for number in (1, 2):
+            await cluster.stop_node(number)
+        for follow in (False, True):
+            async with log.subscribe("t", follow=follow) as subscription:
+                with pytest.raises(DeadlineExceeded) as told:
+                    await subscription.take(timeout=1)
+            for part in (
+                "no storage node with log stream 1 could be read from: ",
+                *(f"{number} at 127.0.0.1:{cluster.ports[number]}" for number in (1, 2)),
+                "cannot be reached",
+                "`cutwater cluster health`",
+            ):
+                assert part in told.value.message
+
+    with_log(tmp_path, test, nodes=2)
 
 
 def test_a_slow_reader_is_waited_for_and_costs_bounded_memory(tmp_path: Path) -> None:

@@ -714,6 +714,8 @@ def test_a_directory_with_other_files_is_refused_but_not_one_that_was_half_made(
         command = [sys.executable, "-c", KILLED_AT_FIRST_START, str(half), str(left)]
         assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
         found.add(frozenset(path.name for path in half.iterdir()))
+        with pytest.raises(InvalidArgument, match="holds an embedded log, and no local cluster"):
+            local_cluster.start(half)
         with cutwater.open(half) as log:
             log.create_topic("t")
     assert len(found) > 1, found
@@ -721,10 +723,20 @@ def test_a_directory_with_other_files_is_refused_but_not_one_that_was_half_made(
     (half / "notes.txt").touch()
     with cutwater.open(half) as log:
         assert [topic.name for topic in log.topics()] == ["t"]
-    with pytest.raises(
-        InvalidArgument, match=r"is no local cluster, but holds other files \(lock, notes.txt, volume\)"
-    ):
+    with pytest.raises(InvalidArgument, match="holds an embedded log, and no local cluster"):
         local_cluster.start(half)
+
+
+def test_a_local_cluster_that_was_half_made_is_no_log(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="does not serve"):
+        local_cluster.start(tmp_path, storage_nodes=1, storage_flags=("--nonsense",))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "metadata.sqlite" in left
+    with pytest.raises(InvalidArgument, match="never come to run, and no embedded log: `cutwater cluster start --dir"):
+        cutwater.open(tmp_path)
+    with pytest.raises(NotFound, match="has never come to run: `cutwater cluster start --dir"):
+        local_cluster.load(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_options_are_looked_at_before_anything_is_made(tmp_path: Path) -> None:

@@ -13,16 +13,20 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from cutwater.admin import processes
+from cutwater.cli import pipeline
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
 from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import NoRestart
 from cutwater.jobs.supervisor import Asked
@@ -337,6 +341,8 @@ def test_commands_show_jobs_and_reach_them(kit: Kit) -> None:
     saved = json.loads(cutwater("pipeline", "savepoint", "p", *where, "--savepoint-dir", "/s", "-o", "json"))
     assert saved["savepoint"].startswith("/s/p-20")
     assert "stopped 'p'; `cutwater" in cutwater("pipeline", "stop", "p", "--no-savepoint", *where)
+    told = cutwater("pipeline", "stop", "p", *where, code=32)
+    assert "`cutwater pipeline savepoint` takes a savepoint as it is" in told
     assert "no job is called 'q'" in cutwater("pipeline", "cancel", "q", *where, code=30)
 
 
@@ -351,6 +357,38 @@ def test_jobs_that_are_not_there_or_not_readable(tmp_path: Path) -> None:
     (directory.path / "job.json").write_text("{")
     with pytest.raises(CutwaterError, match="is not the description of a job"):
         directory.load()
+
+
+def test_a_savepoint_of_a_job_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark is left out: what it is asked to do is all that matters here."""
+    asked: list[str] = []
+
+    def take(checkpoint: str, target: str, *, timeout: float) -> None:
+        print("Spark has much to say")
+        os.write(1, b"also here\n")
+        asked.append(f"{Path(checkpoint).name} in {timeout:g} s")
+
+    monkeypatch.setattr(pipeline, "on_spark", lambda module, name: SimpleNamespace(take_savepoint=take))
+    directory = JobDirectory(tmp_path / "jobs", "p")
+    job = directory.of_program(None)
+    directory.change(job, State.STOPPED)
+    places = ("--jobs-dir", str(tmp_path / "jobs"), "--savepoint-dir", str(tmp_path / "s"), "--timeout", "9")
+
+    def taken() -> Any:
+        return CliRunner().invoke(pipeline.app, ["savepoint", "p", *places])
+
+    assert "has not done a micro-batch: there is nothing to save" in taken().output
+    (Path(job.checkpoint) / "offsets").mkdir(parents=True)
+    (Path(job.checkpoint) / "offsets" / "0").touch()
+    lock = FileLock(directory.path / "job.lock", "it", "")
+    assert "it has just begun, so try again" in taken().output
+    lock.release()
+    done = taken()
+    assert (done.exit_code, asked) == (0, ["run-1 in 9 s"])
+    after = directory.require()
+    assert done.output.splitlines()[-1] == f"savepoint of 'p': {after.savepoint}"
+    assert Path(after.savepoint or "").parent == tmp_path / "s"
+    assert (directory.path / "job.log").read_text() == "also here\n"
 
 
 def test_which_checkpoint_a_start_goes_on_with(tmp_path: Path) -> None:

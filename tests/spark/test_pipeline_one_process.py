@@ -7,18 +7,23 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from msgspec import structs
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
+from cutwater.jobs.messages import Start
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clock import LogClock
+from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import in_pieces, unpacked
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
@@ -165,6 +170,15 @@ def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwat
     refused(lambda p: p.source("given", schema="who string").sink("x", uid="x"), InvalidArgument, "the column 'who'")
     refused(lambda p: p.source("given").map(lambda r: r).sink("x", uid="x"), InvalidArgument, "has no schema")
     refused(lambda p: p.source("given").map(dict, "b bigint").sink("given", uid="x"), InvalidArgument, "no column 'b'")
+    refused(
+        lambda p: (
+            p.source("given")
+            .window(key="user", window=Tumbling("1m"), aggregate={"n": "sum(amuont)"}, uid="w")
+            .sink("x", uid="x")
+        ),
+        InvalidArgument,
+        r"pipeline 'refused', window w: 'sum\(amuont\)' names the column 'amuont', which is not there: there are",
+    )
     for options, match in (
         ({"drain": True}, "say which, with until"),
         ({"available_now": True, "until": 3}, "one or the other"),
@@ -178,6 +192,32 @@ def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwat
     p.source("given").sink("x", uid="x")
     with pytest.raises(InvalidArgument, match="which log it reads"):
         run_pipeline(p)
+
+
+def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
+    log: cutwater.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payments(log, "job-in", [1.0])
+    before = {topic.name for topic in log.topics()}
+    monkeypatch.setattr(
+        sys.modules["cutwater.spark.session"], "session", lambda *_, **__: pytest.fail("Spark was started")
+    )
+    start, unused = Start(str(tmp_path / "c"), until="now"), cast("Any", None)
+
+    def refused(where: str, key: str, sink: str | None, match: str, **changed: Any) -> None:
+        p = Pipeline("refused", log=where)
+        stream = p.source("job-in").window(key=key, window=Tumbling("1m"), aggregate={"n": "count(*)"}, uid="w")
+        if sink is not None:
+            stream.sink(sink, uid="x")
+        with pytest.raises(InvalidArgument, match=match):
+            _Program(unused, p, structs.replace(start, **changed)).run()
+
+    refused(log.servers, "usre", "new", "names the column 'usre', which is not there")
+    refused(log.servers, "user", "job-in", "the topic 'job-in' has no column 'window_start'")
+    refused(log.servers, "user", None, "has no sink")
+    refused(log.servers, "user", "new", "the log ends at", until=10**9)
+    refused("", "user", "new", "does not say which log it reads: name one with --log")
+    assert {topic.name for topic in log.topics()} == before
 
 
 def test_state_is_not_read_with_another_number_of_slices(log: cutwater.Client) -> None:

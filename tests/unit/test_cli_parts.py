@@ -6,17 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer import rich_utils
+from typer.testing import CliRunner
 
 from cutwater.admin import checkup, local_cluster, local_etcd
 from cutwater.cli import inputs
 from cutwater.cli.inputs import Piece
+from cutwater.cli.main import ENTRIES, app, load
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.record_output import RecordOutput, as_json, write_records
 from cutwater.cli.times import parse_position, parse_start, parse_time
@@ -231,6 +236,27 @@ finally:
         )
         assert told in done.stdout
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def _names_of_commands(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, below in command.commands.items():
+        yield from _names_of_commands(below, (*path, name))
+
+
+def test_help_shows_options_and_environment_variables_whole_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rich_utils, "MAX_WIDTH", 80)
+    found = [each for name in ENTRIES for each in _names_of_commands(load(name), (name,))]
+    for path, command in found:
+        told = CliRunner().invoke(app, [*path, "--help"]).output
+        assert max(map(len, told.splitlines())) <= 80
+        shown = set(told.split())
+        for option in command.params:
+            if option.param_type_name == "option":
+                names = {option.envvar or "_".join(("CUTWATER", *path, option.name)).upper().replace("-", "_")}
+                assert names | set(option.opts) <= shown, path
 
 
 def test_commands_that_handle_no_records_load_no_arrow() -> None:

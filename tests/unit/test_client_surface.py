@@ -71,6 +71,9 @@ def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
                 getattr(client, name)(*("x",) * (1 + (name == "append") + 2 * (name == "stager")), wrong=3, id=1)
     finally:
         loop.close()
+    for name in ("append", "stage", "stager", "publish", "open_run", "find_runs"):
+        with pytest.raises(TypeError, match=rf"^AsyncClient.{name}\(\) got an unexpected keyword argument 'wrong'"):
+            getattr(AsyncClient, name)(object(), wrong=3)
     with pytest.raises(TypeError, match=r"^open\(\) got an unexpected keyword argument 'wrong'"):
         cutwater.open("x", wrong=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^connect\(\) got an unexpected keyword argument 'wrong'"):

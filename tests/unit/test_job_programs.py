@@ -112,6 +112,7 @@ def test_options_of_a_run() -> None:
         (RunOptions(drain=True), "say which, with --until"),
         (RunOptions(replay_output=True), "are about --from-savepoint: name one"),
         (RunOptions(until="soon"), "'soon' is no position: .*; or 'now'"),
+        (RunOptions(start="yesterday"), "--start is 'earliest', 'latest' or a GLSN from 1 on, not 'yesterday'"),
         (RunOptions(restart="often"), "'often' is no restart strategy"),
     ],
 )

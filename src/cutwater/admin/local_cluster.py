@@ -8,7 +8,6 @@ Everything lies under one directory; ``cluster.json`` there says which processes
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,14 +18,19 @@ from msgspec import Struct, field
 from cutwater.admin import local_etcd, processes
 from cutwater.admin.operations import Admin
 from cutwater.client.access import ANYONE, Access
-from cutwater.client.directories import check_may_hold, other_files
+from cutwater.client.directories import (
+    CLUSTER_FILE,
+    FILES_OF_CLUSTER,
+    check_may_hold,
+    holds_half_a_cluster,
+    holds_log,
+    other_files,
+)
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.core.words import seconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.types import NodeState
 
-CLUSTER_FILE = "cluster.json"
-OWN_FILES = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.log)?")
 STOP_SECONDS = 10.0
 CLUSTER_ID = 1
 
@@ -90,15 +94,22 @@ def load(directory: Path, *, may_start: bool = True) -> LocalCluster:
 
 
 def _nothing_in(directory: Path, may_start: bool) -> str:
-    if (directory / "metadata.sqlite").exists() and (directory / "volume").exists():
-        return (
-            f"{directory} holds an embedded log, and no local cluster: commands about records and topics take --path "
-            f"{directory}, and `cutwater doctor --path {directory}` says how it is"
-        )
+    if holds_log(directory):
+        return _has_log(directory)
+    is_half = holds_half_a_cluster(directory)
     told = f"there is no local cluster in {directory}"
-    if not may_start or (directory.exists() and other_files(directory, OWN_FILES)):
+    if is_half:
+        told = f"the local cluster in {directory} has never come to run"
+    if not may_start or (directory.exists() and other_files(directory, FILES_OF_CLUSTER)):
         return told
-    return f"{told}: `cutwater cluster start --dir {directory}` starts one there"
+    return f"{told}: `cutwater cluster start --dir {directory}` starts {'it' if is_half else 'one there'}"
+
+
+def _has_log(directory: Path) -> str:
+    return (
+        f"{directory} holds an embedded log, and no local cluster: commands about records and topics take --path "
+        f"{directory}, and `cutwater doctor --path {directory}` says how it is"
+    )
 
 
 def again(directory: Path | None) -> str:
@@ -131,7 +142,9 @@ def start(
         _check_same(directory, cluster, storage_nodes, replication, metadata)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        check_may_hold(directory, "local cluster", OWN_FILES, CLUSTER_FILE)
+        if holds_log(directory):
+            raise InvalidArgument(f"{_has_log(directory)}; for a cluster, name another directory")
+        check_may_hold(directory, "local cluster", FILES_OF_CLUSTER, CLUSTER_FILE)
         _start_all(directory, cluster)
         asyncio.run(_join(cluster))
         cluster.save(directory)

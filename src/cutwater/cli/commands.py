@@ -32,7 +32,9 @@ class Bundle:
 
 
 class Command(TyperCommand):
-    """A flag takes no value, and its help shows none."""
+    """A flag takes no value, and its help shows none. Environment variables are listed below the options, where their
+    names have room.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = {parameter.name for parameter in self.params}
@@ -47,7 +49,20 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_type(super().get_params(ctx))
+        parameters = _without_type(super().get_params(ctx))
+        for parameter in parameters:
+            parameter.show_envvar = False
+        return parameters
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        options = [parameter for parameter in self.params if parameter.param_type_name == "option"]
+        variables = {option.envvar or f"{ctx.auto_envvar_prefix}_{option.name.upper()}": option for option in options}
+        width = max(map(len, variables))
+        typer.echo(" In the environment:")
+        for variable, option in variables.items():
+            typer.echo(f" {variable:{width}}  {max(option.opts, key=len)}")
+        typer.echo()
 
 
 class Group(TyperGroup):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -23,11 +26,12 @@ from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
-from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, list_jobs
+from cutwater.jobs.job_file import LOCK_FILE, LOG_FILE, ROOT, Job, JobDirectory, State, has_begun, list_jobs
+from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
-from cutwater.pipeline.on_spark import no_spark
+from cutwater.pipeline.on_spark import no_spark, on_spark
 
 app = noun("Pipelines: programs over the log that run on Spark.")
 
@@ -120,14 +124,15 @@ class RunOptions(Bundle):
         str | None, typer.Option(metavar="DIR", help="Of Spark, if not the job's own.", rich_help_panel=_SPARK)
     ] = None
     retain: Annotated[
-        int | None, typer.Option(min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK)
+        int | None,
+        typer.Option(metavar="N", min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK),
     ] = None
     trigger: Annotated[
         str | None,
         typer.Option(metavar="'5 seconds'", help="How often a micro-batch begins.", rich_help_panel=_SPARK),
     ] = None
     max_records_per_trigger: Annotated[
-        int | None, typer.Option(min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
+        int | None, typer.Option(metavar="N", min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
     ] = None
     master: Annotated[
         str, typer.Option(help="Where Spark runs; in this machine's processes, if not said.", rich_help_panel=_SPARK)
@@ -152,6 +157,8 @@ class RunOptions(Bundle):
             raise InvalidArgument("--drain ends the input at a position: say which, with --until, such as --until now")
         if self.from_savepoint is None and (self.replay_output or self.allow_non_restored_state):
             raise InvalidArgument("--replay-output and --allow-non-restored-state are about --from-savepoint: name one")
+        if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
+            raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
         return Start(
             checkpoint=_absolute(self.checkpoint) or "",
             master=self.master,
@@ -321,8 +328,10 @@ def cancel(job: OneJob) -> None:
 
 @command(app)
 def savepoint(savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
-    """Take a savepoint from the last micro-batch, while the pipeline runs on."""
-    taken = job.saved(Savepoint(_target(job.name, savepoint_dir), job.timeout))
+    """Take a savepoint from the last micro-batch, while the pipeline runs on, or after it has ended."""
+    target = _target(job.name, savepoint_dir)
+    is_at_rest = not job.directory.require().is_alive
+    taken = _saved_at_rest(job, target) if is_at_rest else job.saved(Savepoint(target, job.timeout))
     show({"pipeline": job.name, "savepoint": taken}, f"savepoint of {job.name!r}: {taken}")
 
 
@@ -332,6 +341,38 @@ def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = 
     taken = job.saved(Rescale(parallelism, _target(job.name, savepoint_dir), job.timeout))
     told = f"{job.name!r} runs with parallelism {parallelism}, from savepoint {taken}"
     show({"pipeline": job.name, "parallelism": parallelism, "savepoint": taken}, told)
+
+
+def _saved_at_rest(job: OneJob, target: str) -> str:
+    """The savepoint of a job that does not run, taken with Spark in this process. Nobody starts the job meanwhile."""
+    directory = job.directory
+    lock = FileLock(directory.path / LOCK_FILE, f"the job of pipeline {job.name!r}", "it has just begun, so try again")
+    try:
+        found = directory.require()
+        if "://" not in found.checkpoint and not has_begun(found.checkpoint) and not found.from_savepoint:
+            raise Refused(f"pipeline {job.name!r} has not done a micro-batch: there is nothing to save")
+        with _printing_to(directory.path / LOG_FILE):
+            on_spark("savepoints", job.name).take_savepoint(found.checkpoint, target, timeout=job.timeout)
+        found.savepoint = target
+        directory.save(found)
+    finally:
+        lock.release()
+    return target
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What is printed meanwhile, by any library or process, goes to a file: Spark has much to say."""
+    kept = {fd: os.dup(fd) for fd in (1, 2)}
+    try:
+        with path.open("ab") as output:
+            for fd in kept:
+                os.dup2(output.fileno(), fd)
+        yield
+    finally:
+        for fd, old in kept.items():
+            os.dup2(old, fd)
+            os.close(old)
 
 
 def _target(pipeline: str, directory: str) -> str:

@@ -17,7 +17,7 @@ from cutwater.admin.operations import Admin
 from cutwater.cli.commands import Bundle
 from cutwater.cli.security import NOBODY, Security
 from cutwater.client.access import ANYONE, Access
-from cutwater.client.directories import check_no_address, other_files
+from cutwater.client.directories import CLUSTER_FILE, FILES_OF_LOG, METADATA, check_no_address, other_files
 from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
@@ -158,14 +158,12 @@ class Cluster(Log):
 def check_log(path: Path) -> None:
     """Whoever only looks does not make a new log out of a mistyped name."""
     check_no_address(path)
-    if (path / local_cluster.CLUSTER_FILE).exists():
+    if (path / CLUSTER_FILE).exists():
         raise InvalidArgument(f"{path} holds a local cluster, and no embedded log: say --dir {path}")
-    if (path / "metadata.sqlite").exists():
+    if (path / METADATA).exists():
+        # If it is that of a cluster, opening the log refuses it.
         return
-    # Both servers come with it, which is much to load for those who need none.
-    from cutwater.embedded import OWN_FILES  # noqa: PLC0415
-
-    others = other_files(path, OWN_FILES) if path.is_dir() else ""
+    others = other_files(path, FILES_OF_LOG) if path.is_dir() else ""
     if others:
         raise NotFound(f"there is no log in {path}, but other files ({others}): name the directory of a log")
     if path.exists() and not path.is_dir():

@@ -90,7 +90,8 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         try:
             found = self._loop.wait(ahead, timeout)
         except TimeoutError:
-            raise DeadlineExceeded(f"nothing came within {timeout} s") from None
+            assert timeout is not None, "only what has a limit reaches it"
+            raise self._async._nothing_came(timeout) from None
         except CutwaterError:
             self._ahead = None
             raise

@@ -8,6 +8,11 @@ from pathlib import Path
 from cutwater.client.repository import SCHEME
 from cutwater.errors import InvalidArgument
 
+CLUSTER_FILE = "cluster.json"
+METADATA = "metadata.sqlite"
+FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|log)|metadata\.sqlite([-.].*)?|volume")
+FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.log)?")
+_LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3
 """So many of the files that are in the way are named."""
 _NOBODYS = re.compile(r"\..*|lost\+found")
@@ -24,6 +29,24 @@ def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) 
             f"{directory} is no {what}, but holds other files ({shown}): name an empty directory or a new one, such as "
             f"{directory / 'cutwater'}"
         )
+
+
+def holds_log(directory: Path) -> bool:
+    """Whether there is an embedded log, or what was left when one was half made."""
+    names = _names(directory)
+    if CLUSTER_FILE in names:
+        return False
+    return {METADATA, "volume"} <= names or ("lock" in names and not other_files(directory, FILES_OF_LOG))
+
+
+def holds_half_a_cluster(directory: Path) -> bool:
+    """Whether a local cluster was begun there, which has not come to run."""
+    names = _names(directory)
+    return not {CLUSTER_FILE, "volume"} & names and any(map(_LOGS_OF_SERVERS.fullmatch, names))
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
 
 
 def check_no_address(path: Path) -> None:

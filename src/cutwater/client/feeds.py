@@ -123,8 +123,6 @@ class Feed:
         self._room = asyncio.Event()
         self._catalog_is_old = asyncio.Event()
         self._error: CutwaterError | None = None
-        self.trouble = ""
-        """Why a log stream could not be followed, when that happened last."""
         self._loop = asyncio.get_running_loop()
         self._settled_hwm = GLSN(0)
         """The log reached this far a while ago, so every replica that is well should be complete up to there."""
@@ -140,6 +138,18 @@ class Feed:
     def window_bytes(self) -> int:
         share = WINDOWS_BYTES // max(1, len(self._readers))
         return min(max(share, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
+
+    @property
+    def trouble(self) -> str:
+        """Which log streams cannot be followed, and why; nothing if all are."""
+        cut_off = {stream: reader for stream, reader in list(self._readers.items()) if reader.is_cut_off}
+        if not cut_off:
+            return ""
+        them = f"log stream{'s' if len(cut_off) > 1 else ''} {', '.join(map(str, sorted(cut_off)))}"
+        failures = {node: why for reader in cut_off.values() for node, why in reader.failures.items()}
+        nodes = ", ".join(f"{node} at {self.catalogs.view.addresses.get(node, '?')}" for node in sorted(failures))
+        why = f": {nodes}. The last one: {list(failures.values())[-1]}" if failures else ", as there is none"
+        return f"no storage node with {them} could be read from{why}. `cutwater cluster health` says what is down"
 
     def begin(self, view: View) -> None:
         self._take_catalog(view)
@@ -293,12 +303,21 @@ class _Reader:
         self._feed, self._stream = feed, stream
         self._turn = 0
         self._was_heard = False
+        self._is_attached = False
+        self.failures: dict[StorageNodeId, str] = {}
+        """Why nodes could not be followed, since one was last heard."""
         self.task = asyncio.get_running_loop().create_task(feed.guard(self._run))
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether all nodes that have the log stream were tried in vain."""
+        wanted = self._feed.wanted(self._stream)
+        return wanted is not None and not self._is_attached and self.failures.keys() >= set(_nodes_of(wanted[0]))
 
     async def _run(self) -> None:
         wait = RETRY_SECONDS_MIN
         while (wanted := self._feed.wanted(self._stream)) is not None:
-            self._was_heard = False
+            self._was_heard = self._is_attached = False
             try:
                 await self._follow(*wanted)
             except Trimmed as error:
@@ -308,27 +327,31 @@ class _Reader:
                 return
             except CutwaterError as error:
                 _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
-                self._feed.trouble = error.message
+                self._note(wanted[0], error.message)
                 self._feed.look_at_catalog()
             self._turn += 1
             wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)
             await asyncio.sleep(wait)
 
-    def _replica(self, info: StreamInfo) -> StorageNodeId:
-        # Members of the chain before others, and the head last of them, because it has the most to do.
-        nodes = tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
-        if not nodes:
-            raise Unavailable(f"log stream {info.stream} has no replica")
-        return nodes[self._turn % len(nodes)]
+    def _note(self, info: StreamInfo, why: str) -> None:
+        self._is_attached = False
+        if self._was_heard:
+            self.failures.clear()
+        if nodes := _nodes_of(info):
+            self.failures[nodes[self._turn % len(nodes)]] = why
 
     async def _follow(self, info: StreamInfo, position: GLSN) -> None:
         feed = self._feed
         projection = dict(feed.projection(info))
-        address = feed.catalogs.view.address(self._replica(info))
+        nodes = _nodes_of(info)
+        if not nodes:
+            raise Unavailable(f"log stream {info.stream} has no replica")
+        address = feed.catalogs.view.address(nodes[self._turn % len(nodes)])
         connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
         credit = SharedCredit(WINDOW_ITEMS, feed.window_bytes, item_bytes_max=WireOptions().frame_bytes_max)
         arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
         async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
+            self._is_attached = True
             while (message := await self._next(messages)) is not None:
                 self._was_heard = True
                 runs = runs_of(message.value, message.body)
@@ -345,6 +368,11 @@ class _Reader:
             except DeadlineExceeded:
                 if self._feed.is_behind(self._stream):
                     raise
+
+
+def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
+    """Members of the chain before others, and the head last of them, because it has the most to do."""
+    return tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
 
 
 def _is_known(run: Run, projection: Mapping[int, Columns]) -> bool:

@@ -23,12 +23,28 @@ Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCurs
 """A GLSN, the time at which records were committed, an end of the log, or where a cursor is."""
 
 
-def check_position(name: str, position: object) -> None:
-    is_glsn = isinstance(position, int) and not isinstance(position, bool) and position >= 1
-    if not (is_glsn or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
+def check_start(position: object) -> None:
+    if not (_is_glsn(position) or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
         raise InvalidArgument(
-            f"{name}= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
+            f"start= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
         )
+
+
+def check_stop(position: object) -> None:
+    if not (position is None or _is_glsn(position) or isinstance(position, datetime)):
+        raise InvalidArgument(
+            f"stop= is a GLSN from 1 on, or a datetime, not {position!r}; without it, follow=False ends at the end of "
+            "the log"
+        )
+
+
+def _check_time(time: object) -> None:
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")
+
+
+def _is_glsn(position: object) -> bool:
+    return isinstance(position, int) and not isinstance(position, bool) and position >= 1
 
 
 class Positions:
@@ -37,8 +53,7 @@ class Positions:
 
     async def find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
         """The first position of these topics, or of any, that was committed at or after the time."""
-        if time.tzinfo is None:
-            raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")
+        _check_time(time)
         cut_time = CutTime(time_us(time))
         if selection is None:
             return await self._reading.find(cut_time, view.catalog.streams, view, deadline)

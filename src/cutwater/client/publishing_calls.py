@@ -5,6 +5,7 @@ Part of ``AsyncClient``, in a file of its own because only few programs use it d
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
@@ -18,6 +19,12 @@ from cutwater.types import Part
 
 class PublishingCalls(ABC):
     _runs: Runs
+
+    def __init_subclass__(cls) -> None:
+        """Errors about arguments name a method as it was called, so as one of the client."""
+        for name, method in vars(PublishingCalls).items():
+            if inspect.isfunction(method):
+                method.__qualname__ = f"{cls.__qualname__}.{name}"
 
     @abstractmethod
     def _deadline(self, timeout: float | None) -> Deadline: ...

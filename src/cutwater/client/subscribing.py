@@ -13,7 +13,7 @@ from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
-from cutwater.client.positions import Position, Positions, TopicNames, check_position
+from cutwater.client.positions import Position, Positions, TopicNames, check_start, check_stop
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range
@@ -39,9 +39,8 @@ class Subscribing:
         selection = Selection(topics)
         if not isinstance(follow, bool):
             raise InvalidArgument(f"follow= is True or False, not {follow!r}")
-        check_position("start", start)
-        if stop is not None:
-            check_position("stop", stop)
+        check_start(start)
+        check_stop(stop)
 
         async def resolve(selection: Selection, deadline: Deadline) -> Range:
             return await self._positions.resolve(selection, start, stop, follow, deadline)

@@ -166,7 +166,16 @@ class AsyncSubscription(Generic[T]):
             async with asyncio.timeout(seconds):
                 await self._fill()
         except TimeoutError:
-            raise DeadlineExceeded(f"nothing came within {seconds:g} s") from None
+            assert seconds is not None, "only what has a limit reaches it"
+            raise self._nothing_came(seconds) from None
+
+    def _nothing_came(self, seconds: float) -> DeadlineExceeded:
+        """What to tell whoever has waited in vain; in any thread."""
+        feed, found = self._feed, self._range
+        told = f"nothing came within {seconds:g} s"
+        if found is not None and found.stop is not None and self._reached <= found.view.catalog.high_watermark:
+            told += f", though the log goes on at GLSN {self._reached}"
+        return DeadlineExceeded(told if feed is None or not feed.trouble else f"{told}: {feed.trouble}")
 
     async def close(self) -> None:
         self._is_closed = True
@@ -221,10 +230,7 @@ class AsyncSubscription(Generic[T]):
             async with asyncio.timeout(self._timeout if has_more else None):
                 return await feed.take()
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"nothing came within {self._timeout:g} s, though the log goes on at GLSN {self._reached}"
-                f"{feed.trouble and f': {feed.trouble}'}"
-            ) from None
+            raise self._nothing_came(self._timeout) from None
 
     def _clipped(self, runs: Iterable[Run]) -> Iterable[Piece]:
         found = self._range

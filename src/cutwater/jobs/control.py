@@ -99,7 +99,7 @@ def ask(job: Job, request: Request, seconds: float) -> Answer:
     if not job.is_alive:
         raise Refused(
             f"pipeline {job.pipeline!r} does not run, it is {job.state_now}: `cutwater pipeline run "
-            f"{job.file or 'FILE'}` goes on with it"
+            f"{job.file or 'FILE'}` goes on with it, and `cutwater pipeline savepoint` takes a savepoint as it is"
         )
     if not job.control:
         raise Refused(

@@ -13,7 +13,7 @@ from cutwater.pipeline.failures import located
 from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
 from cutwater.pipeline.keys import key_bytes, key_group
 from cutwater.pipeline.position import glsn_of
-from cutwater.pipeline.records import Records
+from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.store import KeyedStore
@@ -40,10 +40,13 @@ class BatchOperator(KeyedOperator):
         groups: dict[int, list[int]] = {}
         known: dict[Any, int] = {}
         for index, row in enumerate(records.rows):
-            key = read_key(row)
-            group = known.get(key)
-            if group is None:
-                group = known[key] = key_group(key_bytes(key), self.spec.max_parallelism)
+            try:
+                key = read_key(row)
+                group = known.get(key)
+                if group is None:
+                    group = known[key] = key_group(key_bytes(key), self.spec.max_parallelism)
+            except Exception as error:
+                raise self._stopped(error, f"the record {row!r}", records.moments[index]) from error
             groups.setdefault(group, []).append(index)
         return groups
 
@@ -58,29 +61,30 @@ class BatchOperator(KeyedOperator):
             if rows is None or made_rows is None:
                 raise InvalidArgument("a function of batches needs the schemas of its input and output: declare both")
             made = call(records.to_arrow(rows), context)
-            emitted = Records() if made is None else _records(made, made_rows)
+            emitted = Records() if made is None else _emitted(made, made_rows)
         except Exception as error:
             context._roll_back()
-            raise PipelineFailed(
-                f"{located(error)}, on a batch of {len(records)} records of key group {group}. Nothing "
-                "of this call is kept. Repair the function and run on from the last checkpoint",
-                pipeline=self.spec.pipeline,
-                uid=self.spec.uid,
-                glsn=glsn_of(records.moments[0]),
-            ) from error
+            on = f"a batch of {len(records)} records of key group {group}"
+            raise self._stopped(error, on, records.moments[0]) from error
         if context._undo:
             self.store.dirty.add(entry)
             context._undo.clear()
         return emitted
 
-
-def _records(made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
-    missing = {*rows.names, RESERVED_COLUMN} - set(made.schema.names)
-    if missing:
-        raise InvalidArgument(
-            f"the returned batch lacks {', '.join(sorted(missing))}: keep the reserved column {RESERVED_COLUMN}, and "
-            "give every column of the schema"
+    def _stopped(self, error: Exception, on: str, when: int) -> PipelineFailed:
+        return PipelineFailed(
+            f"{located(error)}, on {on}. Nothing of this call is kept. Repair the function and run on from the last "
+            "checkpoint",
+            pipeline=self.spec.pipeline,
+            uid=self.spec.uid,
+            glsn=glsn_of(when),
         )
-    arrays = [made.column(name).cast(rows.schema.field(name).type) for name in rows.names]
-    table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])
-    return Records.from_arrow(table, rows).numbered()
+
+
+def _emitted(made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
+    if lacking := missing_columns(made, rows):
+        raise InvalidArgument(
+            f"the returned batch lacks {', '.join(lacking)}: keep the reserved column {RESERVED_COLUMN}, and give "
+            "every column of the schema"
+        )
+    return Records.returned(made, rows)

@@ -9,7 +9,7 @@ from typing import Final
 _OURS: Final = __file__.removesuffix("pipeline/failures.py")
 _STANDARD: Final = traceback.__file__.removesuffix("traceback.py")
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
-_NEVER_THEIRS: Final = ("/pyspark/", "/pyspark.zip/")
+_NEVER_THEIRS: Final = ("/pyspark/", "/pyspark.zip/", "/pyarrow/")
 
 
 def located(error: BaseException) -> str:
@@ -42,7 +42,7 @@ def _is_installed(file: str) -> bool:
 
 
 def _is_theirs(file: str) -> bool:
-    if file.startswith((_OURS, "<frozen ")) or any(part in file for part in _NEVER_THEIRS):
+    if file.startswith((_OURS, "<frozen ")) or any(part in f"/{file}" for part in _NEVER_THEIRS):
         return False
     return _is_installed(file) or not file.startswith(_STANDARD)
 

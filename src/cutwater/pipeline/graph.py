@@ -146,11 +146,10 @@ class Graph:
         self.nodes.append(node)
         return node
 
-    def remove_last(self) -> Node:
+    def remove_last(self) -> None:
         """Take back the node that was added last, because it turned out to be wrong."""
         node = self.nodes.pop()
         self._uids = {uid: owner for uid, owner in self._uids.items() if owner is not node}
-        return node
 
     def _take_uid(self, node: OperatorNode | SinkNode) -> None:
         uid = node.uid

@@ -25,7 +25,7 @@ from cutwater.pipeline.graph import (
 )
 from cutwater.pipeline.keyed import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
 from cutwater.pipeline.position import glsn_of, number
-from cutwater.pipeline.records import Records
+from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import Row, RowType, untyped
 from cutwater.pipeline.values import from_milliseconds
 from cutwater.pipeline.window_function import WindowFunction, WindowState
@@ -52,8 +52,11 @@ class Plan:
         self._time_types: list[pa.DataType | None] = []
         self.specs: dict[int, OperatorSpec] = {}
         for node in graph.nodes:
-            self._time_types.append(self._time_type(node, source_rows))
-            self._bind(node, source_rows)
+            try:
+                self._time_types.append(self._time_type(node, source_rows))
+                self._bind(node, source_rows)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"pipeline {name!r}, {node.label}: {error.message}") from None
         self.levels: list[list[OperatorSpec]] = [
             [self.specs[order] for order, own in enumerate(self.node_levels) if own == level and order in self.specs]
             for level in range(1, max(self.node_levels, default=0) + 1)
@@ -230,14 +233,28 @@ class Plan:
                 "schema='…', and that of the stream that it gets"
             )
         assert node.arrow is not None, "what runs on Spark waits for it"
-        table = node.arrow(pa.Table.from_batches([records.to_arrow(rows)]))
-        missing = {*node.rows.names, "_cw"} - set(table.column_names)
-        if missing:
+        if not len(records):
+            return records
+        try:
+            table = node.arrow(pa.Table.from_batches([records.to_arrow(rows)]))
+            if not isinstance(table, pa.Table | pa.RecordBatch):
+                raise InvalidArgument(f"the function returned {table!r}: return a pyarrow.Table")
+            lacking = missing_columns(table, node.rows)
+            made = Records() if lacking else Records.returned(table, node.rows)
+        except Exception as error:
+            raise PipelineFailed(
+                f"{located(error)}, on a table of {len(records)} records. Repair the function and run on from the last "
+                "checkpoint",
+                pipeline=self.name,
+                uid=node.label,
+                glsn=glsn_of(records.moments[0]),
+            ) from error
+        if lacking:
             raise InvalidArgument(
-                f"{node.label} of pipeline {self.name!r} returned a table without {', '.join(sorted(missing))}: keep "
+                f"{node.label} of pipeline {self.name!r} returned a table without {', '.join(lacking)}: keep "
                 "the reserved column _cw and give every column of the schema"
             )
-        return Records.from_arrow(table, node.rows).numbered()
+        return made
 
 
 def _maker(rows: RowType | None) -> Callable[[Any], Row]:

@@ -105,6 +105,13 @@ class Records:
         return pa.RecordBatch.from_arrays([*rows.to_arrays(self.rows), position], names=names)
 
     @classmethod
+    def returned(cls, made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
+        """What a function of whole columns has given, in the types that are declared."""
+        arrays = [made.column(name).cast(rows.schema.field(name).type) for name in rows.names]
+        table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])
+        return cls.from_arrow(table, rows).numbered()
+
+    @classmethod
     def from_arrow(cls, batch: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
         position = batch.column(RESERVED_COLUMN)
         if isinstance(position, pa.ChunkedArray):
@@ -135,6 +142,11 @@ def arrivals(inputs: Sequence[Records], entries: Sequence[Entries]) -> Iterable[
     if len(streams) <= 1:
         return streams[0] if streams else ()
     return sorted((arrival for stream in streams for arrival in stream), key=_place)
+
+
+def missing_columns(made: pa.RecordBatch | pa.Table, rows: RowType) -> list[str]:
+    """What a function of whole columns should have given, and has not."""
+    return sorted({*rows.names, RESERVED_COLUMN} - set(made.schema.names))
 
 
 def _place(arrival: Arrival) -> tuple[Any, ...]:

@@ -100,9 +100,9 @@ class Pipeline:
         declared = {node.topic: node.rows for node in self.graph.of_type(SourceNode)}
         try:
             Plan(self.name, self.graph, declared)
-        except InvalidArgument as error:
-            node = self.graph.remove_last()
-            raise InvalidArgument(f"pipeline {self.name!r}, {node.label}: {error.message}") from None
+        except InvalidArgument:
+            self.graph.remove_last()
+            raise
 
 
 class Stream:

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from cutwater.client.directories import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
 
 LOOK_SECONDS = 0.2
@@ -22,7 +23,7 @@ def servers_of(path: str, application: int, timeout: float) -> str:
     """Where the log in this directory is served; whoever has it open answers, or a process that is started for it and
     ends with process ``application``."""
     # Here and not above: every Python process of Spark would otherwise load servers that it does not need.
-    from cutwater.embedded import METADATA, holder_of  # noqa: PLC0415
+    from cutwater.embedded import holder_of  # noqa: PLC0415
 
     deadline = time.monotonic() + timeout
     log = Path(path)

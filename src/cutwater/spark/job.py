@@ -174,10 +174,10 @@ class _Program:
 
         start, pipeline = self._start, self._pipeline
         where = self._where()
-        until = self._until(where)
         # A checkpoint elsewhere is read through Spark, which then has as many threads as were asked for.
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
-        threads, _ = sizes(start, note)
+        threads, slices = sizes(start, note)
+        until = self._checked(where, threads, slices)
         spark = session(f"cutwater {pipeline.name}", master=start.master or f"local[{threads}]")
         gateway: Any = spark.sparkContext._gateway
         jvm = gateway.proc
@@ -233,24 +233,28 @@ class _Program:
         from cutwater.spark.options import Where  # noqa: PLC0415
 
         pipeline = self._pipeline
-        if pipeline.log and "://" not in pipeline.log:
+        if not pipeline.log:
+            raise InvalidArgument(
+                f"pipeline {pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
+            )
+        if "://" not in pipeline.log:
             # It stays open as long as the supervisor lives, so a restart finds it open.
             pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
         return Where(servers=pipeline.log, token=os.environ.pop(TOKEN, ""))
 
-    def _until(self, where: Any) -> int | None:
-        """As a position, which a restart is given again: "now" is when the job was started, not its last life."""
-        from cutwater.spark.run import connected, until_position  # noqa: PLC0415
+    def _checked(self, where: Any, parallelism: int, slices: int) -> int | None:
+        """Refuse before Spark is started what is known to be wrong. Returns where the run ends, as a position, which a
+        restart is given again: "now" is when the job was started, not its last life.
+        """
+        from cutwater.spark.run import check_writes, checked, connected, until_position  # noqa: PLC0415
 
-        given = self._start.until
-        if given is None or isinstance(given, int):
-            return given
-        if not where.servers:
-            raise InvalidArgument(
-                f"pipeline {self._pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
-            )
+        check_writes(self._pipeline)
+        end: Any = self._start.until
+        if isinstance(end, str) and end != "now":
+            end = datetime.fromisoformat(end)
         with connected(where) as client:
-            return until_position(client, "now" if given == "now" else datetime.fromisoformat(given))
+            checked(self._pipeline, client, parallelism, slices)
+            return until_position(client, end)
 
     def _until_over(self, run: Any, checkpoint: Checkpoint, watcher: Any) -> FromProgram:
         wish: SavepointWish | None = None

@@ -266,8 +266,7 @@ def run_pipeline(
         raise InvalidArgument("available_now is until='now' without drain: give one or the other")
     if drain and until is None:
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
-    if not any(pipeline.graph.of_type(SinkNode)):
-        raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    check_writes(pipeline)
     rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
     if rows_max < 1:
         raise InvalidArgument(f"max_records_per_trigger is {rows_max}: it must be at least 1")
@@ -302,6 +301,11 @@ def run_pipeline(
     return run
 
 
+def check_writes(pipeline: Pipeline) -> None:
+    if not any(pipeline.graph.of_type(SinkNode)):
+        raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+
+
 def _where(pipeline: Pipeline, token: str) -> Where:
     if not pipeline.log:
         raise InvalidArgument(
@@ -328,6 +332,16 @@ def program_of(
     """The pipeline with the schemas of its topics; topics of sinks that do not exist are created. ``spark`` analyses
     code on data frames.
     """
+    program = checked(pipeline, client, parallelism, slices)
+    check_transforms(pipeline.graph, program.plan, spark)
+    _provide_sinks(program.plan, client)
+    return program
+
+
+def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -> Program:
+    """The same, without making anything. Whatever can be known to be wrong without Spark is refused, so that nobody
+    has to wait for Spark to hear of it.
+    """
     topics = {topic.name: topic for topic in client.topics()}
     rows: dict[str, RowType] = {}
     event_times: dict[str, str] = {}
@@ -343,10 +357,11 @@ def program_of(
     program = Program(
         pipeline.name, pipeline.graph, rows, parallelism=parallelism, slices=slices, event_times=event_times
     )
-    plan = program.plan
-    plan.require_schemas()
-    check_transforms(pipeline.graph, plan, spark)
-    _provide_sinks(plan, client, topics)
+    program.plan.require_schemas()
+    check_transforms(pipeline.graph, program.plan, None)
+    for sink in program.plan.graph.of_type(SinkNode):
+        if sink.topic in topics:
+            _check_sink(program.plan, sink, topics[sink.topic])
     return program
 
 
@@ -395,20 +410,28 @@ def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
     return bool(pa.types.is_floating(own) and pa.types.is_floating(declared) and declared.bit_width >= own.bit_width)
 
 
-def _provide_sinks(plan: Plan, client: Client, topics: Mapping[str, Topic]) -> None:
-    made: dict[str, Topic] = dict(topics)
+def _provide_sinks(plan: Plan, client: Client) -> None:
+    topics = {topic.name: topic for topic in client.topics()}
     for node in plan.graph.of_type(SinkNode):
-        rows = plan.rows_at(node.inputs[0])
-        assert rows is not None, "a run has schemas everywhere"
-        topic = made.get(node.topic)
-        if topic is None:
+        if node.topic not in topics:
+            rows = _sink_rows(plan, node)
             is_plain = set(rows.names) <= set(KEY_VALUE.names)
             schema = None if is_plain else rows.schema
             event_time = "timestamp" if not is_plain and "timestamp" in rows.names else ""
-            topic = made[node.topic] = client.create_topic(node.topic, schema=schema, event_time=event_time)
-        wrong = check_sink(node.topic, topic.schema if topic.schema is not None else KEY_VALUE, rows)
-        if wrong:
-            raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
+            topics[node.topic] = client.create_topic(node.topic, schema=schema, event_time=event_time)
+        _check_sink(plan, node, topics[node.topic])
+
+
+def _check_sink(plan: Plan, node: SinkNode, topic: Topic) -> None:
+    wrong = check_sink(node.topic, topic.schema if topic.schema is not None else KEY_VALUE, _sink_rows(plan, node))
+    if wrong:
+        raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
+
+
+def _sink_rows(plan: Plan, node: SinkNode) -> RowType:
+    rows = plan.rows_at(node.inputs[0])
+    assert rows is not None, "a run has schemas everywhere"
+    return rows
 
 
 def until_position(client: Client, until: Until | None) -> int | None:

@@ -334,6 +334,25 @@ def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.Mon
         run(p, "a1")
 
 
+def _divided(table: pa.Table) -> pa.Table:
+    return table.set_column(1, "t", pa.array([1 // 0]))
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (_divided, r"ZeroDivisionError: .* \(test_program.py, line \d+, in _divided\), on a table of 2 records"),
+        (lambda table: None, r"the function returned None: return a pyarrow.Table, on a table"),
+        (lambda table: table.set_column(1, "t", table["k"]), r"ArrowInvalid: [^(]*, on a table of 2 records"),
+    ],
+)
+def test_a_failing_function_of_arrow_tables_names_itself(function: Any, told: str) -> None:
+    p, stream = source()
+    stream.transform(schema=KT, arrow=function).sink("out", uid="out")
+    with pytest.raises(PipelineFailed, match=rf"operator 'transform-1', at GLSN 1: .*{told}"):
+        run(p, "a1 b2")
+
+
 def test_a_key_that_looks_reserved_is_a_column_only_if_it_is_declared() -> None:
     p = Pipeline("test")
     p.source("in", event_time="t").sink("out", uid="out")
@@ -368,6 +387,20 @@ def test_a_function_of_whole_batches_per_key_group() -> None:
     ]  # fmt: skip
     with pytest.raises(InvalidArgument, match="it has no dead letters"):
         stream.process(key="k", function=Totals(), uid="y", schema=KT, dead_letters=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (lambda r: 1 // (r.t - 2), r"ZeroDivisionError: .* \(test_program.py, line \d+, in <lambda>\)"),
+        (lambda r: "x" if r.t < 2 else [1], r"InvalidArgument: the key function gave \[1\]"),
+    ],
+)
+def test_a_failing_key_of_a_function_of_batches_names_operator_and_record(key: Any, told: str) -> None:
+    p, stream = source()
+    stream.process(key=key, function=Totals(), uid="x", schema=KT).sink("out", uid="out")
+    with pytest.raises(PipelineFailed, match=rf"operator 'x', at GLSN 2: {told}.*, on the record Row\(k='b', t=2\)"):
+        run(p, "a1 b2")
 
 
 def test_partitions_take_records_in_turn_and_have_state_of_their_own() -> None:
