@@ -7,7 +7,8 @@ is still missing, and the answer says it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import filterfalse
 
 from msgspec import Struct
 
@@ -63,13 +64,14 @@ class Herald:
 
     # Stored decisions.
 
-    def announce(self, decision: d.Decision) -> Iterator[Send]:
+    def announce(self, decision: d.Decision) -> Iterable[Send]:
+        return self._announce_cut(decision) if isinstance(decision, d.Cut) else self._announce(decision)
+
+    def _announce(self, decision: d.Decision) -> Iterator[Send]:
         if isinstance(decision, (d.Seal, d.Unseal, d.CreateStream)) and decision.stream not in self._state.streams:
             # Its topic was deleted by the same write.
             return
         match decision:
-            case d.Cut():
-                yield from self._announce_cut(decision)
             case d.Seal():
                 stream = self._state.streams[decision.stream]
                 if not stream.is_open and stream.epoch == decision.epoch:
@@ -87,23 +89,32 @@ class Herald:
                     for node in stream.replicas:
                         yield Send(node, TrimReplica(stream.stream, decision.before))
 
-    def _announce_cut(self, cut: d.Cut) -> Iterator[Send]:
+    def _announce_cut(self, cut: d.Cut) -> list[Send]:
         commits: dict[StorageNodeId, list[StreamCommit]] = {}
         heads: set[StorageNodeId] = set()
+        committed: set[LogStreamId] = set()
         for commit in cut.commits:
+            committed.add(commit.stream)
             stream = self._state.streams.get(commit.stream)
-            for node in stream.members if stream is not None else ():
-                commits.setdefault(node, []).append(commit)
-            if stream is not None:
-                heads.update(stream.members[:1])
-        committed = {commit.stream for commit in cut.commits}
+            if stream is not None and stream.members:
+                heads.add(stream.members[0])
+                for node in stream.members:
+                    if node in commits:
+                        commits[node].append(commit)
+                    else:
+                        commits[node] = [commit]
         # Heads first: it is they for whom clients wait. Others only have to know before long, if nobody follows there.
-        for node, member_of in sorted(self._roster.member_of.items(), key=lambda item: item[0] not in heads):
-            own = commits.get(node, ())
-            quiet = tuple([lsid for lsid in member_of if lsid not in committed]) if own else member_of
+        urgent, others = [], []
+        for node, member_of in self._roster.member_of.items():
+            own = tuple(commits.get(node, ()))
+            quiet = tuple(filterfalse(committed.__contains__, member_of)) if own else member_of
             if own or quiet:
-                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, tuple(own), quiet)
-                yield Send(node, message, may_wait=node not in heads and not self._book.is_followed(node))
+                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, own, quiet)
+                if node in heads:
+                    urgent.append(Send(node, message))
+                else:
+                    others.append(Send(node, message, may_wait=not self._book.is_followed(node)))
+        return urgent + others
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
         """The head hears of it last, when all others run; alone it is the last as well."""
@@ -124,12 +135,13 @@ class Herald:
         another answer, and what was answered has to be said again."""
         node = report.storage_node_id
         behind = report.applied_high_watermark < settled
-        occasion = _Occasion(self._state.revision, report.incarnation, self._book.reported(node), report.invalid)
+        occasion = self._occasion(report)
         is_new = behind or self._answered.get(node) != occasion
         told: list[Send] = []
         restless = self._restless.pop(node, set())
         for ur in report.uncommit_reports if is_new else self._some(node, changed | restless):
-            if not behind and self._is_settled(node, ur):
+            stream = self._state.streams.get(ur.log_stream_id)
+            if not behind and stream is not None and self.is_settled(stream, node, ur):
                 continue
             for send in self._answer_replica(node, ur, behind):
                 told.append(send)
@@ -143,6 +155,19 @@ class Herald:
                 self._answered[node] = occasion
         return told
 
+    def is_content(self, report: Report, settled: GLSN) -> bool:
+        """Whether nothing can be said to the node but to those of its replicas that have changed. See ``answer``."""
+        node = report.storage_node_id
+        return (
+            report.applied_high_watermark >= settled
+            and node not in self._restless
+            and self._answered.get(node) == self._occasion(report)
+        )
+
+    def _occasion(self, report: Report) -> _Occasion:
+        reported = self._book.reported(report.storage_node_id)
+        return _Occasion(self._state.revision, report.incarnation, reported, report.invalid)
+
     def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
         """What the node said last of streams of which it was told something."""
         restless = self._restless.get(node)
@@ -152,12 +177,10 @@ class Herald:
         found = (self._book.of(stream, node) for stream in sorted(streams))
         return [ur for ur in found if ur is not None]
 
-    def _is_settled(self, node: StorageNodeId, ur: UncommitReport) -> bool:
+    def is_settled(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> bool:
         """Whether there is nothing to be said to a replica, as nearly always: it runs, and so does its head."""
-        stream = self._state.streams.get(ur.log_stream_id)
         return (
-            stream is not None
-            and stream.is_open
+            stream.is_open
             and ur.state is ReplicaState.RUNNING
             and ur.epoch == stream.epoch
             and node in stream.members

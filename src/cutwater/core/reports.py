@@ -25,11 +25,11 @@ class ReportBook:
         first report of an incarnation says, later what has changed, or was voided meanwhile."""
         node = report.storage_node_id
         known = self._newest.get(node)
-        reported = frozenset([ur.log_stream_id for ur in report.uncommit_reports])
+        if known is not None and (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
+            return None
         is_first = known is None or known.incarnation != report.incarnation
+        reported = frozenset([ur.log_stream_id for ur in report.uncommit_reports])
         if known is not None:
-            if (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
-                return None
             for gone in self._reported[node] - reported:
                 self._by_stream.get(gone, {}).pop(node, None)
         self._newest[node], self._reported[node] = report, reported
