@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import filterfalse
 
-from msgspec import Struct
-
 from cutwater.core import decisions as d
 from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import (
@@ -31,7 +29,6 @@ from cutwater.core.reports import ReportBook
 from cutwater.core.roster import Roster
 from cutwater.types import (
     GLSN,
-    Incarnation,
     LeaderEpoch,
     LogStreamId,
     ReplicaState,
@@ -42,23 +39,14 @@ from cutwater.types import (
 )
 
 
-class _Occasion(Struct, frozen=True):
-    """What an answer depends on, besides what single replicas say."""
-
-    revision: Revision
-    incarnation: Incarnation
-    reported: frozenset[LogStreamId]
-    invalid: tuple[LogStreamId, ...]
-
-
 class Herald:
     """Speaks for one leader."""
 
     def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook, roster: Roster) -> None:
         self.leader_epoch = leader_epoch
         self._state, self._book, self._roster = state, book, roster
-        self._answered: dict[StorageNodeId, _Occasion] = {}
-        """The last time when all that a node reports was looked at, and no stream was missing or too many."""
+        self._answered: dict[StorageNodeId, Revision] = {}
+        """For which catalog all that a node reports was looked at, and no stream was missing or too many."""
         self._restless: dict[StorageNodeId, set[LogStreamId]] = {}
         """Streams of which a node was told something after the last report: it may have got lost."""
 
@@ -135,8 +123,7 @@ class Herald:
         another answer, and what was answered has to be said again."""
         node = report.storage_node_id
         behind = report.applied_high_watermark < settled
-        occasion = self._occasion(report)
-        is_new = behind or self._answered.get(node) != occasion
+        is_new = behind or self._answered.get(node) != self._state.revision
         told: list[Send] = []
         restless = self._restless.pop(node, set())
         for ur in report.uncommit_reports if is_new else self._some(node, changed | restless):
@@ -152,21 +139,21 @@ class Herald:
             told += others
             self._answered.pop(node, None)
             if not others:
-                self._answered[node] = occasion
+                self._answered[node] = self._state.revision
         return told
 
+    def look_again(self, node: StorageNodeId) -> None:
+        """The node has other streams than before: streams may be missing, or too many."""
+        self._answered.pop(node, None)
+
     def is_content(self, report: Report, settled: GLSN) -> bool:
-        """Whether nothing can be said to the node but to those of its replicas that have changed. See ``answer``."""
+        """Whether nothing has to be said to the node, except perhaps of what has changed. See ``answer``."""
         node = report.storage_node_id
         return (
             report.applied_high_watermark >= settled
             and node not in self._restless
-            and self._answered.get(node) == self._occasion(report)
+            and self._answered.get(node) == self._state.revision
         )
-
-    def _occasion(self, report: Report) -> _Occasion:
-        reported = self._book.reported(report.storage_node_id)
-        return _Occasion(self._state.revision, report.incarnation, reported, report.invalid)
 
     def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
         """What the node said last of streams of which it was told something."""
@@ -178,13 +165,16 @@ class Herald:
         return [ur for ur in found if ur is not None]
 
     def is_settled(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> bool:
-        """Whether there is nothing to be said to a replica, as nearly always: it runs, and so does its head."""
+        """Whether a replica is as nearly always: it runs, and so does its head, it has what is committed, and it tells
+        only of what was decided. Then nothing is to be said to it, and nothing but a cut can follow from its words."""
         return (
             stream.is_open
             and ur.state is ReplicaState.RUNNING
             and ur.epoch == stream.epoch
             and node in stream.members
-            and ur.trimmed_before >= self._state.topics[stream.topic].trimmed_before
+            and ur.committed_end <= stream.committed_end <= ur.durable_end
+            and ur.high_watermark <= self._state.high_watermark
+            and ur.trimmed_before == self._state.topics[stream.topic].trimmed_before
             and (node == stream.members[0] or self._runs(stream, stream.members[0]))
         )
 

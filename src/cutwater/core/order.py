@@ -116,7 +116,7 @@ class OrderLayer:
         """Ask the store, with an empty write, whether this leader still leads."""
         self._held: Effects = []
         """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
-        self._has_news = True
+        self.has_news = True
         """Whether something may follow from what was taken in since the last turn, or is being published."""
         self._moved: set[LogStreamId] = set()
         """Open streams of which something may be committed."""
@@ -142,8 +142,8 @@ class OrderLayer:
         return [*self.take(event, now), *self.turn(now)]
 
     def take(self, event: OrderEvent, now: Instant) -> Sequence[OrderEffect]:
-        """Take an event in. Returns what is to be done at once; then a ``turn`` has to follow, and several events may
-        share one."""
+        """Take an event in. Returns what is to be done at once; then a ``turn`` has to follow, if ``has_news``, and
+        several events may share one."""
         if self.over:
             raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
         slept = self._liveness.notice_sleep(now)
@@ -151,7 +151,7 @@ class OrderLayer:
             self._outlook.note_sleep(slept)
         if isinstance(event, ReportArrived):
             return self._take_report(event.report, now)
-        self._has_news = True
+        self.has_news = True
         match event:
             case Stored():
                 return self._stored(event)
@@ -189,28 +189,29 @@ class OrderLayer:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
         if report.leader_epoch != self.leader_epoch:
             return self._introduce(report)
-        known = self._book.newest(node)
-        changed = self._book.admit(report)
-        if changed is None:
+        admitted = self._book.admit(report)
+        if admitted is None:
             return ()
         self._liveness.hear(node, now)
-        if known is not None and known.incarnation != report.incarnation:
+        if admitted.is_other:
+            self._herald.look_again(node)
+        if admitted.is_restart:
             for held in self.state.streams_on(node):
                 self._liveness.pardon(held.stream, node)
         if report.applied_high_watermark > self.state.high_watermark:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
         # What else a replica said has been examined before, and what followed from it is decided.
         unusual = []
-        for ur in changed:
+        for ur in admitted.changed:
             self._watch.moving.add(ur.log_stream_id)
             stream = self.state.streams.get(ur.log_stream_id)
-            if stream is None or not self._is_usual(stream, node, ur):
+            if stream is None or not self._herald.is_settled(stream, node, ur):
                 unusual.append(ur)
             elif self._has_more(stream):
                 self._moved.add(stream.stream)
-                self._has_news = True
+                self.has_news = True
         if unusual or not self._herald.is_content(report, self._settled_high_watermark):
-            self._has_news = True
+            self.has_news = True
             self._spoke.setdefault(node, set()).update([ur.log_stream_id for ur in unusual])
             for ur in (*unusual, *self._herald.unsettled(node)):
                 self._examine(node, ur)
@@ -219,20 +220,11 @@ class OrderLayer:
                 self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
         return ()
 
-    def _is_usual(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> bool:
-        """Whether a replica is as nearly always: nothing is to be said to it, it tells only of what was decided, and it
-        has what is committed. Then nothing but a cut can follow from what it says."""
-        return (
-            self._herald.is_settled(stream, node, ur)
-            and ur.committed_end <= stream.committed_end <= ur.durable_end
-            and ur.high_watermark <= self.state.high_watermark
-            and ur.trimmed_before <= self.state.topics[stream.topic].trimmed_before
-        )
-
     def _has_more(self, stream: LogStream) -> bool:
         """Whether every replica has told of records that are not committed."""
         reports, end = self._book.of_stream(stream.stream), stream.committed_end
-        for node in stream.members:
+        # The end of the chain is the last to have them.
+        for node in reversed(stream.members):
             ur = reports.get(node)
             if ur is None or ur.durable_end <= end:
                 return False
@@ -320,11 +312,11 @@ class OrderLayer:
     def _alarm(self, error: CutwaterError) -> None:
         """Held until the store has confirmed that this leader leads: a deposed one is alarmed by its own past."""
         self._alarms.append(Alarm(error))
-        self._confirm = self._has_news = True
+        self._confirm = self.has_news = True
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
         self._seals.setdefault(stream.stream, reason)
-        self._has_news = True
+        self.has_news = True
 
     def _halt(self, what: str) -> None:
         """No more cuts: the order layer has lost its memory, or this leader has been deposed without noticing."""
@@ -374,10 +366,10 @@ class OrderLayer:
     # Turns.
 
     def turn(self, now: Instant) -> Effects:
-        if not self._has_news or self._in_flight is not None:
+        if not self.has_news or self._in_flight is not None:
             return []
-        is_publishing = self._has_news = self.publisher.is_busy
-        effects = self._release()
+        is_publishing = self.has_news = self.publisher.is_busy
+        effects = self._release() if self._held else []
         if self.state.index - self._compacted_at >= self.options.compact_every_decisions:
             self._compacted_at = self.state.index
             effects.append(Compact(self.state.snapshot()))
@@ -626,7 +618,7 @@ class OrderLayer:
         return announcements
 
     def _step_down(self, reason: str) -> Effects:
-        self.over, self._has_news = True, False
+        self.over, self.has_news = True, False
         effects: Effects = [StepDown(reason)]
         for asked in (*self.publisher.take_waiting(), *self._requests):
             effects.append(Reply(asked.request_id, NotLeader("another node leads now: ask it")))

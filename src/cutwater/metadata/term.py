@@ -112,6 +112,7 @@ class Term:
     def hear(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
         """What storage nodes say. The leader's turn comes when everything was heard that has arrived by now: so one cut
         is made of many reports, not one of each."""
+        self._counters.reports += 1
         self._take(event)
         if not self._is_turn_due:
             self._is_turn_due = True
@@ -119,6 +120,8 @@ class Term:
 
     def _turn(self) -> None:
         self._is_turn_due = False
+        if not self.layer.has_news:
+            return
         for effect in self._effects_of_turn():
             if isinstance(effect, Store) and self._write_at_once(effect):
                 continue
