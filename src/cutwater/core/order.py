@@ -502,8 +502,10 @@ class OrderLayer:
         ends: list[LLSN | None] = []
         for node in stream.members:
             ur = reports.get(node)
-            is_told = ur is not None and ur.epoch == stream.epoch and ur.state is not ReplicaState.LEARNING
-            ends.append(ur.durable_end if ur is not None and is_told else None)
+            if ur is None or ur.epoch != stream.epoch or ur.state is ReplicaState.LEARNING:
+                ends.append(None)
+            else:
+                ends.append(ur.durable_end)
         return tuple(ends)
 
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
