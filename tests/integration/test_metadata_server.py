@@ -247,7 +247,7 @@ async def test_a_bug_ends_the_term_and_nothing_that_was_not_stored_is_told(monke
         (server,) = nodes.servers
         assert server.term is not None
         term = server.term
-        monkeypatch.setattr(term.layer, "handle", lambda event, now: 1 / 0)
+        monkeypatch.setattr(term.layer, "turn", lambda now: 1 / 0)
         await until(term.over.done)
         await until(lambda: server.leads and server.term is not term)
         assert isinstance(await nodes.ask(server, r.CatalogRequest()), r.Catalog)

@@ -78,18 +78,14 @@ def ack_before_cut_is_stored() -> list[Patch]:
     def apply(self, decision, decided, now):
         right(self, decision, decided, now)
         if isinstance(decision, d.Cut):
-            self._urgent += self._herald.announce(decision)
+            self.too_early += self._herald.announce(decision)
 
     def turn(self, now):
-        return [*right_turn(self, now), *_drain(self)]
+        self.too_early = []
+        return [*right_turn(self, now), *self.too_early]
 
     right_turn = OrderLayer.turn
     return [(OrderLayer, "_apply", apply), (OrderLayer, "turn", turn)]
-
-
-def _drain(order):
-    urgent, order._urgent = order._urgent, []
-    return urgent
 
 
 def commit_by_majority() -> list[Patch]:
@@ -216,14 +212,14 @@ def voided_report_counted() -> list[Patch]:
                 self._by_stream.setdefault(ur.log_stream_id, {})[report.storage_node_id] = ur
         return admitted
 
-    def durable_end(self, stream, node):
-        ur = self._book.of(stream.stream, node)
-        return None if ur is None else max(ur.durable_end, stream.committed_end)
+    def durable_ends(self, stream):
+        reports = [self._book.of(stream.stream, node) for node in stream.members]
+        return tuple(None if ur is None else max(ur.durable_end, stream.committed_end) for ur in reports)
 
     return [
         (ReportBook, "admit", admit),
         (ReportBook, "void", lambda self, stream: None),
-        (OrderLayer, "_durable_end", durable_end),
+        (OrderLayer, "_durable_ends", durable_ends),
     ]
 
 

@@ -114,6 +114,39 @@ def test_a_node_where_someone_follows_hears_of_cuts_at_once(leader: Leader) -> N
     assert [(send.node, send.may_wait) for send in sends(effects)] == [(N1, False), (N2, True), (N3, False)]
 
 
+def test_what_is_stored_is_announced_before_the_turn_that_follows(leader: Leader) -> None:
+    """Clients wait for heads, which therefore come first, whatever else the leader has to do."""
+    *_, store = [leader.raw(leader.report(node, ls1(0), ls2(1))) for node in NODES][-1]
+    assert isinstance(store, Store)
+    assert leader.raw(leader.ask(r.DescribeRequest())) == []
+    stored = Stored(DecisionIndex(store.after + 1))
+    announced = leader.layer.take(stored, leader.now)
+    assert [(send.node, send.may_wait) for send in sends(announced)] == [(N2, False), (N1, True), (N3, True)]
+    assert len(sends(announced)) == len(announced)
+    (following,) = leader.layer.turn(leader.now)
+    assert isinstance(following, Store)
+
+
+def test_a_report_from_which_nothing_follows_needs_no_turn(leader: Leader) -> None:
+    everybody(leader, ls1(0), ls2(0))
+    for node in NODES[:-1]:
+        assert leader.layer.take(leader.report(node, ls1(1), ls2(0)), leader.now) == ()
+        assert not leader.layer.has_news
+    assert leader.layer.turn(leader.now) == []
+    assert leader.layer.take(leader.report(NODES[-1], ls1(1), ls2(0)), leader.now) == ()
+    assert leader.layer.has_news
+    assert len(stores(leader.layer.turn(leader.now))) == 1
+
+
+def test_a_report_from_which_something_follows_has_its_turn_also_when_others_share_it(leader: Leader) -> None:
+    everybody(leader, ls1(0), ls2(0))
+    leader.layer.take(leader.report(N1, ur(LS1, committed=4, end=4, hwm=10, state=SEALING), ls2(0)), leader.now)
+    leader.layer.take(leader.report(N2, ls1(1), ls2(0)), leader.now)
+    assert leader.layer.has_news
+    (seal,) = stores(leader.layer.turn(leader.now))
+    assert isinstance(seal, d.Seal)
+
+
 def test_who_got_nothing_is_told_so(leader: Leader) -> None:
     """'a stream with nothing new never holds up the others' (§7): the commit message names the quiet streams."""
     *_, to_n3 = everybody(leader, ls1(1), ls2(0))

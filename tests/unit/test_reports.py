@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msgspec import structs
 from order_driver import LEADER, LS1, LS2, N1, N2, ur
 
 from cutwater.core.reports import ReportBook
@@ -68,15 +69,39 @@ def test_what_is_new_in_a_report() -> None:
     """The leader looks at this and at nothing else, so nothing may be missing from it."""
     book = ReportBook()
     first, second = ur(LS1, end=5), ur(LS2, end=5)
-    assert book.admit(report(N1, 1, 1, first, second)) == (first, second)
-    assert book.admit(report(N1, 1, 2, first, second)) == ()
-    assert book.admit(report(N1, 1, 3, first, ur(LS2, end=6))) == (ur(LS2, end=6),)
-    assert book.admit(report(N1, 1, 4, first)) == ()
-    assert book.admit(report(N1, 1, 5, first, second)) == (second,), "it was left out in between"
+
+    def changed(said: Report) -> tuple[UncommitReport, ...]:
+        admitted = book.admit(said)
+        assert admitted is not None
+        return admitted.changed
+
+    assert changed(report(N1, 1, 1, first, second)) == (first, second)
+    assert changed(report(N1, 1, 2, first, second)) == ()
+    assert changed(report(N1, 1, 3, first, ur(LS2, end=6))) == (ur(LS2, end=6),)
+    assert changed(report(N1, 1, 4, first)) == ()
+    assert changed(report(N1, 1, 5, first, second)) == (second,), "it was left out in between"
     book.void(LS1)
-    assert book.admit(report(N1, 1, 6, first, second)) == (first,), "what was voided has to be said again"
-    assert book.admit(report(N1, 2, 1, first, second)) == (first, second), "another incarnation, another replica"
+    assert changed(report(N1, 1, 6, first, second)) == (first,), "what was voided has to be said again"
+    assert changed(report(N1, 2, 1, first, second)) == (first, second), "another incarnation, another replica"
     assert book.admit(report(N1, 2, 1, first, second)) is None
+
+
+def test_whether_a_node_is_another_one_than_before() -> None:
+    book = ReportBook()
+
+    def kind(said: Report) -> tuple[bool, bool]:
+        admitted = book.admit(said)
+        assert admitted is not None
+        return admitted.is_other, admitted.is_restart
+
+    assert kind(report(N1, 1, 1, ur(LS1, end=5))) == (True, False), "nothing was known of it"
+    assert kind(report(N1, 1, 2, ur(LS1, end=6))) == (False, False)
+    assert kind(report(N1, 1, 3, ur(LS1, end=6), ur(LS2, end=1))) == (True, False)
+    assert kind(report(N1, 1, 4, ur(LS2, end=1), ur(LS1, end=7))) == (False, False), "in whatever order"
+    assert kind(report(N1, 1, 5, ur(LS2, end=1))) == (True, False)
+    assert kind(structs.replace(report(N1, 1, 6, ur(LS2, end=1)), invalid=(LS1,))) == (True, False)
+    assert kind(structs.replace(report(N1, 1, 7, ur(LS2, end=1)), invalid=(LS1,))) == (False, False)
+    assert kind(structs.replace(report(N1, 2, 1, ur(LS2, end=1)), invalid=(LS1,))) == (True, True)
 
 
 def test_what_a_report_leaves_out() -> None:

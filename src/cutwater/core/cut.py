@@ -13,6 +13,7 @@ This is the arithmetic on which the total order rests. It holds that
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -30,6 +31,9 @@ class Candidate(Struct, frozen=True):
     durable_ends: tuple[LLSN | None, ...]
 
 
+_by_stream = attrgetter("stream")
+
+
 class StreamCommit(Struct, frozen=True, rename={"stream": "log_stream_id"}):
     """A commit context together with the log stream that it belongs to."""
 
@@ -42,7 +46,7 @@ def committable_end(candidate: Candidate) -> LLSN:
     ends = candidate.durable_ends
     if not ends or None in ends:
         return candidate.committed_end
-    end = min(end for end in ends if end is not None)
+    end: LLSN = min(ends)  # type: ignore[type-var, assignment]
     if end < candidate.committed_end:
         raise ProtocolViolation(
             f"log stream {candidate.stream} is committed to LLSN {candidate.committed_end}, but a replica that counts "
@@ -54,11 +58,12 @@ def committable_end(candidate: Candidate) -> LLSN:
 def make_cut(high_watermark: GLSN, time: CutTime, candidates: Iterable[Candidate]) -> tuple[StreamCommit, ...]:
     """The next cut after ``high_watermark``: one commit for each log stream that has something to commit."""
     lengths: list[tuple[Candidate, int]] = []
-    for candidate in sorted(candidates, key=lambda c: c.stream):
+    next_high_watermark = high_watermark
+    for candidate in sorted(candidates, key=_by_stream):
         count = committable_end(candidate) - candidate.committed_end
         if count > 0:
             lengths.append((candidate, count))
-    next_high_watermark = GLSN(high_watermark + sum(count for _, count in lengths))
+            next_high_watermark = GLSN(next_high_watermark + count)
     commits = []
     glsn = high_watermark + 1
     for candidate, count in lengths:

@@ -7,9 +7,8 @@ is still missing, and the answer says it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from msgspec import Struct
+from collections.abc import Iterable, Iterator
+from itertools import filterfalse
 
 from cutwater.core import decisions as d
 from cutwater.core.cut import StreamCommit
@@ -30,7 +29,6 @@ from cutwater.core.reports import ReportBook
 from cutwater.core.roster import Roster
 from cutwater.types import (
     GLSN,
-    Incarnation,
     LeaderEpoch,
     LogStreamId,
     ReplicaState,
@@ -41,35 +39,27 @@ from cutwater.types import (
 )
 
 
-class _Occasion(Struct, frozen=True):
-    """What an answer depends on, besides what single replicas say."""
-
-    revision: Revision
-    incarnation: Incarnation
-    reported: frozenset[LogStreamId]
-    invalid: tuple[LogStreamId, ...]
-
-
 class Herald:
     """Speaks for one leader."""
 
     def __init__(self, leader_epoch: LeaderEpoch, state: OrderState, book: ReportBook, roster: Roster) -> None:
         self.leader_epoch = leader_epoch
         self._state, self._book, self._roster = state, book, roster
-        self._answered: dict[StorageNodeId, _Occasion] = {}
-        """The last time when all that a node reports was looked at, and no stream was missing or too many."""
+        self._answered: dict[StorageNodeId, Revision] = {}
+        """For which catalog all that a node reports was looked at, and no stream was missing or too many."""
         self._restless: dict[StorageNodeId, set[LogStreamId]] = {}
         """Streams of which a node was told something after the last report: it may have got lost."""
 
     # Stored decisions.
 
-    def announce(self, decision: d.Decision) -> Iterator[Send]:
+    def announce(self, decision: d.Decision) -> Iterable[Send]:
+        return self._announce_cut(decision) if isinstance(decision, d.Cut) else self._announce(decision)
+
+    def _announce(self, decision: d.Decision) -> Iterator[Send]:
         if isinstance(decision, (d.Seal, d.Unseal, d.CreateStream)) and decision.stream not in self._state.streams:
             # Its topic was deleted by the same write.
             return
         match decision:
-            case d.Cut():
-                yield from self._announce_cut(decision)
             case d.Seal():
                 stream = self._state.streams[decision.stream]
                 if not stream.is_open and stream.epoch == decision.epoch:
@@ -87,23 +77,32 @@ class Herald:
                     for node in stream.replicas:
                         yield Send(node, TrimReplica(stream.stream, decision.before))
 
-    def _announce_cut(self, cut: d.Cut) -> Iterator[Send]:
+    def _announce_cut(self, cut: d.Cut) -> list[Send]:
         commits: dict[StorageNodeId, list[StreamCommit]] = {}
         heads: set[StorageNodeId] = set()
+        committed: set[LogStreamId] = set()
         for commit in cut.commits:
+            committed.add(commit.stream)
             stream = self._state.streams.get(commit.stream)
-            for node in stream.members if stream is not None else ():
-                commits.setdefault(node, []).append(commit)
-            if stream is not None:
-                heads.update(stream.members[:1])
-        committed = {commit.stream for commit in cut.commits}
+            if stream is not None and stream.members:
+                heads.add(stream.members[0])
+                for node in stream.members:
+                    if node in commits:
+                        commits[node].append(commit)
+                    else:
+                        commits[node] = [commit]
         # Heads first: it is they for whom clients wait. Others only have to know before long, if nobody follows there.
-        for node, member_of in sorted(self._roster.member_of.items(), key=lambda item: item[0] not in heads):
-            own = commits.get(node, ())
-            quiet = tuple([lsid for lsid in member_of if lsid not in committed]) if own else member_of
+        urgent, others = [], []
+        for node, member_of in self._roster.member_of.items():
+            own = tuple(commits.get(node, ()))
+            quiet = tuple(filterfalse(committed.__contains__, member_of)) if own else member_of
             if own or quiet:
-                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, tuple(own), quiet)
-                yield Send(node, message, may_wait=node not in heads and not self._book.is_followed(node))
+                message = CommitMessage(cut.prev_high_watermark, cut.high_watermark, cut.revision, own, quiet)
+                if node in heads:
+                    urgent.append(Send(node, message))
+                else:
+                    others.append(Send(node, message, may_wait=not self._book.is_followed(node)))
+        return urgent + others
 
     def _announce_unseal(self, unseal: d.Unseal) -> Iterator[Send]:
         """The head hears of it last, when all others run; alone it is the last as well."""
@@ -124,12 +123,12 @@ class Herald:
         another answer, and what was answered has to be said again."""
         node = report.storage_node_id
         behind = report.applied_high_watermark < settled
-        occasion = _Occasion(self._state.revision, report.incarnation, self._book.reported(node), report.invalid)
-        is_new = behind or self._answered.get(node) != occasion
+        is_new = behind or self._answered.get(node) != self._state.revision
         told: list[Send] = []
         restless = self._restless.pop(node, set())
         for ur in report.uncommit_reports if is_new else self._some(node, changed | restless):
-            if not behind and self._is_settled(node, ur):
+            stream = self._state.streams.get(ur.log_stream_id)
+            if not behind and stream is not None and self.is_settled(stream, node, ur):
                 continue
             for send in self._answer_replica(node, ur, behind):
                 told.append(send)
@@ -140,8 +139,21 @@ class Herald:
             told += others
             self._answered.pop(node, None)
             if not others:
-                self._answered[node] = occasion
+                self._answered[node] = self._state.revision
         return told
+
+    def look_again(self, node: StorageNodeId) -> None:
+        """The node has other streams than before: streams may be missing, or too many."""
+        self._answered.pop(node, None)
+
+    def is_content(self, report: Report, settled: GLSN) -> bool:
+        """Whether nothing has to be said to the node, except perhaps of what has changed. See ``answer``."""
+        node = report.storage_node_id
+        return (
+            report.applied_high_watermark >= settled
+            and node not in self._restless
+            and self._answered.get(node) == self._state.revision
+        )
 
     def unsettled(self, node: StorageNodeId) -> list[UncommitReport]:
         """What the node said last of streams of which it was told something."""
@@ -152,16 +164,17 @@ class Herald:
         found = (self._book.of(stream, node) for stream in sorted(streams))
         return [ur for ur in found if ur is not None]
 
-    def _is_settled(self, node: StorageNodeId, ur: UncommitReport) -> bool:
-        """Whether there is nothing to be said to a replica, as nearly always: it runs, and so does its head."""
-        stream = self._state.streams.get(ur.log_stream_id)
+    def is_settled(self, stream: LogStream, node: StorageNodeId, ur: UncommitReport) -> bool:
+        """Whether a replica is as nearly always: it runs, and so does its head, it has what is committed, and it tells
+        only of what was decided. Then nothing is to be said to it, and nothing but a cut can follow from its words."""
         return (
-            stream is not None
-            and stream.is_open
+            stream.is_open
             and ur.state is ReplicaState.RUNNING
             and ur.epoch == stream.epoch
             and node in stream.members
-            and ur.trimmed_before >= self._state.topics[stream.topic].trimmed_before
+            and ur.committed_end <= stream.committed_end <= ur.durable_end
+            and ur.high_watermark <= self._state.high_watermark
+            and ur.trimmed_before == self._state.topics[stream.topic].trimmed_before
             and (node == stream.members[0] or self._runs(stream, stream.members[0]))
         )
 

@@ -15,6 +15,7 @@ What always holds:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from msgspec import structs
 
@@ -115,10 +116,12 @@ class OrderLayer:
         """Ask the store, with an empty write, whether this leader still leads."""
         self._held: Effects = []
         """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
-        self._urgent: Effects = []
+        self.has_news = True
+        """Whether something may follow from what was taken in since the last turn, or is being published."""
         self._moved: set[LogStreamId] = set()
+        """Open streams of which something may be committed."""
         self._spoke: dict[StorageNodeId, set[LogStreamId]] = {}
-        """Who reported since the last turn, and what was new in it."""
+        """Who reported since the last turn what may call for an answer, and of which streams."""
         self._attention: set[LogStreamId] = set()
         self._seals: dict[LogStreamId, str] = {}
         self._distrusted: dict[LogStreamId, set[StorageNodeId]] = {}
@@ -136,24 +139,26 @@ class OrderLayer:
 
     def handle(self, event: OrderEvent, now: Instant) -> Effects:
         """Take an event in, and have a turn."""
-        if isinstance(event, StoreRefused):
-            return self._step_down(event.reason)
-        self.take(event, now)
-        return self.turn(now)
+        return [*self.take(event, now), *self.turn(now)]
 
-    def take(self, event: OrderEvent, now: Instant) -> None:
-        """Take an event in. A ``turn`` has to follow; several events may share one."""
-        self._check()
+    def take(self, event: OrderEvent, now: Instant) -> Sequence[OrderEffect]:
+        """Take an event in. Returns what is to be done at once; then a ``turn`` has to follow, if ``has_news``, and
+        several events may share one."""
+        if self.over:
+            raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
         slept = self._liveness.notice_sleep(now)
         if slept:
             self._outlook.note_sleep(slept)
+        if isinstance(event, ReportArrived):
+            return self._take_report(event.report, now)
+        self.has_news = True
         match event:
-            case ReportArrived():
-                self._take_report(event.report, now)
-            case Asked():
-                self._take_request(event)
             case Stored():
-                self._stored(event)
+                return self._stored(event)
+            case Asked():
+                return self._take_request(event)
+            case StoreRefused():
+                return self._step_down(event.reason)
             case PeerComplaint():
                 stream = self.state.streams.get(event.stream)
                 if stream is not None and {event.complainer, event.peer} <= set(stream.members):
@@ -167,52 +172,69 @@ class OrderLayer:
                 self._leave_out(event.node, f"storage node {event.node} cannot be reached", now)
             case Wake():
                 self._wake(now)
-
-    def _check(self) -> None:
-        if self.over:
-            raise LeaderFenced(f"leader epoch {self.leader_epoch} is over")
+        return ()
 
     # Taking in.
 
-    def _take_request(self, asked: Asked) -> None:
+    def _take_request(self, asked: Asked) -> Sequence[OrderEffect]:
         if len(self._requests) >= self.options.requests_max:
             error = ResourceExhausted(f"{len(self._requests)} requests wait already", retry_ms=100)
-            self._urgent.append(Reply(asked.request_id, error))
-        else:
-            self._requests.append(asked)
+            return (Reply(asked.request_id, error),)
+        self._requests.append(asked)
+        return ()
 
-    def _take_report(self, report: Report, now: Instant) -> None:
+    def _take_report(self, report: Report, now: Instant) -> Sequence[OrderEffect]:
         node = report.storage_node_id
         if node not in self.state.nodes:
             raise NotFound(f"storage node {node} does not belong to this cluster: add it first")
         if report.leader_epoch != self.leader_epoch:
-            self._introduce(report)
-            return
-        known = self._book.newest(node)
-        changed = self._book.admit(report)
-        if changed is None:
-            return
+            return self._introduce(report)
+        admitted = self._book.admit(report)
+        if admitted is None:
+            return ()
         self._liveness.hear(node, now)
-        news = {ur.log_stream_id for ur in changed}
-        self._spoke.setdefault(node, set()).update(news)
-        self._watch.note(news)
-        if known is not None and known.incarnation != report.incarnation:
-            for stream in self.state.streams_on(node):
-                self._liveness.pardon(stream.stream, node)
+        if admitted.is_other:
+            self._herald.look_again(node)
+        if admitted.is_restart:
+            for held in self.state.streams_on(node):
+                self._liveness.pardon(held.stream, node)
         if report.applied_high_watermark > self.state.high_watermark:
             self._halt(f"storage node {node} has heard of the cut {report.applied_high_watermark}")
         # What else a replica said has been examined before, and what followed from it is decided.
-        for ur in (*changed, *self._herald.unsettled(node)):
-            self._examine(node, ur)
+        unusual = []
+        for ur in admitted.changed:
+            self._watch.moving.add(ur.log_stream_id)
+            stream = self.state.streams.get(ur.log_stream_id)
+            if stream is None or not self._herald.is_settled(stream, node, ur):
+                unusual.append(ur)
+            elif self._has_more(stream):
+                self._moved.add(stream.stream)
+                self.has_news = True
+        if unusual or not self._herald.is_content(report, self._settled_high_watermark):
+            self.has_news = True
+            self._spoke.setdefault(node, set()).update([ur.log_stream_id for ur in unusual])
+            for ur in (*unusual, *self._herald.unsettled(node)):
+                self._examine(node, ur)
         for lsid in report.invalid:
             if lsid in self.state.streams:
                 self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
+        return ()
 
-    def _introduce(self, report: Report) -> None:
+    def _has_more(self, stream: LogStream) -> bool:
+        """Whether every replica has told of records that are not committed."""
+        reports, end = self._book.of_stream(stream.stream), stream.committed_end
+        # The end of the chain is the last to have them.
+        for node in reversed(stream.members):
+            ur = reports.get(node)
+            if ur is None or ur.durable_end <= end:
+                return False
+        return True
+
+    def _introduce(self, report: Report) -> Sequence[OrderEffect]:
         """A report that does not name this leader may be older than what it knows: it has to be made anew."""
         if report.leader_epoch > self.leader_epoch:
             self._halt(f"storage node {report.storage_node_id} knows leader epoch {report.leader_epoch}")
-        self._urgent.append(Send(report.storage_node_id, LeaderHello(self.leader_epoch)))
+        return (Send(report.storage_node_id, LeaderHello(self.leader_epoch)),)
 
     def _examine(self, node: StorageNodeId, ur: UncommitReport) -> None:
         """Hold one replica's words against what was decided."""
@@ -260,7 +282,7 @@ class OrderLayer:
             )
         elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
-        if ur.epoch == stream.epoch:
+        if ur.epoch == stream.epoch and self._has_more(stream):
             self._moved.add(stream.stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
@@ -290,10 +312,11 @@ class OrderLayer:
     def _alarm(self, error: CutwaterError) -> None:
         """Held until the store has confirmed that this leader leads: a deposed one is alarmed by its own past."""
         self._alarms.append(Alarm(error))
-        self._confirm = True
+        self._confirm = self.has_news = True
 
     def _want_seal(self, stream: LogStream, reason: str) -> None:
         self._seals.setdefault(stream.stream, reason)
+        self.has_news = True
 
     def _halt(self, what: str) -> None:
         """No more cuts: the order layer has lost its memory, or this leader has been deposed without noticing."""
@@ -343,72 +366,89 @@ class OrderLayer:
     # Turns.
 
     def turn(self, now: Instant) -> Effects:
-        effects, self._urgent = self._urgent, []
-        if self._in_flight is not None:
-            return effects
-        effects += self._release()
-        effects += self._compact()
+        if not self.has_news or self._in_flight is not None:
+            return []
+        is_publishing = self.has_news = self.publisher.is_busy
+        effects = self._release() if self._held else []
+        if self.state.index - self._compacted_at >= self.options.compact_every_decisions:
+            self._compacted_at = self.state.index
+            effects.append(Compact(self.state.snapshot()))
         after = self.state.index
         decided: tuple[d.Decision, ...] = ()
         if self.halted is not None:
             self._answer_questions(self.halted, now)
         else:
-            effects += self.publisher.messages(now, self._outlook)
-            for node, changed in sorted(self._spoke.items()):
-                report = self._book.newest(node)
-                if report is not None:
-                    effects += self._herald.answer(report, changed, self._settled_high_watermark)
-            self._spoke.clear()
-            decided = tuple(self._decide(now))
-        if decided or self._confirm or any(isinstance(held, Reply) for held in self._held):
+            if is_publishing:
+                effects += self.publisher.messages(now, self._outlook)
+            if self._spoke:
+                effects += self._answers()
+            decided = tuple(self._decide(now, is_publishing=is_publishing))
+        if decided or self._confirm or (self._held and any(isinstance(held, Reply) for held in self._held)):
             # Also an answer that needed no decision waits for the store: only there can a leader learn that it is one
             # no longer, and a deposed one must not show a past as the present.
             self._in_flight, self._confirm = decided, False
             self._held += self._alarms
             self._alarms = []
             effects.append(Store(self.leader_epoch, after, decided))
-        else:
+        elif self._held:
             effects += self._release()
         return effects
+
+    def _answers(self) -> Effects:
+        """To the reports since the last turn."""
+        spoke, self._spoke = self._spoke, {}
+        answers: Effects = []
+        for node, changed in sorted(spoke.items()):
+            report = self._book.newest(node)
+            if report is not None:
+                answers += self._herald.answer(report, changed, self._settled_high_watermark)
+        return answers
 
     def _release(self) -> Effects:
         held, self._held = self._held, []
         return held
 
-    def _decide(self, now: Instant) -> list[d.Decision]:
+    def _decide(self, now: Instant, *, is_publishing: bool) -> list[d.Decision]:
         """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
         decided: list[d.Decision] = []
         self._load = None
-        cut = self._next_cut(now) or self._due_tick(now)
+        cut = (self._next_cut(now) if self._moved else None) or self._due_tick(now)
         if cut is not None:
             self._apply(cut, decided, now)
-        for decision in self.publisher.decide(now, self._outlook):
-            self._apply(decision, decided, now)
-        self._decide_requests(now, decided)
-        for lsid, reason in self._seals.items():
-            self._decide_seal(self.state.streams[lsid], reason, decided, now)
-        self._seals.clear()
-        for lsid in sorted(self._attention):
-            self._decide_repair(self.state.streams[lsid], now, decided)
-        self._attention.clear()
-        for topic in self._short_topics:
-            self._decide_replacements(topic, now, decided)
-        self._short_topics = []
+        if is_publishing:
+            for decision in self.publisher.decide(now, self._outlook):
+                self._apply(decision, decided, now)
+        if self._requests:
+            self._decide_requests(now, decided)
+        if self._seals:
+            for lsid, reason in self._seals.items():
+                self._decide_seal(self.state.streams[lsid], reason, decided, now)
+            self._seals.clear()
+        if self._attention:
+            for lsid in sorted(self._attention):
+                self._decide_repair(self.state.streams[lsid], now, decided)
+            self._attention.clear()
+        if self._short_topics:
+            for topic in self._short_topics:
+                self._decide_replacements(topic, now, decided)
+            self._short_topics = []
         return decided
 
     def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
+        if isinstance(decision, d.Cut):
+            self.state.apply(decision)
+            decided.append(decision)
+            for commit in decision.commits:
+                self._watch.moving.add(commit.stream)
+                self._with_history.add(commit.stream)
+            return
         if isinstance(decision, d.Dated):
             decision = structs.replace(decision, at=max(self.state.cut_time, CutTime(now.wall)))
         self.state.apply(decision)
         decided.append(decision)
-        if isinstance(decision, d.Cut):
-            committed = [commit.stream for commit in decision.commits]
-            self._watch.note(committed)
-            self._with_history.update(committed)
-            return
         if isinstance(decision, (d.Seal, d.Unseal)):
             self._book.void(decision.stream)
-            self._watch.note((decision.stream,))
+            self._watch.moving.add(decision.stream)
         if isinstance(decision, (d.Seal, d.CreateStream)):
             self._outlook.note_sealed(decision.stream, now)
         if isinstance(decision, d.DeleteTopic):
@@ -429,13 +469,11 @@ class OrderLayer:
         self.explanations = {lsid: why for lsid, why in self.explanations.items() if lsid in known}
 
     def _next_cut(self, now: Instant) -> d.Cut | None:
-        if not self._moved:
-            return None
-        streams = [self.state.streams[lsid] for lsid in self._moved if lsid not in self._distrusted]
+        candidates = []
+        for lsid in self._moved:
+            if lsid not in self._distrusted:
+                candidates.append(self._candidate(self.state.streams[lsid]))
         self._moved.clear()
-        candidates = [self._candidate(stream) for stream in streams if self._has_more(stream)]
-        if not candidates:
-            return None
         time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
         commits = make_cut(self.state.high_watermark, time, candidates)
         if not commits:
@@ -454,25 +492,23 @@ class OrderLayer:
         last = self.state.high_watermark
         return d.Cut(GLSN(last + 1), last, time, self.state.revision, ())
 
-    def _has_more(self, stream: LogStream) -> bool:
-        """Whether every replica has told of records that are not committed."""
-        reports, end = self._book.of_stream(stream.stream), stream.committed_end
-        return all(node in reports and reports[node].durable_end > end for node in stream.members)
-
     def _candidate(self, stream: LogStream) -> Candidate:
-        ends = tuple(self._durable_end(stream, node) for node in stream.members) if stream.is_open else ()
+        ends = self._durable_ends(stream) if stream.is_open else ()
         return Candidate(stream.stream, stream.epoch, stream.committed_end, ends)
 
-    def _durable_end(self, stream: LogStream, node: StorageNodeId) -> LLSN | None:
-        """The durable end of a replica that counts; None if it has not reported in this epoch."""
-        ur = self._book.of(stream.stream, node)
-        if ur is None or ur.epoch != stream.epoch or ur.state is ReplicaState.LEARNING:
-            return None
-        return ur.durable_end
+    def _durable_ends(self, stream: LogStream) -> tuple[LLSN | None, ...]:
+        """The durable end of each replica that counts; None if it has not reported in this epoch."""
+        reports = self._book.of_stream(stream.stream)
+        ends: list[LLSN | None] = []
+        for node in stream.members:
+            ur = reports.get(node)
+            if ur is None or ur.epoch != stream.epoch or ur.state is ReplicaState.LEARNING:
+                ends.append(None)
+            else:
+                ends.append(ur.durable_end)
+        return tuple(ends)
 
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
-        if not self._requests:
-            return
         around = self._surroundings(now)
         taken = 0
         while self._requests and taken < self.options.requests_per_turn_max:
@@ -571,27 +607,20 @@ class OrderLayer:
 
     # After the store.
 
-    def _stored(self, event: Stored) -> None:
+    def _stored(self, event: Stored) -> Effects:
         if event.index != self.state.index:
             raise OrderLayerLostMemory(f"the store is at decision {event.index}, the leader at {self.state.index}")
         decisions, self._in_flight = self._in_flight, None
+        announcements: Effects = []
         for decision in decisions or ():
-            self._urgent += self._herald.announce(decision)
+            announcements += self._herald.announce(decision)
             if isinstance(decision, d.RemoveNode):
                 self._book.forget(decision.node)
                 self._liveness.forget(decision.node)
-
-    # Housekeeping.
-
-    def _compact(self) -> Effects:
-        if self.state.index - self._compacted_at < self.options.compact_every_decisions:
-            return []
-        self._compacted_at = self.state.index
-        return [Compact(self.state.snapshot())]
+        return announcements
 
     def _step_down(self, reason: str) -> Effects:
-        self._check()
-        self.over = True
+        self.over, self.has_news = True, False
         effects: Effects = [StepDown(reason)]
         for asked in (*self.publisher.take_waiting(), *self._requests):
             effects.append(Reply(asked.request_id, NotLeader("another node leads now: ask it")))

@@ -300,32 +300,42 @@ class OrderState:
         needed = [max(self.topics[topic].trimmed_before, GLSN(at + 1)) for topic, at in created.items()]
         self.clock.trim(min(needed, default=GLSN(self.high_watermark + 1)))
 
-    def _cut(self, cut: d.Cut) -> None:
-        self._require(cut.prev_high_watermark == self.high_watermark, cut, "it does not follow the last cut")
-        self._require(cut.time > self.cut_time, cut, "cut time never goes back")
-        next_glsn = cut.prev_high_watermark + (2 if cut.is_tick else 1)
+    def _problem_of_cut(self, cut: d.Cut) -> str:
+        """Why the cut cannot be, or nothing."""
+        if cut.prev_high_watermark != self.high_watermark:
+            return "it does not follow the last cut"
+        if cut.time <= self.cut_time:
+            return "cut time never goes back"
+        next_glsn = cut.prev_high_watermark + (1 if cut.commits else 2)
         last_stream = 0
         for commit in cut.commits:
             context, stream = commit.context, self.streams.get(commit.stream)
-            self._require(commit.stream > last_stream, cut, "its log streams are not in order")
-            self._require(stream is not None and stream.is_open, cut, "a log stream in it is not open")
-            assert stream is not None
-            self._require(context.epoch == stream.epoch, cut, "a log stream in it is in another epoch")
-            self._require(context.first_llsn == stream.committed_end + 1, cut, "it leaves a hole in a log stream")
-            self._require(context.first_glsn == next_glsn and context.count > 0, cut, "its GLSNs are not dense")
+            if commit.stream <= last_stream:
+                return "its log streams are not in order"
+            if stream is None or not stream.is_open:
+                return "a log stream in it is not open"
+            if context.epoch != stream.epoch:
+                return "a log stream in it is in another epoch"
+            if context.first_llsn != stream.committed_end + 1:
+                return "it leaves a hole in a log stream"
+            if context.first_glsn != next_glsn or context.count <= 0:
+                return "its GLSNs are not dense"
             same = (context.high_watermark, context.prev_high_watermark, context.time)
-            self._require(
-                same == (cut.high_watermark, cut.prev_high_watermark, cut.time), cut, "a commit in it is of another cut"
-            )
+            if same != (cut.high_watermark, cut.prev_high_watermark, cut.time):
+                return "a commit in it is of another cut"
             next_glsn += context.count
             last_stream = commit.stream
-        self._require(next_glsn == cut.high_watermark + 1, cut, "its GLSNs do not end at its high watermark")
+        return "" if next_glsn == cut.high_watermark + 1 else "its GLSNs do not end at its high watermark"
+
+    def _cut(self, cut: d.Cut) -> None:
+        problem = self._problem_of_cut(cut)
+        self._require(not problem, cut, problem)
         for commit in cut.commits:
             stream, context = self.streams[commit.stream], commit.context
             stream.committed_end, stream.last_glsn = context.last_llsn, context.last_glsn
             self.histories[commit.stream].append(context)
         self.high_watermark, self.cut_time = cut.high_watermark, cut.time
-        self.clock.note(cut.high_watermark, cut.time, is_tick=cut.is_tick)
+        self.clock.note(cut.high_watermark, cut.time, is_tick=not cut.commits)
 
     def _seal(self, seal: d.Seal) -> None:
         stream = self.streams[seal.stream]

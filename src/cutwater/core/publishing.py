@@ -57,6 +57,11 @@ class Publisher:
         self._until: dict[RequestId, int] = {}
         """Until when, also of those who are just asked again."""
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way, so that ``messages`` and ``decide`` may bring something."""
+        return bool(self._state.runs.unfinished or self._told or self._why or self._outcomes)
+
     # Who waits.
 
     def wait(self, asked: Asked, now: Instant) -> bool:
@@ -156,8 +161,6 @@ class Publisher:
     def messages(self, now: Instant, outlook: Outlook) -> Iterator[Send]:
         """Everything in the state must be stored."""
         publishing = self._state.runs.publishing
-        if not publishing and not self._told and not self._why and not self._outcomes:
-            return
         keys = {(run.run, run.batch, group.topic) for run in publishing for group in run.unpublished}
         for known in (self._told, self._why, self._outcomes):
             for key in known.keys() - keys:

@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from msgspec import Struct
+
 from cutwater.types import LogStreamId, NodeState, Report, StorageNodeId, UncommitReport
+
+
+class Admitted(Struct, frozen=True):
+    """What is new in a report."""
+
+    changed: tuple[UncommitReport, ...]
+    """All that the first report of an incarnation says, later what has changed, or was voided meanwhile."""
+    is_other: bool
+    """It is the first of an incarnation, or tells of other streams than the last one, or distrusts others."""
+    is_restart: bool
+    """The node was started anew since the last one."""
 
 
 class ReportBook:
@@ -20,19 +33,22 @@ class ReportBook:
         self._by_stream: dict[LogStreamId, dict[StorageNodeId, UncommitReport]] = {}
         self._reported: dict[StorageNodeId, frozenset[LogStreamId]] = {}
 
-    def admit(self, report: Report) -> tuple[UncommitReport, ...] | None:
-        """Take a report in; None if it is older than what is known of its node. Returns what is new in it: all that the
-        first report of an incarnation says, later what has changed, or was voided meanwhile."""
+    def admit(self, report: Report) -> Admitted | None:
+        """Take a report in; None if it is older than what is known of its node."""
         node = report.storage_node_id
         known = self._newest.get(node)
+        if known is not None and (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
+            return None
+        is_restart = known is not None and known.incarnation != report.incarnation
+        is_first = known is None or is_restart
+        is_other = known is None or is_restart or known.invalid != report.invalid
         reported = frozenset([ur.log_stream_id for ur in report.uncommit_reports])
-        is_first = known is None or known.incarnation != report.incarnation
-        if known is not None:
-            if (report.incarnation, report.sequence) <= (known.incarnation, known.sequence):
-                return None
-            for gone in self._reported[node] - reported:
+        if known is None or self._reported[node] != reported:
+            is_other = True
+            for gone in self.reported(node) - reported:
                 self._by_stream.get(gone, {}).pop(node, None)
-        self._newest[node], self._reported[node] = report, reported
+            self._reported[node] = reported
+        self._newest[node] = report
         changed = []
         for ur in report.uncommit_reports:
             by_node = self._by_stream.get(ur.log_stream_id)
@@ -41,7 +57,7 @@ class ReportBook:
             if is_first or by_node.get(node) != ur:
                 by_node[node] = ur
                 changed.append(ur)
-        return tuple(changed)
+        return Admitted(tuple(changed), is_other, is_restart)
 
     def void(self, stream: LogStreamId) -> None:
         """Forget what was said of a stream: it was sealed or opened since."""

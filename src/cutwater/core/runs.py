@@ -71,7 +71,8 @@ class Runs:
         self._runs = {run.run: structs.replace(run) for run in runs}
         self._by_key = {run.key: run.run for run in self._runs.values()}
         self._by_name = {run.name: run.run for run in self._runs.values() if run.name and not run.fenced_by}
-        self._publishing = {run.run for run in self._runs.values() if run.unpublished}
+        self.unfinished = {run.run for run in self._runs.values() if run.unpublished}
+        """Those of which something is to be published."""
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
@@ -92,7 +93,7 @@ class Runs:
     @property
     def publishing(self) -> list[Run]:
         """The runs that have something to be published, in the order in which that was decided."""
-        return sorted((self._runs[run] for run in self._publishing), key=lambda run: run.decided)
+        return sorted((self._runs[run] for run in self.unfinished), key=lambda run: run.decided)
 
     def oldest(self, topic: TopicId) -> DecisionIndex:
         """The first decision of which something is still to be published to the topic."""
@@ -202,9 +203,9 @@ class Runs:
 
     def _note(self, run: Run) -> None:
         if run.unpublished:
-            self._publishing.add(run.run)
+            self.unfinished.add(run.run)
         else:
-            self._publishing.discard(run.run)
+            self.unfinished.discard(run.run)
 
     def delete_topic(self, topic: TopicId) -> None:
         """What was decided and not yet published for it, nobody wants any more."""

@@ -7,7 +7,6 @@ what the storage nodes do.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -38,12 +37,9 @@ class Trouble(Struct, frozen=True, order=True):
 class Watch:
     def __init__(self, state: OrderState, book: ReportBook, liveness: Liveness, roster: Roster) -> None:
         self._state, self._book, self._liveness, self._roster = state, book, liveness, roster
-        self._moving = set(state.streams)
-        """Streams of which a member may be behind the others, or may have yet to report."""
-
-    def note(self, streams: Iterable[LogStreamId]) -> None:
-        """Something was reported, committed or opened there."""
-        self._moving.update(streams)
+        self.moving = set(state.streams)
+        """Streams of which a member may be behind the others, or may have yet to report: whoever sees that something
+        was reported, committed or opened there adds them."""
 
     def troubles(self, now: Instant) -> list[Trouble]:
         found: dict[tuple[LogStreamId, StorageNodeId], Kind] = {}
@@ -56,10 +52,10 @@ class Watch:
             found |= {(stream, node): Kind.LEFT_OUT for stream in self._book.left_out(node, streams)}
             if self._book.newest(node) is not None and not self._book.is_writable(node):
                 found = {(stream, node): Kind.FULL for stream in streams} | found
-        for lsid in sorted(self._moving):
+        for lsid in sorted(self.moving):
             stream = self._state.streams.get(lsid)
             if stream is None or not stream.is_open:
-                self._moving.discard(lsid)
+                self.moving.discard(lsid)
             else:
                 self._look_at(stream, found, now)
         return sorted(
@@ -88,4 +84,4 @@ class Watch:
             if self._liveness.is_stuck(stream.stream, node, where, now, is_behind=is_behind):
                 found[stream.stream, node] = Kind.STUCK
         if rests:
-            self._moving.discard(stream.stream)
+            self.moving.discard(stream.stream)

@@ -28,7 +28,9 @@ class Counters:
         self.store_seconds += seconds
         self.decisions += len(decisions)
         for decision in decisions:
-            if isinstance(decision, Cut):
-                self.cuts += not decision.is_tick
-                self.ticks += decision.is_tick
-                self.records += sum(commit.context.count for commit in decision.commits)
+            if isinstance(decision, Cut) and decision.commits:
+                self.cuts += 1
+                for commit in decision.commits:
+                    self.records += commit.context.count
+            elif isinstance(decision, Cut):
+                self.ticks += 1

@@ -422,8 +422,9 @@ class MetadataServer:
     def _report(self, notification: Notification[Report]) -> None:
         report = notification.argument
         self._ways.hear(report.storage_node_id, notification.connection, is_relay=False)
-        self._take(ReportArrived(report))
-        if self.term is None:
+        if self.term is not None:
+            self.term.hear(ReportArrived(report))
+        else:
             self._pass_up(api.REPORT_UP, report)
 
     def _report_up(self, notification: Notification[Report]) -> None:
@@ -452,7 +453,6 @@ class MetadataServer:
 
     def _take(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
         if self.term is not None:
-            self.counters.reports += 1
             self.term.hear(event)
 
     def _pass_up(self, notice: Any, argument: Any) -> None:

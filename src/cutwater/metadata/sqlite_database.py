@@ -177,9 +177,12 @@ class SqliteDatabase:
         if self._decoded is None or self._decoded[1].epoch != epoch:
             return False
         data = encode_batch(epoch, DecisionIndex(after + 1), decisions)
-        with self._errors_mapped():
+        self._check_whole()
+        try:
             self._wait_for_locks(is_patient)
             done = self._connection.execute(_APPEND, (after + 1, data, self._decoded[0], self._appended[0]))
+        except (sqlite3.Error, OSError) as error:
+            raise self._mapped(error) from error
         if done.rowcount != 1:
             return False
         self._appended = DecisionIndex(after + 1), DecisionIndex(after + len(decisions))
@@ -307,16 +310,19 @@ class SqliteDatabase:
 
     @contextmanager
     def _errors_mapped(self) -> Iterator[None]:
-        if self._broken is not None:
-            raise StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
+        self._check_whole()
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise self._mapped(error) from error
-        except OSError as error:
-            raise self._breaks(error.strerror or str(error)) from error
 
-    def _mapped(self, error: sqlite3.Error) -> CutwaterError:
+    def _check_whole(self) -> None:
+        if self._broken is not None:
+            raise StorageBroken(f"{self._broken}: restart the metadata node when the disk is well again")
+
+    def _mapped(self, error: sqlite3.Error | OSError) -> CutwaterError:
+        if isinstance(error, OSError):
+            return self._breaks(error.strerror or str(error))
         name = getattr(error, "sqlite_errorname", "")
         what = f"{error} ({name or type(error).__name__})"
         for prefix, meaning in (_MEANINGS if self._is_open else _MEANINGS | _MEANINGS_AT_OPENING).items():

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 from cutwater.core.decisions import Cut
 from cutwater.core.order import OrderLayer
@@ -47,7 +46,6 @@ STORE_RETRY_SECONDS_MIN = 0.01
 STORE_RETRY_SECONDS_MAX = 0.5
 
 Outcome = Callable[[Answer | CutwaterError], None]
-R = TypeVar("R")
 
 
 def instant() -> Instant:
@@ -67,7 +65,9 @@ class Term:
         counters: Counters,
     ) -> None:
         self.epoch = epoch
-        self.layer = OrderLayer(epoch, state, instant(), options)
+        self._now = instant()
+        """When something was taken in last."""
+        self.layer = OrderLayer(epoch, state, self._now, options)
         self._store, self._ways, self._counters = store, ways, counters
         self._loop = asyncio.get_running_loop()
         self.over: asyncio.Future[str] = self._loop.create_future()
@@ -105,39 +105,59 @@ class Term:
         self.feed(Asked(self._next_request, request))
 
     def feed(self, event: OrderEvent) -> None:
-        for effect in self._of_layer(lambda: self.layer.handle(event, instant())) or ():
+        self._take(event)
+        for effect in self._effects_of_turn():
             self._carry_out(effect)
 
     def hear(self, event: ReportArrived | PeerComplaint | GroupOutcomeArrived) -> None:
         """What storage nodes say. The leader's turn comes when everything was heard that has arrived by now: so one cut
         is made of many reports, not one of each."""
-        self._of_layer(lambda: self.layer.take(event, instant()))
+        self._counters.reports += 1
+        self._take(event)
         if not self._is_turn_due:
             self._is_turn_due = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._is_turn_due = False
-        for effect in self._of_layer(lambda: self.layer.turn(instant())) or ():
+        if not self.layer.has_news:
+            return
+        for effect in self._effects_of_turn():
             if isinstance(effect, Store) and self._write_at_once(effect):
                 continue
             self._carry_out(effect)
 
-    def _of_layer(self, ask: Callable[[], R]) -> R | None:
-        """None if the leader has nothing to say to it, or is over."""
+    def _take(self, event: OrderEvent) -> None:
+        """Also does what is to be done at once, before the leader's turn."""
         if self.over.done():
-            return None
+            return
+        self._now = instant()
         try:
-            return ask()
-        except CutwaterError as error:
-            if isinstance(error, ProtocolViolation):
-                self._give_up(error.message)
-                return None
+            effects = self.layer.take(event, self._now)
+        except Exception as error:
+            self._note_error(error)
+            return
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _effects_of_turn(self) -> Sequence[OrderEffect]:
+        if self.over.done():
+            return ()
+        try:
+            return self.layer.turn(self._now)
+        except Exception as error:
+            self._note_error(error)
+            return ()
+
+    def _note_error(self, error: Exception) -> None:
+        """The leader refuses what it was told, or cannot go on."""
+        if isinstance(error, ProtocolViolation):
+            self._give_up(error.message)
+        elif isinstance(error, CutwaterError):
             _log.debug("leader epoch %s refuses: %s", self.epoch, error)
             self._counters.refused += 1
-        except Exception as error:
+        else:
             self._give_up(f"a bug: {error!r}")
-        return None
 
     def _give_up(self, why: str) -> None:
         """The state of this leader may hold decisions that were never stored: the next one begins with what is."""
@@ -216,11 +236,13 @@ class Term:
         self._is_stored(write, self._loop.time() - begun)
 
     def _is_stored(self, write: Store, seconds: float) -> None:
-        self._counters.stored(seconds, write.decisions)
         self._writing_since = None
-        if any(not isinstance(decision, Cut) for decision in write.decisions):
-            self.publish_addresses()
+        for decision in write.decisions:
+            if not isinstance(decision, Cut):
+                self.publish_addresses()
+                break
         self.feed(Stored(DecisionIndex(write.after + len(write.decisions))))
+        self._counters.stored(seconds, write.decisions)
 
     def publish_addresses(self) -> None:
         """Everything in the state is stored: storage nodes may hear where their peers listen."""

@@ -38,21 +38,24 @@ class Ways:
         self._relays: set[Connection] = set()
         """Which of them lead to followers, not to the storage node itself."""
         self._addresses: dict[StorageNodeId, str] = {}
-        self._told: dict[Connection, dict[StorageNodeId, str]] = {}
+        self._told: set[Connection] = set()
+        """Who was told all of them."""
 
     def hear(self, node: StorageNodeId, connection: Connection, *, is_relay: bool) -> None:
         """A report of the storage node came in on this connection."""
         if is_relay:
             self._relays.add(connection)
-        elif self._told.get(connection) is not self._addresses:
+        elif connection not in self._told:
             self._tell_addresses(connection)
-        self._heard.setdefault(node, {})[connection] = self._loop.time()
+        if node not in self._heard:
+            self._heard[node] = {}
+        self._heard[node][connection] = self._loop.time()
 
     def lose(self, connection: Connection) -> list[StorageNodeId]:
         """The connection is closed. Returns the storage nodes at its other end."""
         is_relay = connection in self._relays
         self._relays.discard(connection)
-        self._told.pop(connection, None)
+        self._told.discard(connection)
         lost = [node for node, ways in self._heard.items() if ways.pop(connection, None) is not None]
         return [] if is_relay else lost
 
@@ -83,9 +86,7 @@ class Ways:
         ways = self._heard.get(node)
         if not ways:
             return
-        newest = self._loop.time() - FRESH_SECONDS
-        fresh = [connection for connection, at in ways.items() if at >= newest] or list(ways)
-        for connection in fresh:
+        for connection in tuple(ways) if len(ways) == 1 else self._fresh(ways):
             try:
                 if connection in self._relays:
                     connection.notify(RELAY_DOWN, RelayDown(node, message))
@@ -94,6 +95,10 @@ class Ways:
             except CutwaterError:
                 # Lost, or it does not read: it will be told again when it reports again.
                 continue
+
+    def _fresh(self, ways: dict[Connection, float]) -> list[Connection]:
+        newest = self._loop.time() - FRESH_SECONDS
+        return [connection for connection, at in ways.items() if at >= newest] or list(ways)
 
     def pass_on(self, node: StorageNodeId, message: LeaderMessage) -> None:
         """As ``send``, for a follower: only over connections of its own."""
@@ -118,8 +123,8 @@ class Ways:
             self._tell_addresses(connection)
 
     def _tell_addresses(self, connection: Connection) -> None:
-        self._told[connection] = self._addresses
+        self._told.add(connection)
         try:
             connection.notify(storage_api.ADDRESSES, storage_api.Addresses(self._addresses))
         except CutwaterError:
-            self._told.pop(connection, None)
+            self._told.discard(connection)

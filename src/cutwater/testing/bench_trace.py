@@ -21,7 +21,6 @@ from cutwater.cli.main import main
 from cutwater.core.decisions import Cut
 from cutwater.core.messages import CommitMessage
 from cutwater.core.order_events import ReportArrived, Store
-from cutwater.metadata.counters import Counters
 from cutwater.metadata.term import Term
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
@@ -58,7 +57,7 @@ def patch(notes: Notes) -> None:
     before(Term, "hear", notes, lambda event: "report" if isinstance(event, ReportArrived) else None)
     for method in ("_write_at_once", "_carry_out"):
         before(Term, method, notes, lambda effect: "store" if _is_cut(effect) else None)
-    before(Counters, "stored", notes, lambda seconds, decisions: "stored" if _has_cut(decisions) else None)
+    before(Term, "_is_stored", notes, lambda write, seconds: "stored" if _has_cut(write.decisions) else None)
 
 
 def _commits(message: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cutwater.core.messages import GroupOutcome
@@ -187,7 +187,7 @@ class MetadataNode(Process):
 
     def _hear(self, event: OrderEvent) -> None:
         """What arrives within a moment shares a turn, as it does in a real leader."""
-        self._of_order(lambda order: order.take(event, self.instant()))
+        self._take(event)
         if not self._is_turn_due:
             self._is_turn_due = True
             self.after(int(self.world.rng.random() * SHARED_TURN_US), self._turn)
@@ -196,8 +196,13 @@ class MetadataNode(Process):
         self._is_turn_due = False
         self._carry_out_all(self._of_order(lambda order: order.turn(self.instant())))
 
+    def _take(self, event: OrderEvent) -> None:
+        self._carry_out_all(self._of_order(lambda order: order.take(event, self.instant())))
+
     def _feed(self, event: OrderEvent) -> None:
-        self._carry_out_all(self._of_order(lambda order: order.handle(event, self.instant())))
+        """As a real leader, which first does what is to be done at once."""
+        self._take(event)
+        self._carry_out_all(self._of_order(lambda order: order.turn(self.instant())))
         if self.order is not None and isinstance(event, Wake):
             self._check_history(self.order.state)
 
@@ -212,7 +217,7 @@ class MetadataNode(Process):
             self.world.trace("refused", self.address, error.code)
             return None
 
-    def _carry_out_all(self, effects: list[OrderEffect] | None) -> None:
+    def _carry_out_all(self, effects: Sequence[OrderEffect] | None) -> None:
         for effect in effects or ():
             self._carry_out(effect)
         if self.order is not None:
