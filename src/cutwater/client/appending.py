@@ -87,7 +87,7 @@ class Shipping:
         topic: TopicInfo,
         pin: LogStreamId | None,
         load: Load,
-        deadline: Deadline,
+        timeout_ms: int,
         on_outcome: Callable[[Ack | CutwaterError], None],
     ) -> bool:
         """What ``ship`` does first, if it can be done at once, without a task and in fewer turns of the event loop.
@@ -101,7 +101,7 @@ class Shipping:
             if connection is None:
                 return False
             batch = load()
-            arguments, timeout_ms = _arguments(info, batch), deadline.left_ms()
+            arguments = _arguments(info, batch)
         except CutwaterError:
             # Nothing was sent, so whatever it is will be found once more by ``ship``, which knows what to do.
             return False
@@ -213,8 +213,9 @@ class Shipping:
                 return StreamSealed(f"log stream {pin} takes no appends now: wait, or append to another one")
             return info
         streams = [info for info in view.streams_of(topic.topic) if info.is_open and info.chain]
-        # One that has just failed is tried again when there is no other.
-        streams = [info for info in streams if info.stream not in failed] or streams
+        if failed:
+            # One that has just failed is tried again when there is no other.
+            streams = [info for info in streams if info.stream not in failed] or streams
         if not streams:
             why = self._reasons.get(topic.topic, "all are sealed")
             return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: {why}")

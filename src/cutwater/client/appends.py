@@ -17,7 +17,7 @@ from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, Time, check_arrow, time_us, to_batch
-from cutwater.client.deadlines import Deadline, check_timeout
+from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, Values, owned
@@ -151,7 +151,7 @@ class Appends:
         part, count, size = self._plain(records, key, timestamp)
         if part is None or size > self._small_bytes:
             return None
-        return lane.begin(owned(part), count, size, check_timeout(seconds))
+        return lane.begin(part if type(part) is Single else owned(part), count, size, seconds)
 
     async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:
@@ -177,7 +177,7 @@ class Appends:
         if part is None or size > self._small_bytes:
             return None
         pin = None if stream is None else check_stream(stream)
-        return AppendVisit(partial(self._enter, topic, pin), owned(part), count, size, check_timeout(seconds))
+        return AppendVisit(partial(self._enter, topic, pin), owned(part), count, size, seconds)
 
     def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
         """The lane for records of key and value, if the topic is known and has such records."""

@@ -71,11 +71,11 @@ class Counted(Protocol):
 def shares(ack: Ack, parts: Iterable[Counted]) -> list[Ack]:
     """The positions of each part of an acknowledged batch, in their order."""
     glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
-    found = []
+    found, before = [], 0
     for part in parts:
         count = part.count
-        found.append(Ack(glsn, llsn, stream, count))
-        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
+        found.append(Ack(GLSN(glsn + before), LLSN(llsn + before), stream, count))
+        before += count
     return found
 
 
@@ -150,8 +150,17 @@ def plain_body(parts: Sequence[Part]) -> Plain | None:
         return None
     kinds = set(map(type, parts))
     if kinds == {Single}:
-        return _plain_singles(parts)
+        return _plain_singles(parts) if len(parts) > 1 or parts[0].key is not None else _plain_value(parts[0])
     return _plain_values(parts) if kinds == {Values} else None
+
+
+def _plain_value(single: Single) -> Plain:
+    """One record without a key, as most who wait for each of theirs have it: all of its columns but the value are known
+    beforehand."""
+    value, time = single.value, single.timestamp
+    size = len(value)
+    columns = _NO_KEY, _ENDS.pack(0, size), value, _PADDING[size % 8], _NUMBER.pack(time), _NO_HEADERS
+    return Plain(b"".join((_head(1, 1, 0, size), *columns)), 1, (time, time))
 
 
 def _plain_singles(singles: Sequence[Any]) -> Plain:
@@ -201,24 +210,49 @@ _NODES = struct.Struct("<14q")
 _BUFFERS = struct.Struct("<34q")
 """Where each of their buffers is, and its length."""
 _NUMBER = struct.Struct("<q")
+_ENDS = struct.Struct("<2i")
+"""Where one value begins, and where it ends."""
+_NO_KEY = bytes(8 + 8)
+"""That it is not there, and its ends."""
 
 
 def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: array[int]) -> bytes:
     """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
-    offsets_bytes, bits_bytes = 4 * count + 4, (count + 7) // 8
     keys_bytes, values_bytes = len(keys[1]), len(values[1])
+    offsets_rest = _PADDING[(4 * count + 4) % 8]
+    return b"".join(
+        (
+            _head(count, missing, keys_bytes, values_bytes),
+            *(bits, _PADDING[len(bits) % 8], keys[0], offsets_rest, keys[1], _PADDING[keys_bytes % 8]),
+            *(values[0], offsets_rest, values[1], _PADDING[values_bytes % 8]),
+            times,
+            bytes(_no_headers_bytes(count)),
+        )
+    )
+
+
+def _no_headers_bytes(count: int) -> int:
+    """The headers of records that have none: a map of nulls, and inside of it nothing but the ends of no names and no
+    values."""
+    return _up((count + 7) // 8) + _up(4 * count + 4) + 16
+
+
+@lru_cache(maxsize=256)
+def _head(count: int, missing: int, keys_bytes: int, values_bytes: int) -> bytes:
+    """What stands before the columns. Many batches are alike in it."""
+    offsets_bytes, headers_bits_bytes = 4 * count + 4, (count + 7) // 8
+    bits_bytes = headers_bits_bytes if missing else 0
     offsets_up = _up(offsets_bytes)
-    key_offsets_at = _up(len(bits))
+    key_offsets_at = _up(bits_bytes)
     keys_at = key_offsets_at + offsets_up
     offsets_at = keys_at + _up(keys_bytes)
     values_at = offsets_at + offsets_up
     times_at = values_at + _up(values_bytes)
-    # There are no headers: a map of nulls, and inside of it nothing but the ends of no names and no values.
     headers_at = times_at + 8 * count
-    header_offsets_at = headers_at + _up(bits_bytes)
+    header_offsets_at = headers_at + _up(headers_bits_bytes)
     names_at = header_offsets_at + offsets_up
     inside_at = names_at + 8
-    end = inside_at + 8
+    end = headers_at + _no_headers_bytes(count)
     template = _template()
     assert template is not None
     head = bytearray(template.head)
@@ -228,27 +262,21 @@ def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column,
     _BUFFERS.pack_into(
         head,
         template.buffers_at,
-        *(0, len(bits), key_offsets_at, offsets_bytes, keys_at, keys_bytes),
+        *(0, bits_bytes, key_offsets_at, offsets_bytes, keys_at, keys_bytes),
         *(offsets_at, 0, offsets_at, offsets_bytes, values_at, values_bytes),
         *(times_at, 0, times_at, 8 * count),
-        *(headers_at, bits_bytes, header_offsets_at, offsets_bytes),
+        *(headers_at, headers_bits_bytes, header_offsets_at, offsets_bytes),
         *(names_at, 0, names_at, 0, names_at, 4, inside_at, 0),
         *(inside_at, 0, inside_at, 4, end, 0),
     )
-    offsets_rest = _PADDING[offsets_bytes % 8]
-    return b"".join(
-        (
-            head,
-            *(bits, _PADDING[len(bits) % 8], keys[0], offsets_rest, keys[1], _PADDING[keys_bytes % 8]),
-            *(values[0], offsets_rest, values[1], _PADDING[values_bytes % 8]),
-            times,
-            bytes(end - headers_at),
-        )
-    )
+    return bytes(head)
 
 
 def _up(size: int) -> int:
     return (size + 7) & -8
+
+
+_NO_HEADERS = bytes(_no_headers_bytes(1))
 
 
 class _Template(NamedTuple):
