@@ -20,7 +20,7 @@ from cutwater.client.conversion import Records, Time, check_arrow, time_us, to_b
 from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Single, Values, owned
+from cutwater.client.parts import Part, Single, owned, values_of
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -32,6 +32,7 @@ TIME_BYTES = 8
 """What an event time adds to a record."""
 TIMES = range(-(2**63), 2**63)
 _PLAIN = (bytes, str, bytearray, memoryview)
+_ONLY_VALUES = ["value"]
 
 Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
 """From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
@@ -273,7 +274,7 @@ class Appends:
     def _values(self, records: Any) -> tuple[Part | None, int, int]:
         """The values of Arrow data that has nothing else and nothing wrong with it, however many they are."""
         if isinstance(records, pa.RecordBatch):
-            if records.num_columns != 1 or records.schema.names[0] != "value":
+            if records.schema.names != _ONLY_VALUES:
                 return None, 0, 0
             records = records.column(0)
         if not isinstance(records, pa.BinaryArray) or records.null_count:
@@ -284,7 +285,7 @@ class Appends:
         size = records.total_values_length + 4 * (count + 1) + 16
         if not count or (size > self._small_bytes and not self._is_plain_large(records)):
             return None, 0, 0
-        return Values(records, now_us()), count, size
+        return values_of(records, time_ns() // 1_000), count, size
 
     def _is_plain_large(self, values: pa.Array) -> bool:
         """Whether what is not small can do without Arrow: nothing is compressed, and no record is too large."""

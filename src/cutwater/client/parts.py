@@ -16,6 +16,7 @@ from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
@@ -31,11 +32,29 @@ class Single(Struct, frozen=True):
     timestamp: int
 
 
-class Values(Struct, frozen=True):
-    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
+_Buffer: TypeAlias = bytes | memoryview
 
-    values: pa.Array
+
+class Values(Struct, frozen=True):
+    """Records that are nothing but values, all with the same event time. ``data`` holds one after the other.
+    ``offsets`` say where each of them begins and the last one ends, as Arrow has it; the first begins at ``start``, as
+    they may have been cut out of something larger."""
+
+    offsets: _Buffer
+    data: _Buffer
+    start: int
+    count: int
     timestamp: int
+
+
+def values_of(values: pa.Array, timestamp: int) -> Values:
+    """Of an Arrow array of bytes, not empty, that holds together and has no nulls. It shares its memory."""
+    at, count = values.offset, len(values)
+    _, offsets, data = values.buffers()
+    found = memoryview(offsets)[4 * at : 4 * (at + count + 1)]
+    numbers = found.cast("i")
+    start, end = numbers[0], numbers[count]
+    return Values(found, memoryview(data or b"")[start:end], start, count, timestamp)
 
 
 Part: TypeAlias = Single | Values | pa.RecordBatch
@@ -47,7 +66,7 @@ def owned(part: Part) -> Part:
     if isinstance(part, Single):
         return part
     if isinstance(part, Values):
-        return Values(_copied(part.values), part.timestamp)
+        return Values(bytes(part.offsets), bytes(part.data), part.start, part.count, part.timestamp)
     return pa.RecordBatch.from_arrays([_copied(column) for column in part.columns], schema=part.schema)
 
 
@@ -101,35 +120,54 @@ def _of_singles(singles: list[Single]) -> Joined:
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
-    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
+    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), pa.py_buffer(times))
     return Joined(rows, (min(times), max(times)))
 
 
 def _of_values(run: list[Values]) -> Joined:
-    times, stamps = _times_of_values(run)
-    return Joined(_key_value(pa.nulls(len(times), _BINARY), _together(run), times), stamps)
+    offsets, data, _ = _values_column(run)
+    times, count = b"".join(_times_of_values(run)), sum(one.count for one in run)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
+    values = pa.Array.from_buffers(_BINARY, count, buffers)
+    return Joined(_key_value(pa.nulls(count, _BINARY), values, pa.py_buffer(times)), _first_and_last(run))
 
 
-def _times_of_values(run: Sequence[Values]) -> tuple[array[int], tuple[int, int]]:
-    times = array("q")
-    for one in run:
-        times.extend(array("q", (one.timestamp,)) * len(one.values))
+def _times_of_values(run: Sequence[Values]) -> list[bytes]:
+    return [_NUMBER.pack(one.timestamp) * one.count for one in run]
+
+
+def _first_and_last(run: Sequence[Values]) -> tuple[int, int]:
     stamps = [one.timestamp for one in run]
-    return times, (min(stamps), max(stamps))
+    return min(stamps), max(stamps)
 
 
-def _together(run: Sequence[Values]) -> pa.Array:
-    return run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
+def _values_column(run: Sequence[Values]) -> _Column:
+    """Each part's offsets are moved to where its data comes to lie."""
+    data, size = [one.data for one in run], 0
+    if len(run) == 1 and not run[0].start:
+        return run[0].offsets, data, len(data[0])
+    ends, moves = list[_Buffer]((bytes(4),)), list[_Buffer]((bytes(4),))
+    for one in run:
+        ends.append(one.offsets[4:])
+        moves.append(_OFFSET.pack(size - one.start) * one.count)
+        size += len(one.data)
+    moved = pc.add(_offsets(ends), _offsets(moves))
+    return memoryview(moved.buffers()[1])[: 4 * len(moved)], data, size
 
 
-def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
+def _offsets(pieces: list[_Buffer]) -> pa.Array:
+    joined = b"".join(pieces)
+    return pa.Array.from_buffers(_OFFSETS, len(joined) // 4, [None, pa.py_buffer(joined)])
+
+
+def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
     """Without headers."""
-    count = len(times)
-    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
+    count = len(values)
+    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, times])
     return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
 
 
-_BINARY = pa.binary()
+_BINARY, _OFFSETS = pa.binary(), pa.int32()
 
 
 # Bodies without Arrow.
@@ -144,13 +182,12 @@ class Plain(NamedTuple):
 
 
 def plain_body(parts: Sequence[Part]) -> Plain | None:
-    """The body of these records, or None if it takes Arrow. They are the bytes of ``joined(parts).rows.serialize()``;
-    only if values came with buffers that hold more than them, they are others, which are read as the same rows."""
+    """The body of these records, or None if it takes Arrow: the bytes of ``joined(parts).rows.serialize()``."""
     if _template() is None:
         return None
     kinds = set(map(type, parts))
     if kinds == {Single}:
-        return _plain_singles(parts) if len(parts) > 1 or parts[0].key is not None else _plain_value(parts[0])
+        return _plain_singles(parts)
     return _plain_values(parts) if kinds == {Values} else None
 
 
@@ -165,35 +202,35 @@ def _plain_value(single: Single) -> Plain:
 
 def _plain_singles(singles: Sequence[Any]) -> Plain:
     count = len(singles)
+    if count == 1 and singles[0].key is None:
+        return _plain_value(singles[0])
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     missing = keys.count(None)
-    key_column = _column([key or b"" for key in keys]) if missing < count else (bytes(4 * count + 4), b"")
+    key_column = _column([key or b"" for key in keys]) if missing < count else _no_keys(count)
     values = _column([single.value for single in singles])
-    return Plain(
-        _body(count, missing, _bits(keys, missing), key_column, values, times), count, (min(times), max(times))
-    )
+    body = _body(count, missing, _bits(keys, missing), key_column, values, [times])
+    return Plain(body, count, (min(times), max(times)))
 
 
-def _plain_values(run: Sequence[Any]) -> Plain | None:
-    values = _together(run)
-    _, offsets, data = values.buffers()
-    times, stamps = _times_of_values(run)
-    count = len(times)
-    view = memoryview(offsets)[: 4 * count + 4]
-    if values.offset or data is None or any(view[:4]):
-        # A slice of something larger, whose offsets begin elsewhere.
-        return None
-    found = view, memoryview(data)[: values.total_values_length]
-    return Plain(_body(count, count, bytes((count + 7) // 8), (bytes(len(view)), b""), found, times), count, stamps)
+def _plain_values(run: Sequence[Any]) -> Plain:
+    count = sum([one.count for one in run])
+    bits = bytes((count + 7) // 8)
+    body = _body(count, count, bits, _no_keys(count), _values_column(run), _times_of_values(run))
+    return Plain(body, count, _first_and_last(run))
 
 
-_Column: TypeAlias = "tuple[bytes | memoryview, bytes | memoryview]"
-"""Where each value begins, and the last one ends; and all of them."""
+_Column: TypeAlias = "tuple[_Buffer | array[int], Sequence[_Buffer], int]"
+"""Where each value begins, and the last one ends; all of them, in pieces; and their bytes."""
 
 
 def _column(values: list[bytes]) -> _Column:
-    return array("i", accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    return offsets, values, offsets[-1]
+
+
+def _no_keys(count: int) -> _Column:
+    return bytes(4 * count + 4), (), 0
 
 
 def _bits(values: list[bytes | None], missing: int) -> bytes:
@@ -210,22 +247,26 @@ _NODES = struct.Struct("<14q")
 _BUFFERS = struct.Struct("<34q")
 """Where each of their buffers is, and its length."""
 _NUMBER = struct.Struct("<q")
+_OFFSET = struct.Struct("<i")
 _ENDS = struct.Struct("<2i")
 """Where one value begins, and where it ends."""
 _NO_KEY = bytes(8 + 8)
 """That it is not there, and its ends."""
 
 
-def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: array[int]) -> bytes:
+def _body(
+    count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: Sequence[bytes | array[int]]
+) -> bytes:
     """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
-    keys_bytes, values_bytes = len(keys[1]), len(values[1])
+    key_offsets, key_pieces, keys_bytes = keys
+    offsets, pieces, values_bytes = values
     offsets_rest = _PADDING[(4 * count + 4) % 8]
     return b"".join(
         (
             _head(count, missing, keys_bytes, values_bytes),
-            *(bits, _PADDING[len(bits) % 8], keys[0], offsets_rest, keys[1], _PADDING[keys_bytes % 8]),
-            *(values[0], offsets_rest, values[1], _PADDING[values_bytes % 8]),
-            times,
+            *(bits, _PADDING[len(bits) % 8], key_offsets, offsets_rest, *key_pieces, _PADDING[keys_bytes % 8]),
+            *(offsets, offsets_rest, *pieces, _PADDING[values_bytes % 8]),
+            *times,
             bytes(_no_headers_bytes(count)),
         )
     )
