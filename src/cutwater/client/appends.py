@@ -152,7 +152,7 @@ class Appends:
         part, count, size = self._plain(records, key, timestamp)
         if part is None or size > self._small_bytes:
             return None
-        return lane.begin(part if type(part) is Single else owned(part), count, size, seconds)
+        return lane.begin(part, count, size, seconds)
 
     async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:
@@ -178,7 +178,7 @@ class Appends:
         if part is None or size > self._small_bytes:
             return None
         pin = None if stream is None else check_stream(stream)
-        return AppendVisit(partial(self._enter, topic, pin), owned(part), count, size, seconds)
+        return AppendVisit(partial(self._enter, topic, pin), part, count, size, seconds)
 
     def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
         """The lane for records of key and value, if the topic is known and has such records."""
@@ -200,7 +200,7 @@ class Appends:
         if is_plain and given.headers is None and not schema.is_typed:
             part, count, size = self._plain(given.records, given.key, given.timestamp)
             if part is not None and size <= self._small_bytes:
-                return await self._lane(info, given.stream, schema).append(owned(part), count, size, deadline)
+                return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
             if part is not None:
                 return await self._alone(info, given, self._encoded(schema, [part]), deadline)
         make = partial(
@@ -252,7 +252,8 @@ class Appends:
         return encode_parts(parts, schema, now_us(), limits=self._limits, compression=self._compression)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
-        """Records of key and value that need no closer look, their number and size; None if they do."""
+        """Records of key and value that need no closer look, their number and size; None if they do. Those that are
+        small have memory of their own."""
         if not isinstance(records, _PLAIN):
             return self._values(records) if key is None and timestamp is None else (None, 0, 0)
         if timestamp is None:
@@ -283,9 +284,10 @@ class Appends:
         count = len(records)
         # What ``nbytes`` says, for a fiftieth of its cost.
         size = records.total_values_length + 4 * (count + 1) + 16
-        if not count or (size > self._small_bytes and not self._is_plain_large(records)):
+        is_small = size <= self._small_bytes
+        if not count or not (is_small or self._is_plain_large(records)):
             return None, 0, 0
-        return values_of(records, time_ns() // 1_000), count, size
+        return values_of(records, time_ns() // 1_000, is_owned=is_small), count, size
 
     def _is_plain_large(self, values: pa.Array) -> bool:
         """Whether what is not small can do without Arrow: nothing is compressed, and no record is too large."""

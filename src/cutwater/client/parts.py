@@ -47,14 +47,18 @@ class Values(Struct, frozen=True):
     timestamp: int
 
 
-def values_of(values: pa.Array, timestamp: int) -> Values:
-    """Of an Arrow array of bytes, not empty, that holds together and has no nulls. It shares its memory."""
+def values_of(values: pa.Array, timestamp: int, *, is_owned: bool = False) -> Values:
+    """Of an Arrow array of bytes, not empty, that holds together and has no nulls. In the array's memory, or ``owned``
+    at once."""
     at, count = values.offset, len(values)
     _, offsets, data = values.buffers()
     found = memoryview(offsets)[4 * at : 4 * (at + count + 1)]
     numbers = found.cast("i")
-    start, end = numbers[0], numbers[count]
-    return Values(found, memoryview(data or b"")[start:end], start, count, timestamp)
+    start = numbers[0]
+    held = memoryview(data or b"")[start : numbers[count]]
+    if is_owned:
+        return Values(bytes(found), bytes(held), start, count, timestamp)
+    return Values(found, held, start, count, timestamp)
 
 
 Part: TypeAlias = Single | Values | pa.RecordBatch
