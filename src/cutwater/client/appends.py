@@ -20,7 +20,7 @@ from cutwater.client.conversion import Records, Time, check_arrow, time_us, to_b
 from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Single, owned, values_of
+from cutwater.client.parts import Part, Single, are_in_order, owned, values_of
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -280,14 +280,16 @@ class Appends:
             records = records.column(0)
         if not isinstance(records, pa.BinaryArray) or records.null_count:
             return None, 0, 0
-        check_arrow(records)
-        count = len(records)
-        # What ``nbytes`` says, for a fiftieth of its cost.
-        size = records.total_values_length + 4 * (count + 1) + 16
-        is_small = size <= self._small_bytes
-        if not count or not (is_small or self._is_plain_large(records)):
+        part = values_of(records, time_ns() // 1_000)
+        if part is None:
             return None, 0, 0
-        return values_of(records, time_ns() // 1_000, is_owned=is_small), count, size
+        # What ``nbytes`` says, for a fiftieth of its cost.
+        size = len(part.data) + len(part.offsets) + 16
+        if size <= self._small_bytes:
+            part = part.copied()
+            return (part, part.count, size) if are_in_order(part) else (None, 0, 0)
+        check_arrow(records)
+        return (part, part.count, size) if self._is_plain_large(records) else (None, 0, 0)
 
     def _is_plain_large(self, values: pa.Array) -> bool:
         """Whether what is not small can do without Arrow: nothing is compressed, and no record is too large."""
