@@ -18,7 +18,7 @@ from cutwater.client import parts as client_parts
 from cutwater.client.conversion import time_us, to_batch
 from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Single, are_in_order, joined, owned, plain_body, values_of
+from cutwater.client.parts import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
 from cutwater.client.schemas import (
     HEADERS,
     KEY_VALUE,
@@ -355,7 +355,7 @@ SLICES = st.builds(values_of, SLICED, TIMES)
 @given(st.lists(SINGLES, min_size=1, max_size=40) | st.lists(WHOLE | SLICES, min_size=1, max_size=10))
 def test_the_body_of_plain_records_is_what_arrow_would_write(parts: list[Part]) -> None:
     rows, times = joined(parts)
-    assert plain_body(parts) == (rows.serialize().to_pybytes(), rows.num_rows, times)
+    assert plain_body(parts) == Plain(rows.serialize().to_pybytes(), rows.num_rows, times)
 
 
 @given(st.lists(SLICED, min_size=1, max_size=3))
@@ -406,7 +406,7 @@ def test_arrow_makes_the_bodies_if_it_does_so_in_another_way_than_is_known(monke
     monkeypatch.undo()
     monkeypatch.setattr(client_parts, "_template", lambda: None)
     assert plain_body(singles) is None
-    made = encode_parts(singles, TopicSchema("t"), 5, limits=Limits(), compression=None)
+    made = encode_parts(singles, TopicSchema("t"), lambda: 5, limits=Limits(), compression=None)
     assert (made.body, made.time_min) == (rows.serialize().to_pybytes(), 1)
 
 

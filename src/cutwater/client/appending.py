@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
@@ -54,16 +54,13 @@ def may_go_elsewhere(error: CutwaterError) -> bool:
     return isinstance(error, StreamSealed | WrongEpoch | NotFound | Unavailable) or type(error) is Refused
 
 
-class Shipment:
+class Shipment(Struct, eq=False):
     """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up, and
     ``trouble`` says why it was not appended so far. ``failed`` are the log streams that did not take it."""
 
-    __slots__ = ("failed", "may_have_arrived", "trouble")
-
-    def __init__(self) -> None:
-        self.may_have_arrived = False
-        self.trouble = ""
-        self.failed: frozenset[LogStreamId] = frozenset()
+    may_have_arrived: bool = False
+    trouble: str = ""
+    failed: frozenset[LogStreamId] = frozenset()
 
 
 Load = Callable[[], Batch]

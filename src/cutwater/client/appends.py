@@ -249,7 +249,7 @@ class Appends:
         return partial(self._encoded, schema)
 
     def _encoded(self, schema: TopicSchema, parts: Sequence[Part]) -> Batch:
-        return encode_parts(parts, schema, now_us(), limits=self._limits, compression=self._compression)
+        return encode_parts(parts, schema, now_us, limits=self._limits, compression=self._compression)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
         """Records of key and value that need no closer look, their number and size; None if they do. Those that are

@@ -61,18 +61,15 @@ class Waiting(Struct, eq=False):
     outcome: Outcome
 
 
-_deadline = attrgetter("at")
+_deadline, _part = attrgetter("at"), attrgetter("part")
 
 
-class _Flight(Shipment):
+class _Flight(Shipment, eq=False, kw_only=True):
     """A batch under way. ``last`` is who waits longest: others may have less time, and whose is up gives up by
     itself."""
 
-    __slots__ = ("group", "last")
-
-    def __init__(self, group: list[Waiting], last: Waiting) -> None:
-        super().__init__()
-        self.group, self.last = group, last
+    group: list[Waiting]
+    last: Waiting
 
 
 class Lane:
@@ -226,16 +223,17 @@ class Lane:
             while queue and size + queue[0].size <= BATCH_BYTES_MAX:
                 group.append(queue.popleft())
                 size += group[-1].size
+        if self._bytes > LANE_BYTES_MAX:
+            self._room.set()
         self._bytes -= size
-        self._room.set()
-        return _Flight(group, max(group, key=_deadline))
+        return _Flight(group=group, last=max(group, key=_deadline))
 
     def _load(self, flight: _Flight) -> Batch:
         """Of those who have not given up meanwhile."""
         flight.group = group = [waiting for waiting in flight.group if not waiting.outcome.done()]
         if not group:
             raise ClientClosed("nobody waits for these appends any more")
-        return self._encode([waiting.part for waiting in group])
+        return self._encode(list(map(_part, group)))
 
     def _answered(self, flight: _Flight, outcome: Ack | CutwaterError) -> None:
         if isinstance(outcome, Ack):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -115,8 +115,10 @@ class Counted(Protocol):
     def count(self) -> int: ...
 
 
-def shares(ack: Ack, parts: Iterable[Counted]) -> list[Ack]:
+def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
     """The positions of each part of an acknowledged batch, in their order."""
+    if len(parts) == 1:
+        return [ack]
     glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
     found, before = [], 0
     for part in parts:
@@ -195,7 +197,7 @@ _BINARY = pa.binary()
 # Bodies without Arrow.
 
 
-class Plain(NamedTuple):
+class Plain(Struct, frozen=True):
     """The body of a batch of plain records, how many they are, and the smallest and the largest event time."""
 
     body: bytes
@@ -207,6 +209,9 @@ def plain_body(parts: Sequence[Part]) -> Plain | None:
     """The body of these records, or None if it takes Arrow: the bytes of ``joined(parts).rows.serialize()``."""
     if _template() is None:
         return None
+    first = parts[0]
+    if len(parts) == 1 and type(first) is Single and first.key is None:
+        return _plain_value(first)
     kinds = set(map(type, parts))
     if kinds == {Single}:
         return _plain_singles(parts)
@@ -224,8 +229,6 @@ def _plain_value(single: Single) -> Plain:
 
 def _plain_singles(singles: Sequence[Any]) -> Plain:
     count = len(singles)
-    if count == 1 and singles[0].key is None:
-        return _plain_value(singles[0])
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     missing = keys.count(None)
