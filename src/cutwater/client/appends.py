@@ -236,6 +236,8 @@ class Appends:
             part: Part | None = None
             if headers is None and not is_typed:
                 part, count, size = self._plain(records, key, timestamp)
+                if part is not None and size <= self._small_bytes:
+                    return part, count, size + RECORD_COST_BYTES
             if part is None:
                 rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
                 part, count, size = rows, rows.num_rows, rows.nbytes
