@@ -72,17 +72,16 @@ def are_in_order(part: Values) -> bool:
     return not numbers & tops and ((numbers >> 32 | tops) - numbers) & all_but_last == all_but_last
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)
 def _top_bits(count: int) -> tuple[int, int]:
-    """Of so many offsets, and of one less."""
-    return _each(count) << 31, _each(count - 1) << 31
+    """Of so many offsets, and of one less. Those of small parts only are asked for."""
+    return _repeated(1 << 31, count), _repeated(1 << 31, count - 1)
 
 
-@lru_cache(maxsize=64)
-def _each(count: int) -> int:
-    """So many ones, 32 bits apart. Offsets side by side are one large number, and what is added to it so many times is
-    added to each of them."""
-    return int.from_bytes(b"\1\0\0\0" * count, "little")
+def _repeated(number: int, count: int) -> int:
+    """A number so many times side by side, 32 bits each. Offsets are such a large number, too: what is added to it this
+    way is added to each of them."""
+    return int.from_bytes(number.to_bytes(4, "little") * count, "little")
 
 
 Part: TypeAlias = Single | Values | pa.RecordBatch
@@ -178,7 +177,9 @@ def _values_column(run: Sequence[Values]) -> _Column:
         return run[0].offsets, data, len(data[0])
     offsets = [bytes(4)]
     for one in run:
-        moved = int.from_bytes(one.offsets[4:], "little") + (size - one.start) * _each(one.count)
+        moved = int.from_bytes(one.offsets[4:], "little") + _repeated(size, one.count)
+        if one.start:
+            moved -= _repeated(one.start, one.count)
         offsets.append(moved.to_bytes(4 * one.count, "little"))
         size += len(one.data)
     return b"".join(offsets), data, size
