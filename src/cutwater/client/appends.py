@@ -28,6 +28,8 @@ from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFo
 from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 
 LANES_MAX = 256
+RECORD_BYTES = 16
+"""What one record adds to its value, about, or a batch to all of its values and their offsets."""
 TIME_BYTES = 8
 """What an event time adds to a record."""
 TIMES = range(-(2**63), 2**63)
@@ -263,7 +265,7 @@ class Appends:
         elif type(timestamp) is not int or timestamp not in TIMES:
             return None, 0, 0
         value = records if type(records) is bytes else _bytes(records)
-        size = len(value) + 16
+        size = len(value) + RECORD_BYTES
         if key is not None:
             if not isinstance(key, bytes):
                 return None, 0, 0
@@ -282,13 +284,12 @@ class Appends:
             records = records.column(0)
         if not isinstance(records, pa.BinaryArray) or records.null_count:
             return None, 0, 0
-        part = values_of(records, time_ns() // 1_000)
+        part = values_of(records, time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
         if part is None:
             return None, 0, 0
         # What ``nbytes`` says, for a fiftieth of its cost.
-        size = len(part.data) + len(part.offsets) + 16
+        size = len(part.data) + len(part.offsets) + RECORD_BYTES
         if size <= self._small_bytes:
-            part = part.copied()
             return (part, part.count, size) if are_in_order(part) else (None, 0, 0)
         check_arrow(records)
         return (part, part.count, size) if self._is_plain_large(records) else (None, 0, 0)

@@ -45,13 +45,10 @@ class Values(Struct, frozen=True):
     count: int
     timestamp: int
 
-    def copied(self) -> Values:
-        return Values(bytes(self.offsets), bytes(self.data), self.start, self.count, self.timestamp)
 
-
-def values_of(values: pa.Array, timestamp: int) -> Values | None:
-    """Of an Arrow array of bytes without nulls, in its memory. None if that is not all there, or empty; the offsets in
-    between are not looked at."""
+def values_of(values: pa.Array, timestamp: int, owned_bytes_max: int = 0) -> Values | None:
+    """Of an Arrow array of bytes without nulls, in its memory, or ``owned`` if there is no more than that. None if that
+    is not all there, or empty; the offsets in between are not looked at."""
     at, count = values.offset, len(values)
     _, offsets, data = values.buffers()
     found = memoryview(offsets or b"")[4 * at : 4 * (at + count + 1)]
@@ -60,7 +57,11 @@ def values_of(values: pa.Array, timestamp: int) -> Values | None:
     numbers = found.cast("i")
     start, end = numbers[0], numbers[count]
     held = memoryview(data or b"")[start:end]
-    return Values(found, held, start, count, timestamp) if 0 <= start <= end == start + len(held) else None
+    if not 0 <= start <= end == start + len(held):
+        return None
+    if len(found) + len(held) <= owned_bytes_max:
+        return Values(bytes(found), bytes(held), start, count, timestamp)
+    return Values(found, held, start, count, timestamp)
 
 
 def are_in_order(part: Values) -> bool:
@@ -93,7 +94,7 @@ def owned(part: Part) -> Part:
     if isinstance(part, Single):
         return part
     if isinstance(part, Values):
-        return part.copied()
+        return Values(bytes(part.offsets), bytes(part.data), part.start, part.count, part.timestamp)
     return pa.RecordBatch.from_arrays([_copied(column) for column in part.columns], schema=part.schema)
 
 
