@@ -364,8 +364,10 @@ for i in range(1_000_000):
         acknowledged = [int(child.stdout.readline()) for _ in range(50)]
     finally:
         child.send_signal(signal.SIGKILL)
-        rest, _ = child.communicate(timeout=30)
-    acknowledged += [int(line) for line in rest.split("\n")[:-1]]
+        child.wait(30)
+    # Some may have been read together with the fiftieth; ``communicate`` would not find those.
+    with child.stdout:
+        acknowledged += [int(line) for line in child.stdout.read().split("\n")[:-1]]
     with cutwater.open(tmp_path) as log:
         found = {record.glsn: record.value for record in log.subscribe("t", follow=False)}
         assert [found.get(glsn) for glsn in acknowledged] == [b"%d" % i for i in range(len(acknowledged))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -17,7 +18,7 @@ from cutwater.client import parts as client_parts
 from cutwater.client.conversion import time_us, to_batch
 from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Single, Values, joined, plain_body
+from cutwater.client.parts import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
 from cutwater.client.schemas import (
     HEADERS,
     KEY_VALUE,
@@ -327,7 +328,7 @@ def test_a_body_is_what_storage_nodes_can_project(compression: Any) -> None:
 def test_parts_of_all_kinds_become_one_batch_in_their_order() -> None:
     some = pa.array([b"no", b"v1", b"", b"v3"], pa.binary())
     rows = to_batch(TopicSchema("t"), [b"r1", b"r2"], key=b"k", now_us=5)
-    parts = [Single(b"s1", None, 3), Single(b"s2", b"k", 9), Values(some[1:3], 4), Values(some[3:], 2), rows]
+    parts = [Single(b"s1", None, 3), Single(b"s2", b"k", 9), values_of(some[1:3], 4), values_of(some[3:], 2), rows]
     whole = joined(parts)
     assert whole.times is None
     values = [b"s1", b"s2", b"v1", b"", b"v3", b"r1", b"r2"]
@@ -343,28 +344,50 @@ def test_parts_of_all_kinds_become_one_batch_in_their_order() -> None:
 TIMES = st.integers(-(2**63), 2**63 - 1)
 SINGLES = st.builds(Single, st.binary(max_size=20), st.none() | st.binary(max_size=5), TIMES)
 ARRAYS = st.lists(st.binary(max_size=20), min_size=1, max_size=20).map(lambda found: pa.array(found, pa.binary()))
-WHOLE = st.builds(Values, ARRAYS, TIMES)
+WHOLE = st.builds(values_of, ARRAYS, TIMES)
+SLICED = st.builds(
+    lambda values, start, count: values[min(start, len(values) - 1) :][:count],
+    *(ARRAYS, st.integers(0, 19), st.integers(1, 20)),
+)
+SLICES = st.builds(values_of, SLICED, TIMES)
 
 
-@given(st.lists(SINGLES, min_size=1, max_size=40) | st.lists(WHOLE, min_size=1, max_size=10))
+@given(st.lists(SINGLES, min_size=1, max_size=40) | st.lists(WHOLE | SLICES, min_size=1, max_size=10))
 def test_the_body_of_plain_records_is_what_arrow_would_write(parts: list[Part]) -> None:
     rows, times = joined(parts)
-    assert plain_body(parts) == (rows.serialize().to_pybytes(), rows.num_rows, times)
+    assert plain_body(parts) == Plain(rows.serialize().to_pybytes(), rows.num_rows, times)
 
 
-@given(st.lists(WHOLE, min_size=1, max_size=3), st.data())
-def test_slices_of_something_larger_are_cut_out(parts: list[Values], data: st.DataObject) -> None:
-    for i, (values, timestamp) in enumerate((one.values, one.timestamp) for one in parts):
-        start = data.draw(st.integers(0, len(values) - 1))
-        parts[i] = Values(values.slice(start, data.draw(st.integers(1, len(values) - start))), timestamp)
-    found, (rows, times) = plain_body(parts), joined(parts)
-    if found is None:
-        assert len(parts) == 1, "only of one slice is not known where it begins"
-        return
-    assert found[1:] == (rows.num_rows, times)
+@given(st.lists(SLICED, min_size=1, max_size=3))
+def test_slices_of_something_larger_are_cut_out(slices: list[pa.Array]) -> None:
+    found = plain_body([owned(values_of(values, 5)) for values in slices])
+    assert found is not None
     read = pa.ipc.read_record_batch(pa.py_buffer(found.body), KEY_VALUE)
     read.validate(full=True)
-    assert read.equals(rows)
+    assert read.column("value").equals(pa.concat_arrays(slices))
+
+
+NUMBERS = st.integers(0, 12) | st.sampled_from([-(2**31), -1, 2**31 - 1])
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=6) | st.lists(st.integers(0, 10), min_size=1).map(sorted), st.booleans())
+def test_what_holds_together_is_what_arrow_says_holds_together(offsets: list[int], is_sliced: bool) -> None:
+    """Of arrays that came from elsewhere, whose offsets nobody has looked at before."""
+    memory = array("i", offsets)
+    try:
+        values = pa.Array.from_buffers(
+            pa.binary(), len(offsets) - 1, [None, pa.py_buffer(memory), pa.py_buffer(b"x" * 10)]
+        )
+    except pa.ArrowException:
+        return
+    values = values[1:] if is_sliced else values
+    try:
+        values.validate(full=True)
+        holds = len(values) > 0
+    except pa.ArrowException:
+        holds = False
+    part = values_of(values, 5)
+    assert (part is not None and are_in_order(part)) == holds
 
 
 def test_many_singles_have_the_same_body_too() -> None:
@@ -383,7 +406,7 @@ def test_arrow_makes_the_bodies_if_it_does_so_in_another_way_than_is_known(monke
     monkeypatch.undo()
     monkeypatch.setattr(client_parts, "_template", lambda: None)
     assert plain_body(singles) is None
-    made = encode_parts(singles, TopicSchema("t"), 5, limits=Limits(), compression=None)
+    made = encode_parts(singles, TopicSchema("t"), lambda: 5, limits=Limits(), compression=None)
     assert (made.body, made.time_min) == (rows.serialize().to_pybytes(), 1)
 
 

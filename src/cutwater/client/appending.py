@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
@@ -54,16 +54,13 @@ def may_go_elsewhere(error: CutwaterError) -> bool:
     return isinstance(error, StreamSealed | WrongEpoch | NotFound | Unavailable) or type(error) is Refused
 
 
-class Shipment:
+class Shipment(Struct, eq=False):
     """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up, and
     ``trouble`` says why it was not appended so far. ``failed`` are the log streams that did not take it."""
 
-    __slots__ = ("failed", "may_have_arrived", "trouble")
-
-    def __init__(self) -> None:
-        self.may_have_arrived = False
-        self.trouble = ""
-        self.failed: frozenset[LogStreamId] = frozenset()
+    may_have_arrived: bool = False
+    trouble: str = ""
+    failed: frozenset[LogStreamId] = frozenset()
 
 
 Load = Callable[[], Batch]
@@ -87,7 +84,7 @@ class Shipping:
         topic: TopicInfo,
         pin: LogStreamId | None,
         load: Load,
-        deadline: Deadline,
+        timeout_ms: int,
         on_outcome: Callable[[Ack | CutwaterError], None],
     ) -> bool:
         """What ``ship`` does first, if it can be done at once, without a task and in fewer turns of the event loop.
@@ -101,7 +98,7 @@ class Shipping:
             if connection is None:
                 return False
             batch = load()
-            arguments, timeout_ms = _arguments(info, batch), deadline.left_ms()
+            arguments = _arguments(info, batch)
         except CutwaterError:
             # Nothing was sent, so whatever it is will be found once more by ``ship``, which knows what to do.
             return False
@@ -213,8 +210,9 @@ class Shipping:
                 return StreamSealed(f"log stream {pin} takes no appends now: wait, or append to another one")
             return info
         streams = [info for info in view.streams_of(topic.topic) if info.is_open and info.chain]
-        # One that has just failed is tried again when there is no other.
-        streams = [info for info in streams if info.stream not in failed] or streams
+        if failed:
+            # One that has just failed is tried again when there is no other.
+            streams = [info for info in streams if info.stream not in failed] or streams
         if not streams:
             why = self._reasons.get(topic.topic, "all are sealed")
             return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: {why}")

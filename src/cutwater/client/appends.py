@@ -17,10 +17,10 @@ from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, Time, check_arrow, time_us, to_batch
-from cutwater.client.deadlines import Deadline, check_timeout
+from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Single, Values, owned
+from cutwater.client.parts import Part, Single, are_in_order, owned, values_of
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
@@ -28,10 +28,13 @@ from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFo
 from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
 
 LANES_MAX = 256
+RECORD_BYTES = 16
+"""What one record adds to its value, about, or a batch to all of its values and their offsets."""
 TIME_BYTES = 8
 """What an event time adds to a record."""
 TIMES = range(-(2**63), 2**63)
 _PLAIN = (bytes, str, bytearray, memoryview)
+_ONLY_VALUES = ["value"]
 
 Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
 """From records, key, timestamp and headers to something that can become part of a batch: rows, records, bytes."""
@@ -151,7 +154,7 @@ class Appends:
         part, count, size = self._plain(records, key, timestamp)
         if part is None or size > self._small_bytes:
             return None
-        return lane.begin(owned(part), count, size, check_timeout(seconds))
+        return lane.begin(part, count, size, seconds)
 
     async def append(self, topic: str, given: Given, deadline: Deadline) -> Ack:
         if given.if_llsn is not None and given.stream is None:
@@ -177,7 +180,7 @@ class Appends:
         if part is None or size > self._small_bytes:
             return None
         pin = None if stream is None else check_stream(stream)
-        return AppendVisit(partial(self._enter, topic, pin), owned(part), count, size, check_timeout(seconds))
+        return AppendVisit(partial(self._enter, topic, pin), part, count, size, seconds)
 
     def _enter(self, topic: str, pin: LogStreamId | None) -> Lane | None:
         """The lane for records of key and value, if the topic is known and has such records."""
@@ -199,7 +202,7 @@ class Appends:
         if is_plain and given.headers is None and not schema.is_typed:
             part, count, size = self._plain(given.records, given.key, given.timestamp)
             if part is not None and size <= self._small_bytes:
-                return await self._lane(info, given.stream, schema).append(owned(part), count, size, deadline)
+                return await self._lane(info, given.stream, schema).append(part, count, size, deadline)
             if part is not None:
                 return await self._alone(info, given, self._encoded(schema, [part]), deadline)
         make = partial(
@@ -235,6 +238,8 @@ class Appends:
             part: Part | None = None
             if headers is None and not is_typed:
                 part, count, size = self._plain(records, key, timestamp)
+                if part is not None and size <= self._small_bytes:
+                    return part, count, size + RECORD_COST_BYTES
             if part is None:
                 rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
                 part, count, size = rows, rows.num_rows, rows.nbytes
@@ -248,10 +253,11 @@ class Appends:
         return partial(self._encoded, schema)
 
     def _encoded(self, schema: TopicSchema, parts: Sequence[Part]) -> Batch:
-        return encode_parts(parts, schema, now_us(), limits=self._limits, compression=self._compression)
+        return encode_parts(parts, schema, now_us, limits=self._limits, compression=self._compression)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
-        """Records of key and value that need no closer look, their number and size; None if they do."""
+        """Records of key and value that need no closer look, their number and size; None if they do. Those that are
+        small have memory of their own."""
         if not isinstance(records, _PLAIN):
             return self._values(records) if key is None and timestamp is None else (None, 0, 0)
         if timestamp is None:
@@ -259,7 +265,7 @@ class Appends:
         elif type(timestamp) is not int or timestamp not in TIMES:
             return None, 0, 0
         value = records if type(records) is bytes else _bytes(records)
-        size = len(value) + 16
+        size = len(value) + RECORD_BYTES
         if key is not None:
             if not isinstance(key, bytes):
                 return None, 0, 0
@@ -273,18 +279,20 @@ class Appends:
     def _values(self, records: Any) -> tuple[Part | None, int, int]:
         """The values of Arrow data that has nothing else and nothing wrong with it, however many they are."""
         if isinstance(records, pa.RecordBatch):
-            if records.num_columns != 1 or records.schema.names[0] != "value":
+            if records.schema.names != _ONLY_VALUES:
                 return None, 0, 0
             records = records.column(0)
         if not isinstance(records, pa.BinaryArray) or records.null_count:
             return None, 0, 0
-        check_arrow(records)
-        count = len(records)
-        # What ``nbytes`` says, for a fiftieth of its cost.
-        size = records.total_values_length + 4 * (count + 1) + 16
-        if not count or (size > self._small_bytes and not self._is_plain_large(records)):
+        part = values_of(records, time_ns() // 1_000, self._small_bytes - RECORD_BYTES)
+        if part is None:
             return None, 0, 0
-        return Values(records, now_us()), count, size
+        # What ``nbytes`` says, for a fiftieth of its cost.
+        size = len(part.data) + len(part.offsets) + RECORD_BYTES
+        if size <= self._small_bytes:
+            return (part, part.count, size) if are_in_order(part) else (None, 0, 0)
+        check_arrow(records)
+        return (part, part.count, size) if self._is_plain_large(records) else (None, 0, 0)
 
     def _is_plain_large(self, values: pa.Array) -> bool:
         """Whether what is not small can do without Arrow: nothing is compressed, and no record is too large."""

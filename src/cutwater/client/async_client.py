@@ -331,10 +331,11 @@ class AsyncClient(PublishingCalls):
         >>> log.append("t", pa.table({"value": [b"x", b"y", b"z"]})).count
         3
         """
-        check_topic(topic)
+        if type(topic) is not str:
+            check_topic(topic)
         begun = None
         if headers is None and watermark is None and if_llsn is None and not self._is_closed:
-            seconds = self._timeout if timeout is None else timeout
+            seconds = self._timeout if timeout is None else check_timeout(timeout)
             begun = self._appends.begin(topic, records, key, timestamp, stream, seconds)
             if begun is not None:
                 try:
@@ -364,7 +365,7 @@ class AsyncClient(PublishingCalls):
         check_topic(topic)
         if self._is_closed or headers is not None or watermark is not None or if_llsn is not None:
             return None
-        seconds = self._timeout if timeout is None else timeout
+        seconds = self._timeout if timeout is None else check_timeout(timeout)
         return self._appends.quick(topic, records, key, timestamp, stream, seconds)
 
     # Reading.

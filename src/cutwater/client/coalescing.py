@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct
@@ -60,16 +61,15 @@ class Waiting(Struct, eq=False):
     outcome: Outcome
 
 
-class _Flight:
-    """A batch under way. ``last`` is who waits longest."""
+_deadline, _part = attrgetter("at"), attrgetter("part")
 
-    __slots__ = ("deadline", "group", "shipment")
 
-    def __init__(self, group: list[Waiting], last: Waiting) -> None:
-        self.group = group
-        # Others may have less time; whose is up gives up by itself.
-        self.deadline = Deadline(last.seconds, last.at)
-        self.shipment = Shipment()
+class _Flight(Shipment, eq=False, kw_only=True):
+    """A batch under way. ``last`` is who waits longest: others may have less time, and whose is up gives up by
+    itself."""
+
+    group: list[Waiting]
+    last: Waiting
 
 
 class Lane:
@@ -148,7 +148,7 @@ class Lane:
         """One timer for all: most get their outcome long before it fires."""
         earliest = _expire(self._queue, None, now)
         for flight in self._in_flight:
-            earliest = min(earliest, _expire(flight.group, flight.shipment, now))
+            earliest = min(earliest, _expire(flight.group, flight, now))
         return earliest
 
     async def close(self) -> None:
@@ -162,7 +162,7 @@ class Lane:
             task.cancel()
         await asyncio.gather(*self._retrying, return_exceptions=True)
         for flight in self._in_flight:
-            _fail(flight.group, _interrupted(flight.shipment))
+            _fail(flight.group, _interrupted(flight))
         self._watch.stop()
         if self._patience is not None:
             self._patience.cancel()
@@ -196,15 +196,16 @@ class Lane:
         while self._queue and self._may_depart():
             flight = self._next_flight()
             self._usual = max(len(flight.group), self._usual // 2)
-            self._departed = self._loop.time()
+            self._departed = now = self._loop.time()
             self._in_flight.add(flight)
             load, answered = partial(self._load, flight), partial(self._answered, flight)
+            timeout_ms = max(1, int((flight.last.at - now) * 1_000))
             try:
-                is_sent = self._shipping.begin(flight.shipment, self.topic, self._pin, load, flight.deadline, answered)
+                is_sent = self._shipping.begin(flight, self.topic, self._pin, load, timeout_ms, answered)
             except Exception as error:
                 # Nobody foresaw it: there is no memory, or Arrow data of a caller is not what it says.
                 self._arrived(flight)
-                _fail(flight.group, _broken(flight.shipment, error))
+                _fail(flight.group, _broken(flight, error))
             else:
                 if not is_sent:
                     self._retry(flight, None)
@@ -213,29 +214,31 @@ class Lane:
 
     def _next_flight(self) -> _Flight:
         queue = self._queue
-        last = queue[0]
-        group, size = list[Waiting](), 0
-        while queue and (not group or size + queue[0].size <= BATCH_BYTES_MAX):
-            waiting = queue.popleft()
-            group.append(waiting)
-            size += waiting.size
-            if waiting.at > last.at:
-                last = waiting
+        if self._bytes <= BATCH_BYTES_MAX:
+            group, size = list(queue), self._bytes
+            queue.clear()
+        else:
+            group = [queue.popleft()]
+            size = group[0].size
+            while queue and size + queue[0].size <= BATCH_BYTES_MAX:
+                group.append(queue.popleft())
+                size += group[-1].size
+        if self._bytes > LANE_BYTES_MAX:
+            self._room.set()
         self._bytes -= size
-        self._room.set()
-        return _Flight(group, last)
+        return _Flight(group=group, last=max(group, key=_deadline))
 
     def _load(self, flight: _Flight) -> Batch:
         """Of those who have not given up meanwhile."""
         flight.group = group = [waiting for waiting in flight.group if not waiting.outcome.done()]
         if not group:
             raise ClientClosed("nobody waits for these appends any more")
-        return self._encode([waiting.part for waiting in group])
+        return self._encode(list(map(_part, group)))
 
     def _answered(self, flight: _Flight, outcome: Ack | CutwaterError) -> None:
         if isinstance(outcome, Ack):
             _settle(flight.group, outcome)
-        elif may_retry(flight.shipment, outcome) and not self._is_closed:
+        elif may_retry(flight, outcome) and not self._is_closed:
             self._retry(flight, outcome)
             return
         else:
@@ -254,15 +257,15 @@ class Lane:
 
     async def _deliver(self, flight: _Flight, error: CutwaterError | None) -> None:
         """What takes more than one attempt, or has to wait for a connection."""
-        load = partial(self._load, flight)
+        load, deadline = partial(self._load, flight), Deadline(flight.last.seconds, flight.last.at)
         try:
-            ack = await self._shipping.ship(flight.shipment, self.topic, self._pin, load, None, flight.deadline, error)
+            ack = await self._shipping.ship(flight, self.topic, self._pin, load, None, deadline, error)
         except CutwaterError as failure:
             _fail(flight.group, failure)
         except Exception as failure:
-            _fail(flight.group, _broken(flight.shipment, failure))
+            _fail(flight.group, _broken(flight, failure))
         except BaseException:
-            _fail(flight.group, _interrupted(flight.shipment))
+            _fail(flight.group, _interrupted(flight))
             raise
         else:
             _settle(flight.group, ack)

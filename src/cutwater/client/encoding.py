@@ -7,7 +7,7 @@ is computed here, once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -68,13 +68,18 @@ def encode(
 
 
 def encode_parts(
-    parts: Sequence[Part], schema: TopicSchema, now_us: int, *, limits: Limits, compression: Compression | None
+    parts: Sequence[Part],
+    schema: TopicSchema,
+    now_us: Callable[[], int],
+    *,
+    limits: Limits,
+    compression: Compression | None,
 ) -> Batch:
     """Of records that were checked one by one when they were taken in, if they are plain."""
     if compression is None and (found := plain_body(parts)) is not None:
         return _batch(found.records, found.body, found.times, limits, None, schema.number)
     rows, times = joined(parts)
-    return encode(rows, schema, now_us, limits=limits, compression=compression, times=times)
+    return encode(rows, schema, now_us(), limits=limits, compression=compression, times=times)
 
 
 def _batch(

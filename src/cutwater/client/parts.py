@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -31,11 +31,58 @@ class Single(Struct, frozen=True):
     timestamp: int
 
 
-class Values(Struct, frozen=True):
-    """Records that are nothing but values, as an Arrow array of bytes without nulls, all with the same event time."""
+_Buffer: TypeAlias = bytes | memoryview
 
-    values: pa.Array
+
+class Values(Struct, frozen=True):
+    """Records that are nothing but values, all with the same event time. ``data`` holds one after the other.
+    ``offsets`` say where each of them begins and the last one ends, as Arrow has it; the first begins at ``start``, as
+    they may have been cut out of something larger."""
+
+    offsets: _Buffer
+    data: _Buffer
+    start: int
+    count: int
     timestamp: int
+
+
+def values_of(values: pa.Array, timestamp: int, owned_bytes_max: int = 0) -> Values | None:
+    """Of an Arrow array of bytes without nulls, in its memory, or ``owned`` if there is no more than that. None if that
+    is not all there, or empty; the offsets in between are not looked at."""
+    at, count = values.offset, len(values)
+    _, offsets, data = values.buffers()
+    found = memoryview(offsets or b"")[4 * at : 4 * (at + count + 1)]
+    if not count or len(found) < 4 * (count + 1):
+        return None
+    numbers = found.cast("i")
+    start, end = numbers[0], numbers[count]
+    held = memoryview(data or b"")[start:end]
+    if not 0 <= start <= end == start + len(held):
+        return None
+    if len(found) + len(held) <= owned_bytes_max:
+        return Values(bytes(found), bytes(held), start, count, timestamp)
+    return Values(found, held, start, count, timestamp)
+
+
+def are_in_order(part: Values) -> bool:
+    """Whether no value ends before it begins. Arrow can tell, too, but lets go of the interpreter meanwhile, and where
+    there are many threads it takes long to get that back."""
+    numbers = int.from_bytes(part.offsets, "little")
+    tops, all_but_last = _top_bits(part.count + 1)
+    # A difference that is not negative leaves the top bit where it was set, and nothing is borrowed from a neighbour.
+    return not numbers & tops and ((numbers >> 32 | tops) - numbers) & all_but_last == all_but_last
+
+
+@lru_cache(maxsize=16)
+def _top_bits(count: int) -> tuple[int, int]:
+    """Of so many offsets, and of one less. Those of small parts only are asked for."""
+    return _repeated(1 << 31, count), _repeated(1 << 31, count - 1)
+
+
+def _repeated(number: int, count: int) -> int:
+    """A number so many times side by side, 32 bits each. Offsets are such a large number, too: what is added to it this
+    way is added to each of them."""
+    return int.from_bytes(number.to_bytes(4, "little") * count, "little")
 
 
 Part: TypeAlias = Single | Values | pa.RecordBatch
@@ -47,7 +94,7 @@ def owned(part: Part) -> Part:
     if isinstance(part, Single):
         return part
     if isinstance(part, Values):
-        return Values(_copied(part.values), part.timestamp)
+        return Values(bytes(part.offsets), bytes(part.data), part.start, part.count, part.timestamp)
     return pa.RecordBatch.from_arrays([_copied(column) for column in part.columns], schema=part.schema)
 
 
@@ -68,14 +115,16 @@ class Counted(Protocol):
     def count(self) -> int: ...
 
 
-def shares(ack: Ack, parts: Iterable[Counted]) -> list[Ack]:
+def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
     """The positions of each part of an acknowledged batch, in their order."""
+    if len(parts) == 1:
+        return [ack]
     glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
-    found = []
+    found, before = [], 0
     for part in parts:
         count = part.count
-        found.append(Ack(glsn, llsn, stream, count))
-        glsn, llsn = GLSN(glsn + count), LLSN(llsn + count)
+        found.append(Ack(GLSN(glsn + before), LLSN(llsn + before), stream, count))
+        before += count
     return found
 
 
@@ -101,31 +150,46 @@ def _of_singles(singles: list[Single]) -> Joined:
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
-    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), times)
+    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), pa.py_buffer(times))
     return Joined(rows, (min(times), max(times)))
 
 
 def _of_values(run: list[Values]) -> Joined:
-    times, stamps = _times_of_values(run)
-    return Joined(_key_value(pa.nulls(len(times), _BINARY), _together(run), times), stamps)
+    offsets, data, _ = _values_column(run)
+    times, count = b"".join(_times_of_values(run)), sum(one.count for one in run)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
+    values = pa.Array.from_buffers(_BINARY, count, buffers)
+    return Joined(_key_value(pa.nulls(count, _BINARY), values, pa.py_buffer(times)), _first_and_last(run))
 
 
-def _times_of_values(run: Sequence[Values]) -> tuple[array[int], tuple[int, int]]:
-    times = array("q")
-    for one in run:
-        times.extend(array("q", (one.timestamp,)) * len(one.values))
+def _times_of_values(run: Sequence[Values]) -> list[bytes]:
+    return [_NUMBER.pack(one.timestamp) * one.count for one in run]
+
+
+def _first_and_last(run: Sequence[Values]) -> tuple[int, int]:
     stamps = [one.timestamp for one in run]
-    return times, (min(stamps), max(stamps))
+    return min(stamps), max(stamps)
 
 
-def _together(run: Sequence[Values]) -> pa.Array:
-    return run[0].values if len(run) == 1 else pa.concat_arrays([one.values for one in run])
+def _values_column(run: Sequence[Values]) -> _Column:
+    """Each part's offsets are moved to where its data comes to lie."""
+    data, size = [one.data for one in run], 0
+    if len(run) == 1 and not run[0].start:
+        return run[0].offsets, data, len(data[0])
+    offsets = [bytes(4)]
+    for one in run:
+        moved = int.from_bytes(one.offsets[4:], "little") + _repeated(size, one.count)
+        if one.start:
+            moved -= _repeated(one.start, one.count)
+        offsets.append(moved.to_bytes(4 * one.count, "little"))
+        size += len(one.data)
+    return b"".join(offsets), data, size
 
 
-def _key_value(keys: pa.Array, values: pa.Array, times: array[int]) -> pa.RecordBatch:
+def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
     """Without headers."""
-    count = len(times)
-    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(times)])
+    count = len(values)
+    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, times])
     return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
 
 
@@ -135,7 +199,7 @@ _BINARY = pa.binary()
 # Bodies without Arrow.
 
 
-class Plain(NamedTuple):
+class Plain(Struct, frozen=True):
     """The body of a batch of plain records, how many they are, and the smallest and the largest event time."""
 
     body: bytes
@@ -144,14 +208,25 @@ class Plain(NamedTuple):
 
 
 def plain_body(parts: Sequence[Part]) -> Plain | None:
-    """The body of these records, or None if it takes Arrow. They are the bytes of ``joined(parts).rows.serialize()``;
-    only if values came with buffers that hold more than them, they are others, which are read as the same rows."""
+    """The body of these records, or None if it takes Arrow: the bytes of ``joined(parts).rows.serialize()``."""
     if _template() is None:
         return None
+    first = parts[0]
+    if len(parts) == 1 and type(first) is Single and first.key is None:
+        return _plain_value(first)
     kinds = set(map(type, parts))
     if kinds == {Single}:
         return _plain_singles(parts)
     return _plain_values(parts) if kinds == {Values} else None
+
+
+def _plain_value(single: Single) -> Plain:
+    """One record without a key, as most who wait for each of theirs have it: all of its columns but the value are known
+    beforehand."""
+    value, time = single.value, single.timestamp
+    size = len(value)
+    columns = _NO_KEY, _ENDS.pack(0, size), value, _PADDING[size % 8], _NUMBER.pack(time), _NO_HEADERS
+    return Plain(b"".join((_head(1, 1, 0, size), *columns)), 1, (time, time))
 
 
 def _plain_singles(singles: Sequence[Any]) -> Plain:
@@ -159,32 +234,30 @@ def _plain_singles(singles: Sequence[Any]) -> Plain:
     times = array("q", [single.timestamp for single in singles])
     keys = [single.key for single in singles]
     missing = keys.count(None)
-    key_column = _column([key or b"" for key in keys]) if missing < count else (bytes(4 * count + 4), b"")
+    key_column = _column([key or b"" for key in keys]) if missing < count else _no_keys(count)
     values = _column([single.value for single in singles])
-    return Plain(
-        _body(count, missing, _bits(keys, missing), key_column, values, times), count, (min(times), max(times))
-    )
+    body = _body(count, missing, _bits(keys, missing), key_column, values, [times])
+    return Plain(body, count, (min(times), max(times)))
 
 
-def _plain_values(run: Sequence[Any]) -> Plain | None:
-    values = _together(run)
-    _, offsets, data = values.buffers()
-    times, stamps = _times_of_values(run)
-    count = len(times)
-    view = memoryview(offsets)[: 4 * count + 4]
-    if values.offset or data is None or any(view[:4]):
-        # A slice of something larger, whose offsets begin elsewhere.
-        return None
-    found = view, memoryview(data)[: values.total_values_length]
-    return Plain(_body(count, count, bytes((count + 7) // 8), (bytes(len(view)), b""), found, times), count, stamps)
+def _plain_values(run: Sequence[Any]) -> Plain:
+    count = sum([one.count for one in run])
+    bits = bytes((count + 7) // 8)
+    body = _body(count, count, bits, _no_keys(count), _values_column(run), _times_of_values(run))
+    return Plain(body, count, _first_and_last(run))
 
 
-_Column: TypeAlias = "tuple[bytes | memoryview, bytes | memoryview]"
-"""Where each value begins, and the last one ends; and all of them."""
+_Column: TypeAlias = "tuple[_Buffer | array[int], Sequence[_Buffer], int]"
+"""Where each value begins, and the last one ends; all of them, in pieces; and their bytes."""
 
 
 def _column(values: list[bytes]) -> _Column:
-    return array("i", accumulate(map(len, values), initial=0)).tobytes(), b"".join(values)
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    return offsets, values, offsets[-1]
+
+
+def _no_keys(count: int) -> _Column:
+    return bytes(4 * count + 4), (), 0
 
 
 def _bits(values: list[bytes | None], missing: int) -> bytes:
@@ -201,24 +274,52 @@ _NODES = struct.Struct("<14q")
 _BUFFERS = struct.Struct("<34q")
 """Where each of their buffers is, and its length."""
 _NUMBER = struct.Struct("<q")
+_ENDS = struct.Struct("<2i")
+"""Where one value begins, and where it ends."""
+_NO_KEY = bytes(8 + 8)
+"""That it is not there, and its ends."""
 
 
-def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: array[int]) -> bytes:
+def _body(
+    count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: Sequence[bytes | array[int]]
+) -> bytes:
     """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
-    offsets_bytes, bits_bytes = 4 * count + 4, (count + 7) // 8
-    keys_bytes, values_bytes = len(keys[1]), len(values[1])
+    key_offsets, key_pieces, keys_bytes = keys
+    offsets, pieces, values_bytes = values
+    offsets_rest = _PADDING[(4 * count + 4) % 8]
+    return b"".join(
+        (
+            _head(count, missing, keys_bytes, values_bytes),
+            *(bits, _PADDING[len(bits) % 8], key_offsets, offsets_rest, *key_pieces, _PADDING[keys_bytes % 8]),
+            *(offsets, offsets_rest, *pieces, _PADDING[values_bytes % 8]),
+            *times,
+            bytes(_no_headers_bytes(count)),
+        )
+    )
+
+
+def _no_headers_bytes(count: int) -> int:
+    """The headers of records that have none: a map of nulls, and inside of it nothing but the ends of no names and no
+    values."""
+    return _up((count + 7) // 8) + _up(4 * count + 4) + 16
+
+
+@lru_cache(maxsize=256)
+def _head(count: int, missing: int, keys_bytes: int, values_bytes: int) -> bytes:
+    """What stands before the columns. Many batches are alike in it."""
+    offsets_bytes, headers_bits_bytes = 4 * count + 4, (count + 7) // 8
+    bits_bytes = headers_bits_bytes if missing else 0
     offsets_up = _up(offsets_bytes)
-    key_offsets_at = _up(len(bits))
+    key_offsets_at = _up(bits_bytes)
     keys_at = key_offsets_at + offsets_up
     offsets_at = keys_at + _up(keys_bytes)
     values_at = offsets_at + offsets_up
     times_at = values_at + _up(values_bytes)
-    # There are no headers: a map of nulls, and inside of it nothing but the ends of no names and no values.
     headers_at = times_at + 8 * count
-    header_offsets_at = headers_at + _up(bits_bytes)
+    header_offsets_at = headers_at + _up(headers_bits_bytes)
     names_at = header_offsets_at + offsets_up
     inside_at = names_at + 8
-    end = inside_at + 8
+    end = headers_at + _no_headers_bytes(count)
     template = _template()
     assert template is not None
     head = bytearray(template.head)
@@ -228,27 +329,21 @@ def _body(count: int, missing: int, bits: bytes, keys: _Column, values: _Column,
     _BUFFERS.pack_into(
         head,
         template.buffers_at,
-        *(0, len(bits), key_offsets_at, offsets_bytes, keys_at, keys_bytes),
+        *(0, bits_bytes, key_offsets_at, offsets_bytes, keys_at, keys_bytes),
         *(offsets_at, 0, offsets_at, offsets_bytes, values_at, values_bytes),
         *(times_at, 0, times_at, 8 * count),
-        *(headers_at, bits_bytes, header_offsets_at, offsets_bytes),
+        *(headers_at, headers_bits_bytes, header_offsets_at, offsets_bytes),
         *(names_at, 0, names_at, 0, names_at, 4, inside_at, 0),
         *(inside_at, 0, inside_at, 4, end, 0),
     )
-    offsets_rest = _PADDING[offsets_bytes % 8]
-    return b"".join(
-        (
-            head,
-            *(bits, _PADDING[len(bits) % 8], keys[0], offsets_rest, keys[1], _PADDING[keys_bytes % 8]),
-            *(values[0], offsets_rest, values[1], _PADDING[values_bytes % 8]),
-            times,
-            bytes(end - headers_at),
-        )
-    )
+    return bytes(head)
 
 
 def _up(size: int) -> int:
     return (size + 7) & -8
+
+
+_NO_HEADERS = bytes(_no_headers_bytes(1))
 
 
 class _Template(NamedTuple):

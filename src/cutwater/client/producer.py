@@ -169,10 +169,8 @@ class AsyncProducer:
             raise self._failure
         if self._is_closing:
             raise ClientClosed(f"producer {self.id!r} was closed")
-        for sent in given:
-            self._buffer.add(sent)
-            if sent.at < self._watch.armed:
-                self._watch.note(sent.at)
+        self._buffer.add(given)
+        self._watch.note(min([sent.at for sent in given]))
         self._depart_soon()
 
     async def flush(self, *, timeout: float | None = None) -> None:

@@ -73,15 +73,18 @@ class ProducerBuffer:
         """One that is larger than all the room is let in alone."""
         return not self.bytes or self.bytes + size <= self._bytes_max
 
-    def add(self, sent: Sent) -> None:
-        self._queue.append(sent)
-        self.bytes += sent.size
+    def add(self, given: list[Sent]) -> None:
         # Those that are settled would otherwise be kept until their deadline.
         self._forget_settled()
-        if not self._in_order or sent.at >= self._in_order[-1].at:
-            self._in_order.append(sent)
-        else:
-            heapq.heappush(self._others, (sent.at, next(self._numbers), sent))
+        self._queue.extend(given)
+        last = self._in_order[-1].at if self._in_order else -inf
+        for sent in given:
+            self.bytes += sent.size
+            if sent.at >= last:
+                self._in_order.append(sent)
+                last = sent.at
+            else:
+                heapq.heappush(self._others, (sent.at, next(self._numbers), sent))
 
     def _forget_settled(self) -> None:
         while self._in_order and self._in_order[0].future.done():
