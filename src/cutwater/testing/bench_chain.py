@@ -3,8 +3,8 @@
 There is no order among several chains, no recovery, no identity: what is missing here is what the log adds. Blocking
 sockets, which cost the least; whatever arrives during a sync goes into the next one. There are two of them:
 
-- *in order*: each process receives, checks checksums, writes, calls ``fdatasync``, and then hands on what it has
-  received; the last one tells the client how much it has. What anyone would write down first.
+- *in order*: each process receives, checks checksums, writes, calls ``fdatasync``, and then hands on the messages that
+  it has received; the last one tells the client how many it has. What anyone would write down first.
 - *overlapping*: each process hands messages on before it writes them, and another thread of it syncs meanwhile, so all
   disks work at the same time. Behind its data each process sends down the chain how much of it is durable, and the last
   one tells the client how much is durable everywhere.
@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -48,6 +48,13 @@ class ChainFigures(Struct, frozen=True):
     """Seconds of each message, if only one was under way at a time."""
 
 
+def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
+    for start in range(0, len(pieces), WRITE_PIECES_MAX):
+        some = pieces[start : start + WRITE_PIECES_MAX]
+        if os.writev(file, some) != sum(map(len, some)):
+            raise OSError("the disk did not take all of a write")
+
+
 class _InOrder:
     """One process of a chain that does one thing after the other."""
 
@@ -62,6 +69,7 @@ class _InOrder:
         while size := self._above.recv_into(buffer[filled:]):
             filled += size
             end = 0
+            messages: list[memoryview] = []
             while filled - end >= HEADER.size:
                 length, number = HEADER.unpack_from(buffer, end)
                 start, after = end + HEADER.size, end + HEADER.size + length
@@ -69,14 +77,15 @@ class _InOrder:
                     break
                 if google_crc32c.value(bytes(buffer[start:after])) != number:
                     raise ValueError("a message was damaged on the way")
+                messages.append(buffer[end:after])
                 end = after
-                durable += 1
-            if not end:
+            if not messages:
                 continue
-            if os.write(self._file, buffer[:end]) != end:
-                raise OSError("the disk did not take all of a write")
+            _write_all(self._file, messages)
             os.fdatasync(self._file)
-            self._below.sendall(COUNT.pack(durable) if self._is_last else buffer[:end])
+            durable += len(messages)
+            for message in [COUNT.pack(durable)] if self._is_last else messages:
+                self._below.sendall(message)
             buffer[: filled - end] = buffer[end:filled]
             filled -= end
 
@@ -145,17 +154,10 @@ class _Overlapping:
                 if more is None:
                     return
                 pieces += more
-            self._write_all(pieces)
+            _write_all(self._file, pieces)
             os.fdatasync(self._file)
             self._durable += len(pieces) // 2
             self._tell()
-
-    def _write_all(self, pieces: list[bytes]) -> None:
-        for start in range(0, len(pieces), WRITE_PIECES_MAX):
-            some = pieces[start : start + WRITE_PIECES_MAX]
-            written = os.writev(self._file, some)
-            if written != sum(map(len, some)):
-                raise OSError("the disk did not take all of a write")
 
     def _tell(self) -> None:
         """How much is durable here and before."""
