@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -112,27 +114,42 @@ def test_waiters_of_the_head_get_a_definite_answer_when_the_sealed_position_is_s
     with_cluster(tmp_path, test)
 
 
-def test_the_first_entry_of_a_turn_leaves_at_once_and_the_others_together(tmp_path: Path) -> None:
+def test_entries_leave_before_they_are_written_the_first_at_once_and_the_others_together(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
         await cluster.until_all_run()
         stream = cluster.order.state.streams[STREAM]
         head = cluster.nodes[stream.members[0]]
         await cluster.until(lambda: not head.node.replicas[STREAM].is_busy, "its hard state is stored")
         forward = head.replicate
+        writer = head.node.replicas[STREAM].writer
         left: list[tuple[LLSN, bool]] = []
+        waiting: list[int] = []
 
         def replicate(peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
             left.append((message.entry.first_llsn, is_first))
             forward(peer, message, is_first=is_first)
 
+        def before(write: Callable[..., None]) -> Callable[..., None]:
+            def noting(*args: Any) -> None:
+                waiting.append(head.peers.require(stream.members[1]).snapshot().send_bytes)
+                write(*args)
+
+            return noting
+
         head.replicate = replicate  # type: ignore[method-assign]
+        writer.hand_over = before(writer.hand_over)  # type: ignore[method-assign]
+        writer.write_here = before(writer.write_here)  # type: ignore[method-assign]
         asker = Mock()
         for body in (b"a", b"b", b"c"):
             whole = structs.replace(batch(body), body=body)
             head.node.append(api.AppendArguments(STREAM, stream.epoch, batch(body)), whole, asker)
         assert left == [(1, True), (2, False), (3, False)]
+        assert head.peers.require(stream.members[1]).snapshot().send_bytes > 0
+        assert waiting == []
         await cluster.until(lambda: asker.answer.call_count == 3, "all are acknowledged")
         assert [call.args[0].ack.llsn for call in asker.answer.call_args_list] == [1, 2, 3]
+        assert waiting
+        assert not any(waiting), "what is sent to the next replica waits for the disk"
         await cluster.append(b"d")
         assert left[3:] == [(4, True)]
         asker.fail.assert_not_called()

@@ -16,7 +16,7 @@ from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
-from cutwater.client.conversion import Records, Time, check_arrow, time_us, to_batch
+from cutwater.client.conversion import TIMES, Records, Time, check_arrow, time_us, to_batch
 from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
@@ -32,7 +32,6 @@ RECORD_BYTES = 16
 """What one record adds to its value, about, or a batch to all of its values and their offsets."""
 TIME_BYTES = 8
 """What an event time adds to a record."""
-TIMES = range(-(2**63), 2**63)
 _PLAIN = (bytes, str, bytearray, memoryview)
 _ONLY_VALUES = ["value"]
 

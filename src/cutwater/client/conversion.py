@@ -32,6 +32,8 @@ Polars."""
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _PLAIN = (bytes, str, bytearray, memoryview)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+TIMES = range(-62_135_596_800_000_000, 253_402_300_800_000_000)
+"""Microseconds since 1970 that a ``datetime`` can tell."""
 SHOWN_MAX = 60
 """Of a value that is wrong, so many characters are shown."""
 
@@ -85,10 +87,10 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
         delta = time - _EPOCH
         return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
     if isinstance(time, int) and not isinstance(time, bool):
-        if not -(2**63) <= time < 2**63:
+        if time not in TIMES:
             raise InvalidRecord(
-                f"{time} µs is no time that 64 bits can hold: an integer is microseconds since 1970. Check its unit, "
-                "or give a datetime with a time zone",
+                f"{time} µs is no time of the years 1 to 9999: an integer is microseconds since 1970 (of "
+                "nanoseconds, take // 1_000). Or give a datetime with a time zone",
                 column=name,
                 row=row,
             )

@@ -23,11 +23,11 @@ HERE_BYTES_MAX = 32 * 1024
 
 
 class HandingOver:
-    """``may_wait`` says whether the event loop may wait for the disk at all; ``report`` sends the report that is due
-    when entries are durable."""
+    """``may_wait`` says whether the event loop may wait for the disk at all; ``flush`` lets go of what this turn has sent
+    to peers; ``report`` sends the report that is due when entries are durable."""
 
-    def __init__(self, may_wait: Callable[[], bool], report: Callable[[], None]) -> None:
-        self._may_wait, self._report = may_wait, report
+    def __init__(self, may_wait: Callable[[], bool], flush: Callable[[], None], report: Callable[[], None]) -> None:
+        self._may_wait, self._flush, self._report = may_wait, flush, report
         self._loop = asyncio.get_running_loop()
         self._due: list[Writer] = []
         self._busy: list[Writer] = []
@@ -47,6 +47,7 @@ class HandingOver:
             self._due.append(writer)
 
     def _now(self) -> None:
+        self._flush()
         due, self._due = self._due, []
         if len(due) == 1 and self._can_be_here(due[0]):
             begun = time.monotonic()

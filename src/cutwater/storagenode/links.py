@@ -137,6 +137,12 @@ class Peers:
             raise Unavailable(f"the address of storage node {peer} is not known yet")
         return link.require()
 
+    def flush(self) -> None:
+        """What was sent in this turn of the event loop leaves now."""
+        for link in self._links.values():
+            if link.connection is not None:
+                link.connection.flush()
+
     def heard_from(self, name: str) -> None:
         """Someone of this name connected here. If it is a peer that could not be reached, it can be now."""
         link = self._links.get(StorageNodeId(int(name))) if name.isdecimal() else None

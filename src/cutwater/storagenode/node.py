@@ -95,6 +95,9 @@ class Outside(Protocol):
         """Raises if the peer cannot be reached. The first entry of a turn of the event loop is usually the only one, so
         it leaves at once; what comes after it in the same turn leaves together."""
 
+    def flush_peers(self) -> None:
+        """What was replicated in this turn of the event loop leaves now."""
+
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         """Raises if the source cannot be reached."""
 
@@ -159,7 +162,7 @@ class StorageNode:
         self._stores = stores
         self._threads = threads
         self._loop = asyncio.get_running_loop()
-        self._handing_over = HandingOver(outside.may_wait_for_disk, self._report_if_due)
+        self._handing_over = HandingOver(outside.may_wait_for_disk, outside.flush_peers, self._report_if_due)
         self._waiters: dict[Waiter, tuple[Asker, int]] = {}
         self._waiting_bytes = 0
         self._next_waiter = 0

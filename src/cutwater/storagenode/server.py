@@ -241,6 +241,9 @@ class StorageNodeServer:
         body = message.entry.batch.body
         self.peers.require(peer).notify(api.REPLICATE, _with_body(message, b""), body, is_alone=is_first)
 
+    def flush_peers(self) -> None:
+        self.peers.flush()
+
     def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
         self._spawn(self._syncing.learn(self.peers.require(source), request))
 

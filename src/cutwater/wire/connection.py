@@ -220,6 +220,10 @@ class Connection(FrameProtocol):
         if self._is_choked:
             self._unchoke()
 
+    def flush(self) -> None:
+        """Let go of what was sent in this turn now, as whoever is about to wait for something does."""
+        self._outbox.flush()
+
     def snapshot(self) -> Snapshot:
         return Snapshot(
             self.state,
