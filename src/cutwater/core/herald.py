@@ -147,7 +147,8 @@ class Herald:
         self._answered.pop(node, None)
 
     def is_content(self, report: Report, settled: GLSN) -> bool:
-        """Whether nothing has to be said to the node, except perhaps of what has changed. See ``answer``."""
+        """Whether nothing has to be said to the node, except perhaps of what has changed. See ``answer``. Who falls
+        behind after this was asked is told with the next report."""
         node = report.storage_node_id
         return (
             report.applied_high_watermark >= settled

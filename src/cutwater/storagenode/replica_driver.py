@@ -340,7 +340,7 @@ class ReplicaDriver:
             self._host.hand_over_soon(self.writer)
 
     def _table(self) -> dict[type, Callable[[Any], None]]:
-        """How each kind of effect is carried out, if the next one can follow at once."""
+        """How each kind of effect is carried out, but for those after which the others have to wait, or to end."""
         host, stream = self._host, self.stream
         return {
             WriteEntry: self._write,
