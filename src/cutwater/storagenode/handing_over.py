@@ -23,8 +23,8 @@ HERE_BYTES_MAX = 32 * 1024
 
 
 class HandingOver:
-    """``may_wait`` says whether the event loop may wait for the disk at all; ``flush`` lets go of what was sent to peers;
-    ``report`` sends the report that is due when entries are durable."""
+    """``may_wait`` says whether the event loop may wait for the disk at all; ``flush`` lets go of what was sent to
+    peers; ``report`` sends the report that is due when entries are durable."""
 
     def __init__(self, may_wait: Callable[[], bool], flush: Callable[[], None], report: Callable[[], None]) -> None:
         self._may_wait, self._flush, self._report = may_wait, flush, report
