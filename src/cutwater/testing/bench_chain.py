@@ -1,13 +1,13 @@
-"""The references of ``bench_log``: the barest chains of processes that keep records on every disk, without Cutwater.
+"""The references of ``bench_log``: bare chains of processes that keep records on every disk, without Cutwater.
 
 There is no order among several chains, no recovery, no identity: what is missing here is what the log adds. Blocking
 sockets, which cost the least; whatever arrives during a sync goes into the next one. There are two of them:
 
-- *in order*: each process receives, checks checksums, writes, calls ``fdatasync``, and then hands on the messages that
-  it has received; the last one tells the client how many it has. What anyone would write down first.
-- *overlapping*: each process hands messages on before it writes them, and another thread of it syncs meanwhile, so all
-  disks work at the same time. Behind its data each process sends down the chain how much of it is durable, and the last
-  one tells the client how much is durable everywhere.
+- *in order*, the simplest: each process receives, checks checksums, writes, calls ``fdatasync``, and then hands on the
+  messages that it has received, each by itself; the last one tells the client how many it has.
+- *overlapping*, the quickest: each process hands on whatever it has received in one piece, before it writes it, and
+  another thread of it syncs meanwhile, so all disks work at the same time. Behind its data each process sends down the
+  chain how much of it is durable, and the last one tells the client how much is durable everywhere.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def _write_all(file: int, pieces: Sequence[bytes | memoryview]) -> None:
 class _InOrder:
     """One process of a chain that does one thing after the other."""
 
-    def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_first: bool, is_last: bool):
-        del is_first
+    def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_last: bool) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._above, self._below, self._is_last = above, below, is_last
 
@@ -121,24 +120,24 @@ class _Overlapping:
         filled = 0
         while size := self._above.recv_into(buffer[filled:]):
             filled += size
-            start = 0
+            start = unsent = 0
             pieces: list[bytes] = []
             while filled - start >= HEADER.size:
                 length, number = HEADER.unpack_from(buffer, start)
                 end = start + HEADER.size + length
                 if not length:
                     self._marked = number
+                    self._hand_on(buffer[unsent:start])
+                    unsent = end
                 elif end > filled:
                     break
                 else:
                     body = bytes(buffer[start + HEADER.size : end])
                     if google_crc32c.value(body) != number:
                         raise ValueError("a message was damaged on the way")
-                    if not self._is_last:
-                        with self._sending:
-                            self._below.sendall(buffer[start:end])
                     pieces += (HEADER.pack(length, number), body)
                 start = end
+            self._hand_on(buffer[unsent:start])
             if pieces:
                 self._written.put(pieces)
             else:
@@ -146,6 +145,11 @@ class _Overlapping:
             if start:
                 buffer[: filled - start] = buffer[start:filled]
                 filled -= start
+
+    def _hand_on(self, messages: memoryview) -> None:
+        if messages and not self._is_last:
+            with self._sending:
+                self._below.sendall(messages)
 
     def _write(self) -> None:
         while (pieces := self._written.get()) is not None:
@@ -179,8 +183,10 @@ def _serve(path: Path, below: int, tell: Connection, is_first: bool, is_last: bo
             out.settimeout(None)
             _tune(above)
             _tune(out)
-            node = _Overlapping if overlaps else _InOrder
-            node(path, above, out, is_first=is_first, is_last=is_last).run()
+            if overlaps:
+                _Overlapping(path, above, out, is_first=is_first, is_last=is_last).run()
+            else:
+                _InOrder(path, above, out, is_last=is_last).run()
 
 
 def _tune(sock: socket.socket) -> None:
