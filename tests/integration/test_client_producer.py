@@ -136,6 +136,37 @@ def test_what_cannot_be_sent_waits_and_what_is_too_much_has_to(tmp_path: Path) -
     with_log(tmp_path, test)
 
 
+def test_what_was_never_sent_never_will_be_and_an_end_without_outcome_is_told(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        async with FaultProxy("127.0.0.1", cluster.ports[1]) as proxy:
+            await cluster.restart_node(1, advertise=proxy.address)
+            producer = await log.producer("t", id="p", buffer_bytes=10_000)
+            await (await producer.send(b"first"))
+            proxy.refuse()
+            await cluster.until(lambda: log._nodes.ready(proxy.address) is None, "the client has noticed")
+            late = await producer.send(b"never" * 1000, timeout=0.5)
+            with pytest.raises(DeadlineExceeded, match="could not send it within 0.5 s: .*127.0.0.1:"):
+                await late
+            # There is room again.
+            await producer.send(b"x" * 9_000, timeout=0.5)
+            with pytest.raises(DeadlineExceeded, match="could not send it"):
+                await producer.flush()
+            proxy.heal()
+            await (await producer.send(b"second"))
+            proxy.swallow(from_target=True)
+            with pytest.raises(AppendUnknown):
+                await (await producer.send(b"third", timeout=0.2))
+            with pytest.raises(AppendUnknown):
+                await producer.flush()
+            with pytest.raises(AppendUnknown, match="1 records, and nobody goes on trying"):
+                await producer.close(timeout=0.2)
+            proxy.heal()
+            assert list((await content(log)).values()) == [b"first", b"second", b"third"]
+
+    with_log(tmp_path, test)
+
+
 def test_a_sealed_stream_is_left_for_another_one(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t", streams=2)

@@ -256,7 +256,8 @@ class Producer(Blocking[AsyncProducer]):
         self._loop.run(self._async.flush(timeout=timeout), timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
+        """Flush and end. What has no outcome by then fails: *unknown* if it was sent. What was told to be *unknown* is
+        waited for as well; ``AppendUnknown`` says that it still is."""
         with self._lock:
             self._is_closed = True
             self._room.notify_all()

@@ -45,7 +45,8 @@ from cutwater.errors import (
     SequenceReused,
     Unavailable,
 )
-from cutwater.types import Ack, Batch, BatchKind, ProducerId, ProducerTag, Sequence
+from cutwater.types import Ack, Batch, BatchKind, LogStreamId, ProducerId, ProducerTag, Sequence
+from cutwater.wire.connection import Connection
 from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.methods import Received
@@ -110,6 +111,8 @@ class AsyncProducer:
         """Something was settled, or there is room again, or the phase has changed."""
         self._trouble = asyncio.Event()
         """Something was refused or lost, so the present step has to be done again."""
+        self._hindrance = ""
+        """Why its log stream cannot be reached, as long as that is so."""
         self._closed_since: float | None = None
         self._moved_at = self._loop.time()
         self._is_due = False
@@ -193,20 +196,36 @@ class AsyncProducer:
             raise error
 
     async def close(self, *, timeout: float | None = None) -> None:
-        """Flush and end. What has no outcome by then fails: *unknown* if it was sent."""
+        """Flush and end. What has no outcome by then fails: *unknown* if it was sent. What was told to be *unknown* is
+        waited for as well; ``AppendUnknown`` says that it still is."""
+        await self._end(Deadline(self.timeout if timeout is None else timeout), is_all=True)
+
+    async def finish(self) -> None:
+        """As ``close``, for who did not send: failures that there were before are not told again."""
+        self._buffer.unheard = None
+        await self._end(Deadline(self.timeout), is_all=False)
+
+    async def _end(self, deadline: Deadline, *, is_all: bool) -> None:
         if self._is_closing:
             return
         self._is_closing = True
         self._note_change()
         try:
-            await self.flush(timeout=timeout)
+            await self.flush(timeout=deadline.seconds)
+            if is_all:
+                await self._until_known(deadline)
         finally:
             await self._stop(ClientClosed(f"producer {self.id!r} was closed before this was sent"))
 
-    async def finish(self) -> None:
-        """As ``close``, for who did not send: failures that there were before are not told again."""
-        self._buffer.unheard = None
-        await self.close()
+    async def _until_known(self, deadline: Deadline) -> None:
+        try:
+            await self._until(lambda: not self._flights, deadline, "has not heard of all that was sent")
+        except DeadlineExceeded as error:
+            count = sum(sent.count for flight in self._flights.values() for sent in flight.sent)
+            raise AppendUnknown(
+                f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of {count} "
+                "records, and nobody goes on trying: read the log to see whether they are there"
+            ) from error
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -245,7 +264,7 @@ class AsyncProducer:
         return self._buffer.bytes
 
     def _expire(self, now: float) -> float:
-        earliest = self._buffer.expire(now, self.id)
+        earliest = self._buffer.expire(now, self.id, self._hindrance or self._repository.trouble)
         self._note_change()
         return earliest
 
@@ -256,8 +275,12 @@ class AsyncProducer:
             self._loop.call_soon(self._depart)
 
     def _depart(self) -> None:
+        """A batch gets its number when it can leave at once: before, whoever gives up knows that it never will."""
         self._is_due = False
         while len(self._buffer) and self._may_send():
+            if self._head(self._session.stream) is None:
+                self._trouble.set()
+                break
             group = self._buffer.next_group(BATCH_BYTES_MAX)
             if not group:
                 continue
@@ -308,14 +331,22 @@ class AsyncProducer:
         self._note_change()
         self._depart_soon()
 
-    def _send(self, effect: SendBatch) -> None:
-        """To the head, if it can be reached now; otherwise the keeper will see to it."""
-        info = self._catalogs.view.streams.get(effect.stream)
+    def _head(self, stream: LogStreamId) -> tuple[StreamInfo, str, Connection] | None:
+        """Where batches of this log stream go, if that can be reached now."""
+        info = self._catalogs.view.streams.get(stream)
         address = self._catalogs.view.addresses.get(info.chain[0]) if info is not None and info.chain else None
         connection = self._nodes.ready(address) if address is not None else None
-        if info is None or not info.is_open or connection is None:
+        if info is None or not info.is_open or address is None or connection is None:
+            return None
+        return info, address, connection
+
+    def _send(self, effect: SendBatch) -> None:
+        """To the head, if it can be reached now; otherwise the keeper will see to it."""
+        head = self._head(effect.stream)
+        if head is None:
             self._trouble.set()
             return
+        info, address, connection = head
         batch, tag = effect.batch, effect.batch.producer
         assert tag is not None
         flight = self._flights.get(tag.sequence) if batch.kind is BatchKind.DATA else None
@@ -329,7 +360,6 @@ class AsyncProducer:
                 on_answer=lambda outcome: self._answered(batch.kind, tag, flight, outcome),
             )
         except ConnectionLost:
-            assert address is not None
             self._nodes.drop(address, connection)
             self._trouble.set()
         except CutwaterError:
@@ -347,6 +377,7 @@ class AsyncProducer:
         if flight is not None:
             flight.open_calls -= 1
         if isinstance(outcome, Received):
+            self._hindrance = ""
             answer = outcome.value
             if kind is BatchKind.FENCE:
                 self._do(self._session.fence_committed(tag, answer.last_sequence))
@@ -432,7 +463,7 @@ class AsyncProducer:
             is_troubled = await self._pause(wait)
             if self._session.phase is Phase.FENCED or self._failure is not None:
                 continue
-            waits = bool(self._flights) or self._session.phase is not Phase.READY
+            waits = bool(self._flights) or len(self._buffer) > 0 or self._session.phase is not Phase.READY
             is_stuck = waits and self._loop.time() - self._moved_at > STUCK_SECONDS
             if not (is_troubled and waits) and not is_stuck:
                 wait = RETRY_SECONDS_MIN
@@ -460,12 +491,15 @@ class AsyncProducer:
             if info is not None and info.is_open and info.chain:
                 self._closed_since = None
                 await self._connected(info)
+                self._hindrance = ""
                 self._do(session.stream_reopened(info.stream) or session.retry())
+                self._depart_soon()
                 return
         except ClientClosed as error:
             self._give_up(error)
             return
-        except CutwaterError:
+        except CutwaterError as error:
+            self._hindrance = error.message
             self._trouble.set()
             return
         now = self._loop.time()
@@ -474,6 +508,7 @@ class AsyncProducer:
             self._give_up(NotFound(f"topic {self.topic!r} of producer {self.id!r} was deleted: open it on another one"))
             return
         self._closed_since = now if self._closed_since is None else self._closed_since
+        self._hindrance = f"log stream {session.stream} is sealed" if session.stream else ""
         effects: list[SessionEffect] = []
         if info is not None and (info.final or now - self._closed_since >= PATIENCE_SECONDS):
             effects = session.stream_closed(info.stream, info.epoch)
@@ -512,8 +547,8 @@ class AsyncProducer:
         if self._failure is None:
             self._failure = error
         self._buffer.fail_all(error)
-        for sequence in list(self._flights):
-            self._give_up_flight(sequence, _unknown(self.id, error))
+        for sequence, flight in list(self._flights.items()):
+            self._give_up_flight(sequence, _unknown(self.id, error) if flight.attempts else error)
         self._note_change()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

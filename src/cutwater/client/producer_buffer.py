@@ -94,16 +94,20 @@ class ProducerBuffer:
 
     def next_group(self, bytes_max: int) -> list[Sent]:
         """What shall travel together; perhaps nothing, because callers have given up meanwhile."""
+        self._drop_settled()
         group: list[Sent] = []
         size = 0
         while self._queue and (not group or size + self._queue[0].size <= bytes_max):
             sent = self._queue.popleft()
-            if sent.future.done():
-                self.bytes -= sent.size
-                continue
             group.append(sent)
             size += sent.size
+            self._drop_settled()
         return group
+
+    def _drop_settled(self) -> None:
+        """Whoever gave the next ones has given up, or was told: they need no room any more."""
+        while self._queue and self._queue[0].future.done():
+            self.bytes -= self._queue.popleft().size
 
     def fail(self, group: list[Sent], error: CutwaterError) -> None:
         for sent in group:
@@ -124,20 +128,22 @@ class ProducerBuffer:
             # Nobody need look at each future: whoever flushes or closes hears of failures too.
             sent.future.exception()
 
-    def expire(self, now: float, name: str) -> float:
+    def expire(self, now: float, name: str, hindrance: str) -> float:
         """Tell those whose time is up, and return whose is next. What has a number stays: it may still appear."""
         while True:
             self._forget_settled()
             waiting = [*itertools.islice(self._in_order, 1), *(sent for _, _, sent in self._others[:1])]
             first = min(waiting, key=lambda sent: sent.at, default=None)
             if first is None or first.at > now:
+                self._drop_settled()
                 return inf if first is None else first.at
-            self._tell(first, _late(first, name))
+            self._tell(first, _late(first, name, hindrance))
 
 
-def _late(sent: Sent, name: str) -> CutwaterError:
+def _late(sent: Sent, name: str, hindrance: str) -> CutwaterError:
     if not sent.is_numbered:
-        return DeadlineExceeded(f"producer {name!r} could not send it within {sent.seconds:g} s")
+        why = hindrance and f": {hindrance}"
+        return DeadlineExceeded(f"producer {name!r} could not send it within {sent.seconds:g} s{why}")
     return AppendUnknown(
         f"no answer came within {sent.seconds:g} s, so whether it is in the log is not known yet; "
         f"producer {name!r} goes on trying"
