@@ -146,7 +146,7 @@ def test_what_was_never_sent_never_will_be_and_an_end_without_outcome_is_told(tm
             proxy.refuse()
             await cluster.until(lambda: log._nodes.ready(proxy.address) is None, "the client has noticed")
             late = await producer.send(b"never" * 1000, timeout=0.5)
-            with pytest.raises(DeadlineExceeded, match="could not send it within 0.5 s: .*127.0.0.1:"):
+            with pytest.raises(DeadlineExceeded, match=r"could not send it within 0\.5 s: .*127\.0\.0\.1:"):
                 await late
             # There is room again.
             await producer.send(b"x" * 9_000, timeout=0.5)

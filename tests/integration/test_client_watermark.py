@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,7 @@ from cutwater.client import watermarks
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.deadlines import Deadline
 from cutwater.core.requests import ClockMarks, ClockRequest
-from cutwater.errors import NotYetCommitted, Trimmed
+from cutwater.errors import InvalidArgument, NotYetCommitted, Trimmed
 from cutwater.types import GLSN
 from tests.integration.log_cluster import LogCluster, seeded, with_log
 
@@ -49,7 +49,17 @@ def test_the_smallest_of_the_largest_times_so_far(tmp_path: Path) -> None:
                 assert await other.watermark("t", at=glsn, bound=bound, idle_after=FAR) == expected[glsn]
         for glsn in sorted(expected):
             assert await log.watermark("t", at=glsn, bound=bound, idle_after=FAR) == expected[glsn], glsn
-        assert await log.watermark("t", bound=bound, idle_after=FAR) == at(highest)
+        for same in (bound, "5ms", 5):
+            assert await log.watermark("t", bound=same, idle_after="1d") == at(highest)
+        for wrong, said in (
+            ({"bound": "soon"}, "bound= is 'soon': give"),
+            ({"bound": 0.5}, "bound= is 0.5: give"),
+            ({"idle_after": timedelta(-1)}, "idle_after= is .* at least 0 ms"),
+            ({"at": "latest"}, "at= is a GLSN"),
+            ({"at": EPOCH}, "at= is a GLSN"),
+        ):
+            with pytest.raises(InvalidArgument, match=said):
+                await log.watermark("t", **cast("Any", wrong))
 
     with_log(tmp_path, test)
 

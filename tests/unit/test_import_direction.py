@@ -62,9 +62,11 @@ RULES: Mapping[str, Rule] = {
     "storagenode": Rule(VOCABULARY | {"core", "storage", "wire"}),
     "metadata": Rule(VOCABULARY | {"core", "storage", "wire"}),
     # Readers get frames as they are stored, and a body has one form for those who write it and those who cut it down.
-    # So do rows with positions, for those who stage them and those who merge them.
+    # So do rows with positions, for those who stage them and those who merge them. A duration is one of pipelines.
     "client": Rule(
-        VOCABULARY | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
+        VOCABULARY
+        | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
+        | {"pipeline.durations"}
     ),
     # The servers and a client of them in one process.
     "embedded": Rule(VOCABULARY | {"core", "storage", "wire", "storagenode", "metadata", "client"}),

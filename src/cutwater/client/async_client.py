@@ -46,6 +46,7 @@ from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import InvalidArgument, NotFound
+from cutwater.pipeline.durations import Duration
 from cutwater.types import GLSN, Ack, ClusterId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
@@ -413,25 +414,30 @@ class AsyncClient(PublishingCalls):
         topic: str,
         *,
         at: int | None = None,
-        bound: timedelta = timedelta(0),
+        bound: Duration = timedelta(0),
         punctuated: bool = False,
-        idle_after: timedelta = IDLE_AFTER,
+        idle_after: Duration = IDLE_AFTER,
         timeout: float | None = None,
     ) -> datetime | None:
         """How far event time has come after this position, or at the end of the log; None if nothing is known yet.
 
         It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
         ``bound`` and a millisecond, or with ``punctuated`` what was declared with ``append(..., watermark=)``; of the
-        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. Only the end of the
-        topic is read, as far back as its log streams lie apart.
+        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. Both are a
+        ``timedelta``, a text such as ``"5s"``, or a number of milliseconds. Only the end of the topic is read, as far
+        back as its log streams lie apart.
 
         >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()
         '2026-01-01T11:59:54.999000+00:00'
         """
         deadline = self._deadline(timeout)
-        glsn = GLSN(at) if at is not None else (await self._catalogs.fresh(deadline)).catalog.high_watermark
-        return await self._watermarks.at(topic, glsn, strategy_of(bound, punctuated, idle_after), deadline)
+        strategy = strategy_of(bound, punctuated, idle_after)
+        if at is not None:
+            glsn = GLSN(check_number("at", at, "a GLSN, if not the end of the log"))
+        else:
+            glsn = (await self._catalogs.fresh(deadline)).catalog.high_watermark
+        return await self._watermarks.at(topic, glsn, strategy, deadline)
 
     def subscribe(
         self,

@@ -42,8 +42,9 @@ from cutwater.core.watermark import (
     WatermarkSnapshot,
     own_watermark,
 )
-from cutwater.errors import DeadlineExceeded, InvalidArgument, NotYetCommitted, Trimmed
-from cutwater.types import GLSN, BatchKind, CutTime, EventTime, TopicId
+from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
+from cutwater.pipeline.durations import Duration, milliseconds
+from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
 from cutwater.wire.storage_api import Columns, EventTimeAnswer
 
 KEPT_MAX = 64
@@ -286,10 +287,12 @@ async def _in_time(feed: Feed, deadline: Deadline) -> list[Run]:
         raise DeadlineExceeded(f"the log was read up to GLSN {feed.next_glsn} only, {feed.trouble}") from None
 
 
-def strategy_of(bound: timedelta, punctuated: bool, idle_after: timedelta) -> Strategy:
-    if bound < timedelta(0) or idle_after < timedelta(0):
-        raise InvalidArgument("neither bound= nor idle_after= may be negative")
-    idle_after_us = idle_after // timedelta(microseconds=1)
-    if punctuated:
-        return Punctuated(idle_after_us)
-    return BoundedOutOfOrderness(bound // timedelta(microseconds=1), idle_after_us)
+def strategy_of(bound: Duration, punctuated: bool, idle_after: Duration) -> Strategy:
+    bound_us, idle_after_us = _microseconds(bound, "bound="), _microseconds(idle_after, "idle_after=")
+    return Punctuated(idle_after_us) if punctuated else BoundedOutOfOrderness(bound_us, idle_after_us)
+
+
+def _microseconds(given: Duration, what: str) -> int:
+    if isinstance(given, timedelta) and given >= timedelta(0):
+        return given // timedelta(microseconds=1)
+    return milliseconds(given, what) * MILLISECOND
