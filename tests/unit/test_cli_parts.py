@@ -259,6 +259,28 @@ def test_help_shows_options_and_environment_variables_whole_at_80_columns(monkey
                 assert names | set(option.opts) <= shown, path
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["append", "-o", "json"], "Missing argument 'TOPIC'"),
+        (["subscribe", "t", "-n", "abc", "--output=json"], "'-n': 'abc': "),
+        (["topic", "list", "--nope", "-ojson"], "No such option: --nope"),
+        (["topic", "nope", "-o", "json"], "No such command 'nope'"),
+        (["nope", "-o", "json"], "No such command 'nope'"),
+    ],
+)
+def test_wrong_usage_is_told_to_programs_as_json(args: list[str], told: str) -> None:
+    done = CliRunner().invoke(app, args)
+    error = json.loads(done.stderr)["error"]
+    assert (done.exit_code, error["code"], error["exit_code"]) == (2, "invalid_argument", 2)
+    assert told in error["message"]
+
+
+def test_a_wrong_value_from_the_environment_names_the_variable() -> None:
+    done = CliRunner().invoke(app, ["tail"], env={"CUTWATER_TIMEOUT": "abc", "CUTWATER_OUTPUT": "json"})
+    assert json.loads(done.stderr)["error"]["message"].startswith("Invalid value for CUTWATER_TIMEOUT: 'abc': ")
+
+
 def test_commands_that_handle_no_records_load_no_arrow() -> None:
     """To list topics or jobs should not take longer than to ask for them."""
     program = """

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from itertools import pairwise
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from cutwater.cli.exits import ended_well
+from cutwater.cli.exits import Settings, ended_well, show
 from cutwater.cli.options import DebugOption, Output, OutputOption
+from cutwater.errors import InvalidArgument
 
 B = TypeVar("B", bound="Bundle")
 Function = Callable[..., None]
+UsageError: Any = typer.BadParameter.__mro__[1]
+"""Typer has no public name for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +52,11 @@ class Command(TyperCommand):
                 param_hint="--path",
                 ctx=ctx,
             )
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            _say_what_was_given(ctx, error)
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = _without_type(super().get_params(ctx))
@@ -57,7 +67,7 @@ class Command(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)
         options = [parameter for parameter in self.params if parameter.param_type_name == "option"]
-        variables = {option.envvar or f"{ctx.auto_envvar_prefix}_{option.name.upper()}": option for option in options}
+        variables = {_variable(ctx, option): option for option in options}
         width = max(map(len, variables))
         typer.echo(" In the environment:")
         for variable, option in variables.items():
@@ -68,6 +78,45 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_type(super().get_params(ctx))
+
+
+def _variable(ctx: Any, parameter: Any) -> str:
+    return parameter.envvar or f"{ctx.auto_envvar_prefix}_{parameter.name.upper()}"
+
+
+def _say_what_was_given(ctx: Any, error: Any) -> None:
+    """The value itself, where Typer says only what it should be, and the environment variable that it comes from."""
+    errors = getattr(error.__cause__, "errors", None)
+    given = repr(errors()[0]["input"]) if errors is not None else ""
+    if given not in error.message:
+        error.message = f"{given}: {error.message}"
+    source = ctx.get_parameter_source(error.param.name) if error.param is not None else None
+    if source is not None and source.name == "ENVIRONMENT":
+        error.param_hint = _variable(ctx, error.param)
+
+
+def asks_for_json(args: Sequence[str]) -> bool:
+    """Whether errors are for programs, as far as that can be told before the arguments are understood."""
+    said = os.environ.get("CUTWATER_OUTPUT", "")
+    for before, word in pairwise(["", *args]):
+        if before in ("-o", "--output"):
+            said = word
+        elif word.startswith("--output="):
+            said = word.removeprefix("--output=")
+        elif word.startswith("-o"):
+            said = word.removeprefix("-o")
+    return said == Output.JSON
+
+
+@contextmanager
+def usage_told() -> Iterator[None]:
+    """Wrong usage is told to programs like any other error."""
+    try:
+        yield
+    except UsageError as error:
+        if not Settings.is_json:
+            raise
+        raise typer.Exit(show(InvalidArgument(error.format_message()))) from None
 
 
 def _without_type(parameters: list[Any]) -> list[Any]:

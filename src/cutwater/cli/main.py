@@ -14,8 +14,8 @@ from typer._completion_classes import completion_init
 
 from cutwater import __version__
 from cutwater.cli import config_file
-from cutwater.cli.commands import Command, Group
-from cutwater.cli.exits import show
+from cutwater.cli.commands import Command, Group, asks_for_json, usage_told
+from cutwater.cli.exits import Settings, show
 from cutwater.cli.options import DebugOption
 from cutwater.errors import CutwaterError
 
@@ -71,6 +71,15 @@ class Root(Group):
         super().__init__(**attributes)
         for name, entry in ENTRIES.items():
             self.add_command(Command(name, help=entry.help, rich_help_panel=entry.panel))
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        Settings.is_json = asks_for_json(args)
+        with usage_told():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with usage_told():
+            return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)

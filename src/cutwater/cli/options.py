@@ -42,7 +42,10 @@ DebugOption = Annotated[
     typer.Option("--debug", envvar="CUTWATER_DEBUG", callback=_set_debug, help="Show where an error comes from."),
 ]
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, help="For whom to write.")
+    Output,
+    typer.Option(
+        "--output", "-o", envvar="CUTWATER_OUTPUT", callback=_set_output, is_eager=True, help="For whom to write."
+    ),
 ]
 LogFormatOption = Annotated[
     LogFormat, typer.Option("--log-format", envvar="CUTWATER_LOG_FORMAT", help="How logs on standard error look.")

@@ -39,6 +39,7 @@ RecordOutputOption = Annotated[
         "-o",
         envvar="CUTWATER_OUTPUT",
         callback=_set_output,
+        is_eager=True,
         help="What is printed of a record: everything for people, everything as JSON, its value, or its key, a tab and "
         "its value.",
     ),
