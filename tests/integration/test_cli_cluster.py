@@ -73,6 +73,7 @@ def test_topics_and_streams(directory: Path) -> None:
     assert "exists already" in cutwater("topic", "create", "orders", *where, code=31)
     (topic,) = as_json("topic", "list", *where)
     assert (topic["name"], topic["streams"], topic["replication"]) == ("orders", 2, 2)
+    assert (topic["records_ever"], topic["columns"]) == (0, None)
     streams = [stream["stream"] for stream in as_json("topic", "describe", "orders", *where)["streams"]]
     first = str(streams[0])
     assert "sealed in epoch 1 at LLSN 0" in cutwater("stream", "seal", first, *where)
@@ -160,12 +161,17 @@ def test_status_and_health_notice_a_dead_node(directory: Path) -> None:
     assert killed - 1 < sealed["time"] / 1e6 < time.time() + 1, "when it happened, not when the last record came"
     assert "started storage node 2" in cutwater("cluster", "restart", *where)
     servers = local_cluster.load(directory).servers
-    assert [node["node"] for node in as_json("cluster", "status", "--servers", servers)["nodes"]] == [1, 2]
+    nodes = as_json("cluster", "status", "--servers", servers)["nodes"]
+    assert [(node["node"], node["state"], node["state_name"]) for node in nodes] == [(1, 0, "READY"), (2, 0, "READY")]
 
 
 def test_whoever_names_no_cluster_is_told_how() -> None:
     told = cutwater("topic", "list", code=2)
     assert "which cluster? Say --servers cutwater://HOST:PORT" in told
+    assert "or --path DIR of an embedded log" in told
+    told = cutwater("cluster", "status", code=2)
+    assert "--path" not in told
+    assert "CUTWATER_PATH" not in told
     told = cutwater("cluster", "stop", "--dir", "/nonexistent-cutwater", code=30)
     assert "error: there is no local cluster in /nonexistent-cutwater\n" in told
     assert "names an embedded log" in cutwater("cluster", "health", "--path", "data", code=2)

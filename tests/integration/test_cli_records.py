@@ -141,6 +141,12 @@ def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
     assert as_json("topic", "create", "rows", *columns, "--path", path)["topic"] == "rows"
     schema = pa.schema([pa.field("at", pa.timestamp("us", "UTC"), nullable=False), pa.field("n", pa.int64())])
     assert (log.topic("rows").schema, log.topic("rows").event_time) == (schema, "at")
+    columns = {topic["name"]: topic["columns"] for topic in as_json("topic", "list", "--path", path)}
+    assert columns["rows"] == "at timestamp not null, n bigint"
+    assert as_json("topic", "describe", "rows", "--path", path)["topic"]["columns"] == columns["rows"]
+    told = cutwater("append", "rows", "--path", path, given="a line\n", code=2)
+    assert "topic 'rows' has columns (at timestamp not null, n bigint)" in told
+    assert "say --format ndjson" in told
     told = cutwater("topic", "describe", "rows", "--path", path)
     assert "topic 'rows': 1 log stream, replication 1" in told
     assert "records are: at timestamp not null, n bigint; event time is at" in told

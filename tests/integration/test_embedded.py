@@ -346,7 +346,7 @@ with cutwater.open(sys.argv[1]) as log:
         log.close()
     with cutwater.open(tmp_path, exclusive=True) as again:
         assert [record.value for record in again.subscribe("t", follow=False)] == [b"acknowledged"]
-    with pytest.raises(ConnectionLost, match="an embedded log is served only as long as the process that opened it"):
+    with pytest.raises(ConnectionLost, match="if it was an embedded log, the process that had opened it has closed it"):
         cutwater.connect(log.servers, timeout=0.3)
 
 

@@ -156,8 +156,13 @@ def test_what_is_wrong_with_a_line_of_json_names_the_line(line: str, told: str) 
 
 
 def test_a_time_that_is_none_names_line_and_column() -> None:
-    with pytest.raises(InvalidArgument, match="line 1, column 'at'"):
-        Rows(pa.schema({"at": pa.timestamp("us", "UTC")}), None, None).of(piece_of('{"at": "soon"}'))
+    rows = Rows(pa.schema({"at": pa.timestamp("us", "UTC"), "day": pa.date32()}), None, None)
+    with pytest.raises(InvalidArgument, match=r"line 1, column 'at': a time in ISO 8601, .*, is wanted, not 'soon'"):
+        rows.of(piece_of('{"at": "soon"}'))
+    with pytest.raises(
+        InvalidArgument, match="line 1, column 'day': a date, such as 2026-01-31, is wanted, not 'soon'"
+    ):
+        rows.of(piece_of('{"day": "soon"}'))
 
 
 # Records out.

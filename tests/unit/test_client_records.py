@@ -275,6 +275,7 @@ def test_a_schema_comes_back_without_what_concerns_its_maker_only() -> None:
     assert decode_schema(encode_schema(schema)).equals(schema, check_metadata=True)
     assert not schema.metadata
     assert new_schema({"a": pa.int64()}, "").equals(schema)
+    assert new_schema("a bigint", "").equals(schema)
 
 
 @pytest.mark.parametrize(

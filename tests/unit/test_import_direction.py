@@ -62,11 +62,12 @@ RULES: Mapping[str, Rule] = {
     "storagenode": Rule(VOCABULARY | {"core", "storage", "wire"}),
     "metadata": Rule(VOCABULARY | {"core", "storage", "wire"}),
     # Readers get frames as they are stored, and a body has one form for those who write it and those who cut it down.
-    # So do rows with positions, for those who stage them and those who merge them. A duration is one of pipelines.
+    # So do rows with positions, for those who stage them and those who merge them. Texts for types and durations
+    # mean what they mean in pipelines.
     "client": Rule(
         VOCABULARY
         | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
-        | {"pipeline.durations"}
+        | {"pipeline.durations", "pipeline.ddl"}
     ),
     # The servers and a client of them in one process.
     "embedded": Rule(VOCABULARY | {"core", "storage", "wire", "storagenode", "metadata", "client"}),

@@ -111,6 +111,13 @@ def append(
                 client.create_topic(topic)
         # Whoever mistyped its name is told before anything is typed or read.
         schema = client.topic(topic).schema
+        if schema is not None and form is not Format.NDJSON:
+            from cutwater.pipeline.ddl import shown_columns  # noqa: PLC0415
+
+            raise InvalidArgument(
+                f"topic {topic!r} has columns ({shown_columns(schema)}), so a record is a JSON object with these: say "
+                "--format ndjson, and give one on each line"
+            )
         rows = Rows(schema, key, key_field) if form is Format.NDJSON else None
         # Without knowing how much is left there is no bar; and whoever types the records knows how far they are.
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())

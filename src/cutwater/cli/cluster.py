@@ -73,7 +73,11 @@ def status(log: Cluster) -> None:
     found, metadata = log.administer(lambda admin: admin.status())
     local = local_cluster.load(log.local) if log.local is not None else None
     if Settings.is_json:
-        show(msgspec.to_builtins(found) | {"metadata": msgspec.to_builtins(metadata)}, "")
+        nodes = [
+            msgspec.to_builtins(node) | {"state_name": None if node.state is None else node.state.name}
+            for node in found.nodes
+        ]
+        show(msgspec.to_builtins(found) | {"nodes": nodes, "metadata": msgspec.to_builtins(metadata)}, "")
         return
     title = (
         f"cluster {found.cluster}: GLSN {found.high_watermark} at {time_of(found.cut_time)} UTC, "

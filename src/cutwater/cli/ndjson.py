@@ -63,8 +63,15 @@ class Rows:
                     )
                 try:
                     value[name] = convert(text)
-                except ValueError as error:
-                    raise InvalidArgument(f"{piece.place(row)}, column {name!r}: {error}") from None
+                except ValueError:
+                    what = (
+                        "time in ISO 8601, such as 2026-01-31T12:00:00Z"
+                        if convert is _time
+                        else "date, such as 2026-01-31"
+                    )
+                    raise InvalidArgument(
+                        f"{piece.place(row)}, column {name!r}: a {what}, is wanted, not {text!r}"
+                    ) from None
         return value
 
 

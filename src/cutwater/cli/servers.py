@@ -82,9 +82,16 @@ class Log(Bundle):
                 return local_cluster.load(self.directory).servers
             case "path" if self.path is not None:
                 return self.path
+        if "path" in self.left_out:
+            embedded, variables = "", "CUTWATER_SERVERS or CUTWATER_DIR"
+        else:
+            embedded, variables = (
+                ", or --path DIR of an embedded log",
+                "CUTWATER_SERVERS, CUTWATER_DIR or CUTWATER_PATH",
+            )
         raise InvalidArgument(
-            "which cluster? Say --servers cutwater://HOST:PORT, or --dir DIR of a local one, or --path DIR of an "
-            "embedded log; or set CUTWATER_SERVERS, CUTWATER_DIR or CUTWATER_PATH, or put it into cutwater.toml"
+            f"which cluster? Say --servers cutwater://HOST:PORT, or --dir DIR of a local one{embedded}; or set "
+            f"{variables}, or put it into cutwater.toml"
         )
 
     @property

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
+import msgspec
 import typer
 
 from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, noun
+from cutwater.cli.exits import Settings
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table, text
 from cutwater.core.words import counted
@@ -46,14 +49,12 @@ def create(
     log: Log,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
-    from cutwater.pipeline.ddl import parse_schema  # noqa: PLC0415
-
     with open_client(log, may_create=True) as client:
         created = client.create_topic(
             name,
             streams=streams,
             replication=replication,
-            schema=None if schema is None else parse_schema(schema),
+            schema=schema,
             event_time=event_time,
             retention=_retention(retention_hours, retention_bytes),
             exist_ok=exist_ok,
@@ -71,21 +72,21 @@ def list_topics(log: Log) -> None:
     counts: dict[int, int] = {}
     for stream in catalog.streams:
         counts[stream.topic] = counts.get(stream.topic, 0) + stream.committed_end
+    if Settings.is_json:
+        more = ({"columns": _columns(t.schemas), "records_ever": counts.get(t.topic, 0)} for t in catalog.topics)
+        show([msgspec.to_builtins(t) | told for t, told in zip(catalog.topics, more, strict=True)], "")
+        return
     rows = [
         (t.name, t.streams, t.replication, counts.get(t.topic, 0), t.trimmed_before, "typed" if t.schemas else "bytes")
         for t in sorted(catalog.topics, key=lambda t: t.name)
     ]
     columns = ["topic", "streams", "replication", "records ever", "trimmed before", "records are"]
-    show(catalog.topics, table(columns, rows))
+    show(None, table(columns, rows))
 
 
 @command(app, timeout=10.0)
 def describe(name: NameArgument, log: Log) -> None:
     """A topic and its log streams."""
-    # Arrow comes with these, which is much to load for those who only list topics.
-    from cutwater.client.schemas import decode_schema  # noqa: PLC0415
-    from cutwater.pipeline.ddl import shown_columns  # noqa: PLC0415
-
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
     columns = ["log stream", "open", "epoch", "members", "missing", "records", "last GLSN"]
@@ -93,11 +94,23 @@ def describe(name: NameArgument, log: Log) -> None:
         f"topic {topic.name!r}: {counted(topic.streams, 'log stream')}, replication {topic.replication}, "
         f"trimmed before GLSN {topic.trimmed_before}, retention {_words(topic.retention)}"
     )
-    if topic.schemas:
-        newest = decode_schema(topic.schemas[-1])
-        title += f"\nrecords are: {shown_columns(newest)}"
+    described = _columns(topic.schemas)
+    if described is not None:
+        title += f"\nrecords are: {described}"
         title += f"; event time is {topic.event_time}" if topic.event_time else ""
-    show({"topic": topic, "streams": streams}, table(columns, rows, title))
+    told = msgspec.to_builtins(topic) | {"columns": described}
+    show({"topic": told, "streams": streams}, table(columns, rows, title))
+
+
+def _columns(schemas: Sequence[bytes]) -> str | None:
+    """Of the newest schema; None for keys and values."""
+    if not schemas:
+        return None
+    # Arrow comes with these, which is much to load for those who have no typed topics.
+    from cutwater.client.schemas import decode_schema  # noqa: PLC0415
+    from cutwater.pipeline.ddl import shown_columns  # noqa: PLC0415
+
+    return shown_columns(decode_schema(schemas[-1]))
 
 
 def _words(retention: Retention) -> str:

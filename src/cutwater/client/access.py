@@ -74,5 +74,5 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
 def _nobody_listens(host: str) -> str:
     said = ". Nobody listens there: the server does not run, or listens elsewhere"
     if is_loopback(host):
-        said += "; an embedded log is served only as long as the process that opened it has it open"
+        said += "; if it was an embedded log, the process that had opened it has closed it, or ended"
     return said

@@ -15,6 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.errors import IncompatibleSchema
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Damaged, InvalidArgument
+from cutwater.pipeline.ddl import parse_schema
 from cutwater.storage import projection
 
 TIMESTAMP = projection.TIMESTAMP
@@ -37,7 +38,7 @@ EVENT_TIME_OF_KEY_VALUE = "timestamp"
 RESERVED = frozenset({"topic", "stream", "glsn", "llsn", "ingested_at", "watermark"})
 """Columns that readers get besides those of the schema."""
 
-SchemaLike: TypeAlias = pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType] | pa.Field]
+SchemaLike: TypeAlias = str | pa.Schema | Mapping[str, pa.DataType] | Sequence[tuple[str, pa.DataType] | pa.Field]
 
 
 class TopicSchema:
@@ -89,10 +90,14 @@ def decode_schema(data: bytes) -> pa.Schema:
 def new_schema(given: SchemaLike, event_time: str) -> pa.Schema:
     """The schema of a topic that is to be created, without what concerns only its maker, such as pandas metadata."""
     try:
-        schema = given if isinstance(given, pa.Schema) else pa.schema(given)
+        if isinstance(given, str):
+            schema = parse_schema(given)
+        else:
+            schema = given if isinstance(given, pa.Schema) else pa.schema(given)
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise InvalidArgument(
-            f"schema= is a pyarrow.Schema, or what pyarrow.schema() takes, not {type(given).__name__}: {error}"
+            "schema= is a pyarrow.Schema, what pyarrow.schema() takes, or a text such as 'user string, at timestamp', "
+            f"not {type(given).__name__}: {error}"
         ) from error
     schema = schema.remove_metadata()
     if not len(schema):
