@@ -169,10 +169,22 @@ def test_rows_are_what_they_were_when_they_were_sent(log: cutwater.Client) -> No
 def test_arrow_data_that_does_not_hold_together_is_refused(log: cutwater.Client) -> None:
     log.create_topic("one")
     offsets = pa.array([0, 100, 9_000, 300], pa.int32())
-    broken = pa.Array.from_buffers(pa.binary(), 3, [None, offsets.buffers()[1], pa.py_buffer(b"x" * 300)])
-    for records in (broken, pa.record_batch({"value": broken}), pa.table({"value": broken, "key": broken})):
+    buffers = [None, offsets.buffers()[1], pa.py_buffer(b"x" * 300)]
+    broken, times = (pa.Array.from_buffers(kind, 3, buffers) for kind in (pa.binary(), pa.string()))
+    series = pd.Series(pd.arrays.ArrowExtensionArray(broken))
+    frame = pd.DataFrame({"value": series})
+    tables = pa.record_batch({"value": broken}), pa.table({"value": broken, "key": broken})
+    for records in (broken, *tables, series, frame):
         with pytest.raises(InvalidRecord, match="does not hold together"):
             log.append("one", records)
+    header = pa.array([[("a", b"b")]], pa.map_(pa.string(), pa.binary()))
+    kind = header.type
+    pairs = pa.StructArray.from_arrays([header.keys, header.items], fields=[kind.key_field, kind.item_field])
+    offsets = pa.array([0, 9, 0, 1], pa.int32())
+    headers = pa.Array.from_buffers(kind, 3, [None, offsets.buffers()[1]], children=[pairs])
+    for extra in ({"key": broken}, {"key": series}, {"timestamp": times}, {"headers": headers}):
+        with pytest.raises(InvalidRecord, match="does not hold together"):
+            log.append("one", [b"x"] * 3, **extra)
     with log.producer("one", id="p") as producer, pytest.raises(InvalidRecord, match="does not hold together"):
         producer.send(broken)
 

@@ -74,6 +74,9 @@ def row(value: bytes, key: bytes | None = None, timestamp: int = NOW, headers: A
         (pa.array([b"a", b"b"]), [b"a", b"b"]),
         (pa.array(["a", "b"], pa.large_string()), [b"a", b"b"]),
         (pa.chunked_array([[b"a"], [b"b", b"c"]]), [b"a", b"b", b"c"]),
+        (pd.Series([b"a", "b"]), [b"a", b"b"]),
+        (pd.Series(["a", "b"], dtype="string[pyarrow]"), [b"a", b"b"]),
+        (pd.DataFrame({"value": pd.Series([b"a"], dtype=pd.ArrowDtype(pa.binary()))}), [b"a"]),
     ],
 )
 def test_values_of_many_kinds(records: Any, values: list[bytes]) -> None:

@@ -128,9 +128,8 @@ def _key_value(values: pa.Array, extra: Mapping[str, Any], now_us: int) -> pa.Re
 
 
 def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        check_arrow(values)
-        array = _cast(name, values, pa.binary())
+    if (found := _arrow_in(values)) is not None:
+        array = _cast(name, found, pa.binary())
     else:
         values = _listed(name, values)
         try:
@@ -169,8 +168,8 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
         return pa.repeat(pa.scalar(now_us, TIMESTAMP), count)
     if isinstance(given, datetime | int | str | bytes) or not isinstance(given, Iterable):
         return pa.repeat(pa.scalar(time_us(given), TIMESTAMP), count)
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        array = _cast("timestamp", given, TIMESTAMP)
+    if (found := _arrow_in(given)) is not None:
+        array = _cast("timestamp", found, TIMESTAMP)
     else:
         times = [
             now_us if time is None else time_us(time, row=row) for row, time in enumerate(_listed("timestamp", given))
@@ -184,8 +183,8 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
 def _header_maps(given: Any, count: int) -> pa.Array:
     if given is None:
         return no_values(count, HEADERS)
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        return _of_length("headers", _cast("headers", given, HEADERS), count)
+    if (found := _arrow_in(given)) is not None:
+        return _of_length("headers", _cast("headers", found, HEADERS), count)
     if isinstance(given, Mapping):
         given = [given] * count
     rows = _listed("headers", given)
@@ -267,6 +266,16 @@ def _is_pandas(records: Any) -> bool:
     return type(records).__module__.partition(".")[0] == "pandas"
 
 
+def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
+    """Arrow data that holds together, also what a pandas series is made of; None if it is anything else."""
+    if _is_pandas(column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
+        column = pa.array(column.array)
+    elif not isinstance(column, pa.Array | pa.ChunkedArray):
+        return None
+    check_arrow(column)
+    return column
+
+
 Columns = dict[str, Any]
 """Name → an Arrow column, a pandas series, or a list of Python values."""
 
@@ -283,7 +292,10 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
     if _is_pandas(records) and hasattr(records, "columns"):
         names = list(records.columns)
         _check_names(schema, names)
-        return len(records), {name: records[name] for name in names}
+        columns = {name: records[name] for name in names}
+        return len(records), {
+            name: column if (found := _arrow_in(column)) is None else found for name, column in columns.items()
+        }
     if _is_frame(records):
         table = pa.table(records)
         return _columns_of(schema, table)
