@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.client.errors import InvalidRecord
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
@@ -85,7 +86,10 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
                 f"{time} has no time zone: write datetime(..., tzinfo=UTC), or call astimezone()", column=name, row=row
             )
         delta = time - _EPOCH
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        if found not in TIMES:
+            raise InvalidRecord(f"{time} is not within the years 1 to 9999 in UTC", column=name, row=row)
+        return found
     if isinstance(time, int) and not isinstance(time, bool):
         if time not in TIMES:
             raise InvalidRecord(
@@ -170,6 +174,7 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
         return pa.repeat(pa.scalar(time_us(given), TIMESTAMP), count)
     if (found := _arrow_in(given)) is not None:
         array = _cast("timestamp", found, TIMESTAMP)
+        _check_times("timestamp", array)
     else:
         times = [
             now_us if time is None else time_us(time, row=row) for row, time in enumerate(_listed("timestamp", given))
@@ -344,6 +349,8 @@ def _from_columns(
             columns[name] = _extra_column(name, extra[name], count, now_us)
         if name in columns:
             array = _converted(field, columns[name])
+            if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
+                _check_times(name, array)
         elif not schema.is_typed and name == "timestamp":
             array = _timestamps(None, count, now_us)
         elif field.nullable:
@@ -391,6 +398,43 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
         lambda start, end: _one_chunk(pa.Array.from_pandas(column.iloc[start:end], type=field.type)),
         column.iloc,
     )
+
+
+def _check_times(name: str, times: pa.Array) -> None:
+    """Refuse what no ``datetime`` can tell: whoever reads records would stop at it, and never get to those after it."""
+    if _are_told(times):
+        return
+    low, high = 0, len(times)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _are_told(times.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle
+    raise InvalidRecord(
+        f"{times[low].value} as {times.type} is no time of the years 1 to 9999: count from 1970 in that unit, or give "
+        "a datetime with a time zone",
+        column=name,
+        row=low,
+    )
+
+
+def _are_told(times: pa.Array) -> bool:
+    """Whether all of them have a ``datetime``, in their own zone and in UTC."""
+    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":
+        # Those of 64 bits are of the years 1677 to 2262.
+        return True
+    found = pc.min_max(times)
+    try:
+        for extreme in (found["min"].as_py(), found["max"].as_py()):
+            if isinstance(extreme, datetime) and extreme.tzinfo is not None:
+                extreme.astimezone(UTC)
+    except OverflowError:
+        return False
+    except LookupError:
+        # This machine does not know the zone; others may.
+        return _are_told(times.view(pa.timestamp(times.type.unit, "UTC")))
+    return True
 
 
 def _has_fraction(kind: pa.DataType, values: Iterable[Any]) -> bool:
@@ -450,7 +494,11 @@ def _tried(field: pa.Field, count: int, convert: Callable[[int, int], pa.Array],
 
 def _shown(column: Any, row: int) -> str:
     value = column[row]
-    return _cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
+    try:
+        return _cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
+    except OverflowError:
+        # A time far beyond those that Python knows.
+        return f"{value.value} ({value.type})"
 
 
 def _first_null(array: pa.Array) -> int:
