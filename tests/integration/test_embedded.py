@@ -34,6 +34,7 @@ from cutwater.admin import local_cluster
 from cutwater.client import appends
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.encoding import Limits
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (
@@ -145,6 +146,19 @@ def test_with_asyncio_who_changes_a_buffer_that_is_under_way_changes_nothing_eit
             await asyncio.gather(*appends)
             found = sorted([record.value async for record in log.subscribe("one", follow=False)], key=len)
             assert found == [b"x" * 100] * (size // 100) + [b"x" * size]
+
+    run(main())
+
+
+@pytest.mark.parametrize("records", [b"v" * 1_000, pa.array([b""] * 500)], ids=["one", "empty"])
+def test_what_fits_by_itself_fits_together_with_others(tmp_path: Path, records: Any) -> None:
+    async def main() -> None:
+        limits = Limits(record_bytes_max=50_000, batch_bytes_max=100_000)
+        async with await AsyncClient.open(tmp_path / "data", limits=limits) as log:
+            await log.create_topic("one")
+            await asyncio.gather(*(log.append("one", records) for _ in range(200)))
+            async with await log.producer("one", id="p") as producer:
+                await asyncio.gather(*[await producer.send(records) for _ in range(200)])
 
     run(main())
 

@@ -539,6 +539,7 @@ class AsyncClient(PublishingCalls):
             id,
             self._appends.preparing(schema),
             self._appends.encoding(schema),
+            self._appends.limits.together_bytes_max,
             self._timeout,
             buffer_bytes,
         )
