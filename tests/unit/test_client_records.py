@@ -215,6 +215,26 @@ def test_a_time_that_no_datetime_tells_is_refused_in_any_column(kind: Any, good:
         assert (caught.value.column, caught.value.row) == ("at", 2)
 
 
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("around", ["list", "fixed", "struct", "map"])
+def test_so_is_one_inside_of_others(around: str, skip: int) -> None:
+    time = pa.timestamp("us")
+    kind, wrap = {
+        "list": (pa.list_(time), lambda one: [0, one]),
+        "fixed": (pa.list_(time, 2), lambda one: [0, one]),
+        "struct": (pa.struct({"n": pa.int64(), "at": time}), lambda one: {"n": 1, "at": one}),
+        "map": (pa.map_(pa.string(), pa.struct({"at": time})), lambda one: [("a", {"at": one})]),
+    }[around]
+    topic = TopicSchema("times", [pa.schema({"x": kind})])
+    # What is before the slice, and after it, does not count.
+    bad = TIMES.stop
+    column = pa.array([wrap(bad), wrap(1), None, wrap(NOW), wrap(bad), wrap(bad)], kind)
+    assert to_batch(topic, pa.table({"x": column.slice(1, 3)}), now_us=NOW).num_rows == 3
+    with pytest.raises(InvalidRecord, match="no time of the years 1 to 9999") as caught:
+        to_batch(topic, pa.table({"x": column.slice(1 + skip)}), now_us=NOW)
+    assert (caught.value.column, caught.value.row) == ("x", 3 - skip)
+
+
 @pytest.mark.parametrize(
     ("records", "extra"),
     [

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -349,8 +350,7 @@ def _from_columns(
             columns[name] = _extra_column(name, extra[name], count, now_us)
         if name in columns:
             array = _converted(field, columns[name])
-            if pa.types.is_timestamp(field.type) or pa.types.is_date(field.type):
-                _check_times(name, array)
+            _check_times(name, array)
         elif not schema.is_typed and name == "timestamp":
             array = _timestamps(None, count, now_us)
         elif field.nullable:
@@ -402,7 +402,7 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
 
 def _check_times(name: str, times: pa.Array) -> None:
     """Refuse what no ``datetime`` can tell: whoever reads records would stop at it, and never get to those after it."""
-    if _are_told(times):
+    if not _has_times(times.type) or _are_told(times):
         return
     low, high = 0, len(times)
     while high - low > 1:
@@ -411,19 +411,28 @@ def _check_times(name: str, times: pa.Array) -> None:
             low = middle
         else:
             high = middle
+    what = "something in it" if pa.types.is_nested(times.type) else str(times[low].value)
     raise InvalidRecord(
-        f"{times[low].value} as {times.type} is no time of the years 1 to 9999: count from 1970 in that unit, or give "
-        "a datetime with a time zone",
+        f"{what} as {times.type} is no time of the years 1 to 9999: count from 1970 in that unit, or give a datetime "
+        "with a time zone",
         column=name,
         row=low,
     )
 
 
+@lru_cache(maxsize=256)
+def _has_times(kind: pa.DataType) -> bool:
+    """Whether there are any in a column of this type that may be too early or too late. Nanoseconds, in 64 bits, are
+    those of the years 1677 to 2262."""
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit != "ns")
+    return pa.types.is_date(kind) or any(_has_times(kind.field(i).type) for i in range(kind.num_fields))
+
+
 def _are_told(times: pa.Array) -> bool:
     """Whether all of them have a ``datetime``, in their own zone and in UTC."""
-    if pa.types.is_timestamp(times.type) and times.type.unit == "ns":
-        # Those of 64 bits are of the years 1677 to 2262.
-        return True
+    if pa.types.is_nested(times.type):
+        return all(_are_told(inside) for inside in _inside(times) if _has_times(inside.type))
     found = pc.min_max(times)
     try:
         for extreme in (found["min"].as_py(), found["max"].as_py()):
@@ -435,6 +444,16 @@ def _are_told(times: pa.Array) -> bool:
         # This machine does not know the zone; others may.
         return _are_told(times.view(pa.timestamp(times.type.unit, "UTC")))
     return True
+
+
+def _inside(column: pa.Array) -> list[pa.Array]:
+    """What the values of a nested column consist of. Unions and runs are not looked into."""
+    if pa.types.is_struct(column.type):
+        return list(column.flatten())
+    if pa.types.is_map(column.type):
+        start, end = column.offsets[0].as_py(), column.offsets[len(column)].as_py()
+        return [part.slice(start, end - start) for part in (column.keys, column.items)]
+    return [column.flatten()] if hasattr(column, "flatten") else []
 
 
 def _has_fraction(kind: pa.DataType, values: Iterable[Any]) -> bool:
