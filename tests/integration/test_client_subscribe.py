@@ -227,6 +227,7 @@ def test_who_reaches_no_storage_node_is_told_which_and_what_to_do(tmp_path: Path
             async with log.subscribe("t", follow=follow) as subscription:
                 with pytest.raises(DeadlineExceeded) as told:
                     await subscription.take(timeout=1)
+                assert "no storage node with log stream 1 could be read from" in subscription.trouble
             for part in (
                 "no storage node with log stream 1 could be read from: ",
                 *(f"{number} at 127.0.0.1:{cluster.ports[number]}" for number in (1, 2)),

@@ -74,6 +74,11 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         taken, self._ready = list(self._ready), deque()
         return taken
 
+    @property
+    def trouble(self) -> str:
+        """Which log streams cannot be read now, why, and what to do; empty if all can. It goes on all the same."""
+        return self._async.trouble
+
     def close(self) -> None:
         self._is_over = True
         if self._ahead is not None:
