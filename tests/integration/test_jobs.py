@@ -269,6 +269,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
     process = kit.run("run")
     job = kit.until_running()
     process.kill()
+    process.wait()
     until(lambda: not session_members(job.driver))
     assert kit.job().state_now is State.LOST
     # The next one goes on, and removes what the killed one could not.
