@@ -76,7 +76,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
 
     @property
     def trouble(self) -> str:
-        """Which log streams cannot be read now, why, and what to do; empty if all can. It goes on all the same."""
+        """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
         return self._async.trouble
 
     def close(self) -> None:

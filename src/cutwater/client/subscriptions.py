@@ -179,7 +179,7 @@ class AsyncSubscription(Generic[T]):
 
     @property
     def trouble(self) -> str:
-        """Which log streams cannot be read now, why, and what to do; empty if all can. It goes on all the same."""
+        """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
         feed = self._feed
         return "" if feed is None else feed.trouble
 
