@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -407,8 +408,9 @@ def test_what_python_prints_goes_where_it_is_meant_to_go(
     with open(1, "w", closefd=False) as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         print("before")
-        with pipeline._printing_to(tmp_path / "job.log"):
+        with suppress(Refused), pipeline._printing_to(tmp_path / "job.log"):
             print("inside")
+            raise Refused("no")
         print("after")
     assert (tmp_path / "job.log").read_text() == "inside\n"
     assert capfd.readouterr().out == "before\nafter\n"

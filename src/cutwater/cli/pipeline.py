@@ -369,8 +369,10 @@ def _printing_to(path: Path) -> Iterator[None]:
         with path.open("ab") as output:
             for fd in kept:
                 os.dup2(output.fileno(), fd)
-        yield
-        _flush()
+        try:
+            yield
+        finally:
+            _flush()
     finally:
         for fd, old in kept.items():
             os.dup2(old, fd)
