@@ -195,6 +195,21 @@ def test_a_sealed_stream_holds_nobody_up_and_a_new_one_is_not_skipped(tmp_path: 
     with_log(tmp_path, test)
 
 
+def test_who_follows_log_streams_that_are_all_closed_can_know(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        (stream,) = (await log.create_topic("t")).streams
+        async with log.subscribe("t") as subscription:
+            await log.append("t", b"a")
+            await take(subscription, 1)
+            assert not subscription.trouble
+            await cluster.ask(SealRequest(LogStreamId(stream)))
+            async with asyncio.timeout(WITHIN_SECONDS):
+                while f"no log stream takes appends now (closed: {stream})" not in subscription.trouble:
+                    await asyncio.sleep(0.05)
+
+    with_log(tmp_path, test)
+
+
 def test_it_goes_on_elsewhere_when_a_replica_goes_without_skip_or_repeat(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t", streams=2)
@@ -227,6 +242,7 @@ def test_who_reaches_no_storage_node_is_told_which_and_what_to_do(tmp_path: Path
             async with log.subscribe("t", follow=follow) as subscription:
                 with pytest.raises(DeadlineExceeded) as told:
                     await subscription.take(timeout=1)
+                assert "no storage node with log stream 1 could be read from" in subscription.trouble
             for part in (
                 "no storage node with log stream 1 could be read from: ",
                 *(f"{number} at 127.0.0.1:{cluster.ports[number]}" for number in (1, 2)),

@@ -34,6 +34,7 @@ from cutwater.admin import local_cluster
 from cutwater.client import appends
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.encoding import Limits
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (
@@ -149,6 +150,19 @@ def test_with_asyncio_who_changes_a_buffer_that_is_under_way_changes_nothing_eit
     run(main())
 
 
+@pytest.mark.parametrize("records", [b"v" * 1_000, pa.array([b""] * 500)], ids=["one", "empty"])
+def test_what_fits_by_itself_fits_together_with_others(tmp_path: Path, records: Any) -> None:
+    async def main() -> None:
+        limits = Limits(record_bytes_max=50_000, batch_bytes_max=100_000)
+        async with await AsyncClient.open(tmp_path / "data", limits=limits) as log:
+            await log.create_topic("one")
+            await asyncio.gather(*(log.append("one", records) for _ in range(200)))
+            async with await log.producer("one", id="p") as producer:
+                await asyncio.gather(*[await producer.send(records) for _ in range(200)])
+
+    run(main())
+
+
 def test_rows_are_what_they_were_when_they_were_sent(log: cutwater.Client) -> None:
     """A frame that is filled anew for each send is how many programs are written."""
     log.create_topic("rows", schema=pa.schema({"x": pa.int64(), "y": pa.float64()}))
@@ -169,10 +183,22 @@ def test_rows_are_what_they_were_when_they_were_sent(log: cutwater.Client) -> No
 def test_arrow_data_that_does_not_hold_together_is_refused(log: cutwater.Client) -> None:
     log.create_topic("one")
     offsets = pa.array([0, 100, 9_000, 300], pa.int32())
-    broken = pa.Array.from_buffers(pa.binary(), 3, [None, offsets.buffers()[1], pa.py_buffer(b"x" * 300)])
-    for records in (broken, pa.record_batch({"value": broken}), pa.table({"value": broken, "key": broken})):
+    buffers = [None, offsets.buffers()[1], pa.py_buffer(b"x" * 300)]
+    broken, times = (pa.Array.from_buffers(kind, 3, buffers) for kind in (pa.binary(), pa.string()))
+    series = pd.Series(pd.arrays.ArrowExtensionArray(broken))
+    frame = pd.DataFrame({"value": series})
+    tables = pa.record_batch({"value": broken}), pa.table({"value": broken, "key": broken})
+    for records in (broken, *tables, series, frame):
         with pytest.raises(InvalidRecord, match="does not hold together"):
             log.append("one", records)
+    header = pa.array([[("a", b"b")]], pa.map_(pa.string(), pa.binary()))
+    kind = header.type
+    pairs = pa.StructArray.from_arrays([header.keys, header.items], fields=[kind.key_field, kind.item_field])
+    offsets = pa.array([0, 9, 0, 1], pa.int32())
+    headers = pa.Array.from_buffers(kind, 3, [None, offsets.buffers()[1]], children=[pairs])
+    for extra in ({"key": broken}, {"key": series}, {"timestamp": times}, {"headers": headers}):
+        with pytest.raises(InvalidRecord, match="does not hold together"):
+            log.append("one", [b"x"] * 3, **extra)
     with log.producer("one", id="p") as producer, pytest.raises(InvalidRecord, match="does not hold together"):
         producer.send(broken)
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, No
 from cutwater.jobs import detached
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
+from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, State
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop
@@ -268,6 +270,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
     process = kit.run("run")
     job = kit.until_running()
     process.kill()
+    process.wait()
     until(lambda: not session_members(job.driver))
     assert kit.job().state_now is State.LOST
     # The next one goes on, and removes what the killed one could not.
@@ -366,13 +369,18 @@ def test_a_savepoint_of_a_job_that_does_not_run(tmp_path: Path, monkeypatch: pyt
     def take(checkpoint: str, target: str, *, timeout: float) -> None:
         print("Spark has much to say")
         os.write(1, b"also here\n")
+        with pytest.raises(
+            Refused, match="a savepoint of it is being taken, or it is just starting or ending; try again"
+        ):
+            Hold("p", None, "/s")
         asked.append(f"{Path(checkpoint).name} in {timeout:g} s")
 
     monkeypatch.setattr(pipeline, "on_spark", lambda module, name: SimpleNamespace(take_savepoint=take))
-    directory = JobDirectory(tmp_path / "jobs", "p")
+    monkeypatch.chdir(tmp_path)
+    directory = JobDirectory("checkpoints", "p")
     job = directory.of_program(None)
     directory.change(job, State.STOPPED)
-    places = ("--jobs-dir", str(tmp_path / "jobs"), "--savepoint-dir", str(tmp_path / "s"), "--timeout", "9")
+    places = ("--savepoint-dir", str(tmp_path / "s"), "--timeout", "9")
 
     def taken() -> Any:
         return CliRunner().invoke(pipeline.app, ["savepoint", "p", *places])
@@ -381,7 +389,7 @@ def test_a_savepoint_of_a_job_that_does_not_run(tmp_path: Path, monkeypatch: pyt
     (Path(job.checkpoint) / "offsets").mkdir(parents=True)
     (Path(job.checkpoint) / "offsets" / "0").touch()
     lock = FileLock(directory.path / "job.lock", "it", "")
-    assert "it has just begun, so try again" in taken().output
+    assert "a savepoint of it is being taken, or it is just starting or ending; try again" in taken().output
     lock.release()
     done = taken()
     assert (done.exit_code, asked) == (0, ["run-1 in 9 s"])
@@ -389,6 +397,23 @@ def test_a_savepoint_of_a_job_that_does_not_run(tmp_path: Path, monkeypatch: pyt
     assert done.output.splitlines()[-1] == f"savepoint of 'p': {after.savepoint}"
     assert Path(after.savepoint or "").parent == tmp_path / "s"
     assert (directory.path / "job.log").read_text() == "also here\n"
+    Hold("p", None, None)
+    with pytest.raises(Refused, match="has just been started by process"):
+        pipeline._saved_at_rest(pipeline.OneJob("p", tmp_path / "checkpoints"), "/s/late")
+
+
+def test_what_python_prints_goes_where_it_is_meant_to_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open(1, "w", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        print("before")
+        with suppress(Refused), pipeline._printing_to(tmp_path / "job.log"):
+            print("inside")
+            raise Refused("no")
+        print("after")
+    assert (tmp_path / "job.log").read_text() == "inside\n"
+    assert capfd.readouterr().out == "before\nafter\n"
 
 
 def test_which_checkpoint_a_start_goes_on_with(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +26,36 @@ from cutwater.cli.inputs import Piece
 from cutwater.cli.main import ENTRIES, app, load
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.record_output import RecordOutput, as_json, write_records
+from cutwater.cli.subscribe import LOOKS_BEFORE_WORD, _Printing
 from cutwater.cli.times import parse_position, parse_start, parse_time
 from cutwater.client.records import Record
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.types import GLSN, LLSN, LogStreamId
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+# Following.
+
+
+def test_who_follows_nodes_that_are_down_is_told_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    troubles = ["", *["no storage node"] * 9, "", *["again"] * (LOOKS_BEFORE_WORD - 1)]
+
+    class Subscription(AbstractContextManager[Any]):
+        trouble = ""
+
+        def take(self, timeout: float) -> list[Any]:
+            if not troubles:
+                return []
+            self.trouble = troubles.pop(0)
+            raise DeadlineExceeded("nothing came")
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    client: Any = SimpleNamespace(subscribe=lambda *_, **__: Subscription())
+    assert _Printing(["t"], 1, None, True, RecordOutput.TEXT, None, 1.0).run(client, lambda: False)
+    assert capsys.readouterr() == ("", "still waiting: no storage node\n")
+
 
 # Times and positions.
 

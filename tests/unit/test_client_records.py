@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.client import parts as client_parts
-from cutwater.client.conversion import time_us, to_batch
+from cutwater.client.conversion import TIMES, time_us, to_batch
 from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
@@ -74,6 +74,9 @@ def row(value: bytes, key: bytes | None = None, timestamp: int = NOW, headers: A
         (pa.array([b"a", b"b"]), [b"a", b"b"]),
         (pa.array(["a", "b"], pa.large_string()), [b"a", b"b"]),
         (pa.chunked_array([[b"a"], [b"b", b"c"]]), [b"a", b"b", b"c"]),
+        (pd.Series([b"a", "b"]), [b"a", b"b"]),
+        (pd.Series(["a", "b"], dtype="string[pyarrow]"), [b"a", b"b"]),
+        (pd.DataFrame({"value": pd.Series([b"a"], dtype=pd.ArrowDtype(pa.binary()))}), [b"a"]),
     ],
 )
 def test_values_of_many_kinds(records: Any, values: list[bytes]) -> None:
@@ -182,6 +185,71 @@ def test_a_column_of_times_says_what_a_time_is() -> None:
         plain({"value": b"a", "timestamp": "yesterday"})
     with pytest.raises(InvalidRecord, match="round it, or give a datetime"):
         plain({"value": b"a", "timestamp": 1.5})
+
+
+SECONDS, DAYS = pa.timestamp("s", "UTC"), pa.date32()
+BERLIN = pa.timestamp("ms", "Europe/Berlin")
+LAST_MS = int(datetime(9999, 12, 31, 23, 59, tzinfo=UTC).timestamp()) * 1_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (pa.timestamp("us"), [TIMES.start, TIMES.stop - 1], [TIMES.start - 1, TIMES.stop, NOW * 1_000]),
+        (SECONDS, [TIMES.start // 10**6], [TIMES.stop // 10**6, 2**53, 2**62]),
+        (pa.timestamp("ns"), [-(2**62), 2**62], []),
+        (pa.timestamp("us", "No/Where"), [NOW], [TIMES.stop]),
+        (BERLIN, [LAST_MS - 3_600_000], [LAST_MS, LAST_MS + 60_000]),
+        (DAYS, [0], [2**30]),
+    ],
+)
+def test_a_time_that_no_datetime_tells_is_refused_in_any_column(kind: Any, good: list[int], bad: list[int]) -> None:
+    def times(*numbers: int) -> pa.Array:
+        return pa.array(numbers, pa.int32() if kind is DAYS else pa.int64()).view(kind)
+
+    topic = TopicSchema("times", [pa.schema({"at": kind})], "" if kind is DAYS else "at")
+    assert to_batch(topic, pa.table({"at": times(*good)}), now_us=NOW).num_rows == len(good)
+    for number in bad:
+        with pytest.raises(InvalidRecord, match=f"{number} as .* is no time of the years 1 to 9999") as caught:
+            to_batch(topic, pa.table({"at": times(0, 1, number, number, 2)}), now_us=NOW)
+        assert (caught.value.column, caught.value.row) == ("at", 2)
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("around", ["list", "fixed", "struct", "map"])
+def test_so_is_one_inside_of_others(around: str, skip: int) -> None:
+    time = pa.timestamp("us")
+    kind, wrap = {
+        "list": (pa.list_(time), lambda one: [0, one]),
+        "fixed": (pa.list_(time, 2), lambda one: [0, one]),
+        "struct": (pa.struct({"n": pa.int64(), "at": time}), lambda one: {"n": 1, "at": one}),
+        "map": (pa.map_(pa.string(), pa.struct({"at": time})), lambda one: [("a", {"at": one})]),
+    }[around]
+    topic = TopicSchema("times", [pa.schema({"x": kind})])
+    # What is before the slice, and after it, does not count.
+    bad = TIMES.stop
+    column = pa.array([wrap(bad), wrap(1), None, wrap(NOW), wrap(bad), wrap(bad)], kind)
+    assert to_batch(topic, pa.table({"x": column.slice(1, 3)}), now_us=NOW).num_rows == 3
+    with pytest.raises(InvalidRecord, match="no time of the years 1 to 9999") as caught:
+        to_batch(topic, pa.table({"x": column.slice(1 + skip)}), now_us=NOW)
+    assert (caught.value.column, caught.value.row) == ("x", 3 - skip)
+
+
+@pytest.mark.parametrize(
+    ("records", "extra"),
+    [
+        ([b"x", b"y"], {"timestamp": pa.array([NOW, TIMES.stop])}),
+        ([b"x", b"y"], {"timestamp": pa.array([0, 2**62], SECONDS)}),
+        ([{"value": b"x"}, {"value": b"y", "timestamp": NOW * 1_000}], {}),
+        (pa.table({"value": [b"x", b"y"], "timestamp": [NOW, NOW * 1_000]}), {}),
+        (pd.DataFrame({"value": [b"x", b"y"], "timestamp": [NOW, NOW * 1_000]}), {}),
+        ([b"x", b"y"], {"timestamp": [0, datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))]}),
+    ],
+)
+def test_so_is_one_of_key_and_value(records: Any, extra: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRecord) as caught:
+        plain(records, **extra)
+    assert (caught.value.column, caught.value.row) == ("timestamp", 1)
 
 
 def test_lengths_that_differ_and_columns_given_twice_are_refused() -> None:
@@ -346,15 +414,15 @@ def test_parts_of_all_kinds_become_one_batch_in_their_order() -> None:
     whole.rows.validate(full=True)
 
 
-TIMES = st.integers(-(2**63), 2**63 - 1)
-SINGLES = st.builds(Single, st.binary(max_size=20), st.none() | st.binary(max_size=5), TIMES)
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+SINGLES = st.builds(Single, st.binary(max_size=20), st.none() | st.binary(max_size=5), NUMBERS)
 ARRAYS = st.lists(st.binary(max_size=20), min_size=1, max_size=20).map(lambda found: pa.array(found, pa.binary()))
-WHOLE = st.builds(values_of, ARRAYS, TIMES)
+WHOLE = st.builds(values_of, ARRAYS, NUMBERS)
 SLICED = st.builds(
     lambda values, start, count: values[min(start, len(values) - 1) :][:count],
     *(ARRAYS, st.integers(0, 19), st.integers(1, 20)),
 )
-SLICES = st.builds(values_of, SLICED, TIMES)
+SLICES = st.builds(values_of, SLICED, NUMBERS)
 
 
 @given(st.lists(SINGLES, min_size=1, max_size=40) | st.lists(WHOLE | SLICES, min_size=1, max_size=10))

@@ -80,6 +80,13 @@ def test_arguments_that_do_not_fit_are_told_of_the_call_that_was_made() -> None:
         cutwater.connect("x", wrong=3)  # type: ignore[call-arg]
 
 
+def test_a_class_derived_from_the_client_leaves_its_names_alone() -> None:
+    class Own(AsyncClient):
+        pass
+
+    assert Own.publish.__qualname__ == AsyncClient.publish.__qualname__ == "AsyncClient.publish"
+
+
 def test_whoever_calls_a_client_is_told_how_one_is_made() -> None:
     for cls, call in (Client, "cutwater"), (AsyncClient, "await cutwater.AsyncClient"):
         for given in (), ("./data",), (Path("data"),):

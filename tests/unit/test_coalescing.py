@@ -81,7 +81,7 @@ def encoded(parts: Sequence[Part]) -> Batch:
 
 
 def lane_to(sea: Sea, encode: Callable[[Sequence[Part]], Batch] = encoded) -> Lane:
-    return Lane(TOPIC, None, sea, encode)  # type: ignore[arg-type]
+    return Lane(TOPIC, None, sea, encode, 1_000)  # type: ignore[arg-type]
 
 
 def append(lane: Lane, count: int, seconds: float = 30) -> list[asyncio.Task[Ack]]:

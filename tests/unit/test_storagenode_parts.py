@@ -322,7 +322,7 @@ def by_the_loop(count: int, *, may_wait: bool = True, body_bytes: int = 10, slow
     storages = [Who() for _ in range(count)]
 
     async def turn() -> None:
-        handing_over = HandingOver(lambda: may_wait, lambda: None)
+        handing_over = HandingOver(lambda: may_wait, lambda: None, lambda: None)
         if slow:
             handing_over._pace.observe(time.monotonic() - 2 * MEMORY * SLOW_SECONDS)
         told = [Told(storage) for storage in storages]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
-from cutwater.jobs.job_file import LOCK_FILE, LOG_FILE, ROOT, Job, JobDirectory, State, has_begun, list_jobs
-from cutwater.jobs.locks import FileLock
+from cutwater.jobs.job_file import LOG_FILE, ROOT, Job, JobDirectory, State, has_begun, list_jobs
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
@@ -346,33 +346,42 @@ def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = 
 def _saved_at_rest(job: OneJob, target: str) -> str:
     """The savepoint of a job that does not run, taken with Spark in this process. Nobody starts the job meanwhile."""
     directory = job.directory
-    lock = FileLock(directory.path / LOCK_FILE, f"the job of pipeline {job.name!r}", "it has just begun, so try again")
-    try:
+    with directory.lock():
         found = directory.require()
+        if found.is_alive:
+            raise Refused(f"pipeline {job.name!r} has just been started by process {found.pid}: try again")
         if "://" not in found.checkpoint and not has_begun(found.checkpoint) and not found.from_savepoint:
             raise Refused(f"pipeline {job.name!r} has not done a micro-batch: there is nothing to save")
         with _printing_to(directory.path / LOG_FILE):
             on_spark("savepoints", job.name).take_savepoint(found.checkpoint, target, timeout=job.timeout)
         found.savepoint = target
         directory.save(found)
-    finally:
-        lock.release()
     return target
 
 
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
     """What is printed meanwhile, by any library or process, goes to a file: Spark has much to say."""
+    # What Python has not written yet goes where it was meant to go.
+    _flush()
     kept = {fd: os.dup(fd) for fd in (1, 2)}
     try:
         with path.open("ab") as output:
             for fd in kept:
                 os.dup2(output.fileno(), fd)
-        yield
+        try:
+            yield
+        finally:
+            _flush()
     finally:
         for fd, old in kept.items():
             os.dup2(old, fd)
             os.close(old)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
 
 
 def _target(pipeline: str, directory: str) -> str:

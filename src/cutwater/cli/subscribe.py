@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,9 @@ app = verbs()
 
 LOOK_SECONDS = 1.0
 """How often a subscriber that gets nothing looks whether its log is still open somewhere."""
+
+LOOKS_BEFORE_WORD = 5
+"""A node that is started again is back after fewer of them."""
 
 
 @command(app)
@@ -88,6 +92,7 @@ class _Printing:
     ) -> None:
         self._topics, self._start, self._stop, self._follow = topics, start, stop, follow
         self._output, self._left, self._timeout = output, left, timeout
+        self._looks_in_vain = 0
 
     def run(self, client: Client, is_lost: Callable[[], bool]) -> bool:
         """Whether that was all; otherwise the log is to be opened anew."""
@@ -102,11 +107,18 @@ class _Printing:
                         return False
                     if not self._follow or isinstance(error, ClientClosed):
                         raise
+                    self._tell_of(subscription.trouble)
                     continue
                 if not found:
                     return True
                 self._print(found)
         return True
+
+    def _tell_of(self, trouble: str) -> None:
+        """Once, when it has lasted for a while."""
+        self._looks_in_vain = self._looks_in_vain + 1 if trouble else 0
+        if self._looks_in_vain == LOOKS_BEFORE_WORD:
+            print(f"still waiting: {trouble}", file=sys.stderr, flush=True)
 
     def _print(self, found: list[Record]) -> None:
         if self._left is not None:

@@ -131,7 +131,7 @@ class AppendVisit(Visit[Ack]):
 class Appends:
     def __init__(self, catalogs: Catalogs, shipping: Shipping, limits: Limits, compression: Compression | None) -> None:
         self._catalogs, self._shipping = catalogs, shipping
-        self._limits, self._compression = limits, compression
+        self.limits, self._compression = limits, compression
         self._small_bytes = min(SMALL_BYTES, limits.record_bytes_max)
         self._lanes: Lanes = {}
         self._view = catalogs.view
@@ -222,7 +222,7 @@ class Appends:
         if is_plain and (size := rows.nbytes) <= self._small_bytes:
             return await self._lane(info, given.stream, schema).append(owned(rows), rows.num_rows, size, deadline)
         declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
-        batch = encode(rows, schema, now, limits=self._limits, compression=self._compression, declared=declared)
+        batch = encode(rows, schema, now, limits=self.limits, compression=self._compression, declared=declared)
         return await self._alone(info, given, batch, deadline)
 
     async def _alone(self, info: TopicInfo, given: Given, batch: Batch, deadline: Deadline) -> Ack:
@@ -242,7 +242,7 @@ class Appends:
             if part is None:
                 rows = to_batch(schema, records, key=key, timestamp=timestamp, headers=headers, now_us=now_us())
                 part, count, size = rows, rows.num_rows, rows.nbytes
-            if size > self._limits.record_bytes_max:
+            if size > self.limits.record_bytes_max:
                 self._encoded(schema, [part])
             return owned(part), count, size + RECORD_COST_BYTES
 
@@ -252,7 +252,7 @@ class Appends:
         return partial(self._encoded, schema)
 
     def _encoded(self, schema: TopicSchema, parts: Sequence[Part]) -> Batch:
-        return encode_parts(parts, schema, now_us, limits=self._limits, compression=self._compression)
+        return encode_parts(parts, schema, now_us, limits=self.limits, compression=self._compression)
 
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
         """Records of key and value that need no closer look, their number and size; None if they do. Those that are
@@ -270,8 +270,8 @@ class Appends:
                 return None, 0, 0
             size += len(key)
         if size > self._small_bytes:
-            if size > self._limits.record_bytes_max:
-                raise RecordTooLarge(0, size, self._limits.record_bytes_max)
+            if size > self.limits.record_bytes_max:
+                raise RecordTooLarge(0, size, self.limits.record_bytes_max)
             return None, 0, 0
         return Single(value, key, timestamp), 1, size
 
@@ -298,8 +298,8 @@ class Appends:
         if self._compression is not None:
             return False
         return (
-            values.total_values_length + TIME_BYTES <= self._limits.record_bytes_max
-            or value_bytes_max(values) + TIME_BYTES <= self._limits.record_bytes_max
+            values.total_values_length + TIME_BYTES <= self.limits.record_bytes_max
+            or value_bytes_max(values) + TIME_BYTES <= self.limits.record_bytes_max
         )
 
     def _lane(self, info: TopicInfo, pin: LogStreamId | None, schema: TopicSchema) -> Lane:
@@ -309,7 +309,8 @@ class Appends:
             if len(self._lanes) >= LANES_MAX:
                 self._lanes = {known: lane for known, lane in self._lanes.items() if not lane.is_idle}
                 self._plain_lanes.clear()
-            lane = self._lanes[name] = Lane(info, pin, self._shipping, partial(self._encoded, schema))
+            encode, bytes_max = partial(self._encoded, schema), self.limits.together_bytes_max
+            lane = self._lanes[name] = Lane(info, pin, self._shipping, encode, bytes_max)
         return lane
 
 

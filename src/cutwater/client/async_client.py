@@ -314,8 +314,9 @@ class AsyncClient(PublishingCalls):
         ``records`` is one value (bytes, or str as UTF-8), a list of them, an Arrow array, batch or table, a DataFrame
         of pandas or Polars, a dict or a list of dicts. ``key``, ``timestamp`` and ``headers`` are one for all records,
         or a list with one for each; event time is this client's clock if not said. A time is a ``datetime`` with a time
-        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Memory behind Arrow
-        data must not change before the append has its outcome.
+        zone, or an integer: **microseconds** since 1970, where pipelines count in milliseconds. Records are
+        copied when the append begins, so that their memory may be used anew; only if the topic has to be looked up
+        first, because it or its schema is new to this client, are they copied after that.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
         event time follows in that log stream. ``if_llsn``: only if the first record gets exactly this position in
@@ -545,6 +546,7 @@ class AsyncClient(PublishingCalls):
             id,
             self._appends.preparing(schema),
             self._appends.encoding(schema),
+            self._appends.limits.together_bytes_max,
             self._timeout,
             buffer_bytes,
         )

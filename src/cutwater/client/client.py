@@ -74,6 +74,11 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         taken, self._ready = list(self._ready), deque()
         return taken
 
+    @property
+    def trouble(self) -> str:
+        """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
+        return self._async.trouble
+
     def close(self) -> None:
         self._is_over = True
         if self._ahead is not None:

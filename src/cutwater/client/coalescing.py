@@ -30,7 +30,6 @@ IN_FLIGHT_MAX = 2
 """Batches that one lane has under way: the next one is made while another is being written."""
 PATIENCE_SECONDS = 0.05
 """How long few appends wait for a batch in flight so that more may travel with them. It may hang on a dead node."""
-BATCH_BYTES_MAX = 1024 * 1024
 SMALL_BYTES = 64 * 1024
 """An append up to this size may travel together with others."""
 LANE_BYTES_MAX = 16 * 1024 * 1024
@@ -81,9 +80,11 @@ class Lane:
         pin: LogStreamId | None,
         shipping: Shipping,
         encode: Callable[[Sequence[Part]], Batch],
+        bytes_max: int,
     ) -> None:
+        """``bytes_max`` may travel together."""
         self.topic = topic
-        self._pin, self._shipping, self._encode = pin, shipping, encode
+        self._pin, self._shipping, self._encode, self._bytes_max = pin, shipping, encode, bytes_max
         self._loop = asyncio.get_running_loop()
         self._watch = DeadlineWatch(self._loop, self._expire)
         self._queue: deque[Waiting] = deque()
@@ -214,13 +215,13 @@ class Lane:
 
     def _next_flight(self) -> _Flight:
         queue = self._queue
-        if self._bytes <= BATCH_BYTES_MAX:
+        if self._bytes <= self._bytes_max:
             group, size = list(queue), self._bytes
             queue.clear()
         else:
             group = [queue.popleft()]
             size = group[0].size
-            while queue and size + queue[0].size <= BATCH_BYTES_MAX:
+            while queue and size + queue[0].size <= self._bytes_max:
                 group.append(queue.popleft())
                 size += group[-1].size
         if self._bytes > LANE_BYTES_MAX:

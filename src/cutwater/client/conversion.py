@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.client.errors import InvalidRecord
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP, TopicSchema, describe
@@ -85,7 +87,10 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
                 f"{time} has no time zone: write datetime(..., tzinfo=UTC), or call astimezone()", column=name, row=row
             )
         delta = time - _EPOCH
-        return (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
+        if found not in TIMES:
+            raise InvalidRecord(f"{time} is not within the years 1 to 9999 in UTC", column=name, row=row)
+        return found
     if isinstance(time, int) and not isinstance(time, bool):
         if time not in TIMES:
             raise InvalidRecord(
@@ -128,9 +133,8 @@ def _key_value(values: pa.Array, extra: Mapping[str, Any], now_us: int) -> pa.Re
 
 
 def _binary(name: str, values: Any, *, nullable: bool = False) -> pa.Array:
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        check_arrow(values)
-        array = _cast(name, values, pa.binary())
+    if (found := _arrow_in(values)) is not None:
+        array = _cast(name, found, pa.binary())
     else:
         values = _listed(name, values)
         try:
@@ -169,8 +173,9 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
         return pa.repeat(pa.scalar(now_us, TIMESTAMP), count)
     if isinstance(given, datetime | int | str | bytes) or not isinstance(given, Iterable):
         return pa.repeat(pa.scalar(time_us(given), TIMESTAMP), count)
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        array = _cast("timestamp", given, TIMESTAMP)
+    if (found := _arrow_in(given)) is not None:
+        array = _cast("timestamp", found, TIMESTAMP)
+        _check_times("timestamp", array)
     else:
         times = [
             now_us if time is None else time_us(time, row=row) for row, time in enumerate(_listed("timestamp", given))
@@ -184,8 +189,8 @@ def _timestamps(given: Any, count: int, now_us: int) -> pa.Array:
 def _header_maps(given: Any, count: int) -> pa.Array:
     if given is None:
         return no_values(count, HEADERS)
-    if isinstance(given, pa.Array | pa.ChunkedArray):
-        return _of_length("headers", _cast("headers", given, HEADERS), count)
+    if (found := _arrow_in(given)) is not None:
+        return _of_length("headers", _cast("headers", found, HEADERS), count)
     if isinstance(given, Mapping):
         given = [given] * count
     rows = _listed("headers", given)
@@ -267,6 +272,16 @@ def _is_pandas(records: Any) -> bool:
     return type(records).__module__.partition(".")[0] == "pandas"
 
 
+def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
+    """Arrow data that holds together, also what a pandas series is made of; None if it is anything else."""
+    if _is_pandas(column) and str(getattr(column.dtype, "storage", "")).startswith("pyarrow"):
+        column = pa.array(column.array)
+    elif not isinstance(column, pa.Array | pa.ChunkedArray):
+        return None
+    check_arrow(column)
+    return column
+
+
 Columns = dict[str, Any]
 """Name → an Arrow column, a pandas series, or a list of Python values."""
 
@@ -283,7 +298,10 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
     if _is_pandas(records) and hasattr(records, "columns"):
         names = list(records.columns)
         _check_names(schema, names)
-        return len(records), {name: records[name] for name in names}
+        columns = {name: records[name] for name in names}
+        return len(records), {
+            name: column if (found := _arrow_in(column)) is None else found for name, column in columns.items()
+        }
     if _is_frame(records):
         table = pa.table(records)
         return _columns_of(schema, table)
@@ -332,6 +350,7 @@ def _from_columns(
             columns[name] = _extra_column(name, extra[name], count, now_us)
         if name in columns:
             array = _converted(field, columns[name])
+            _check_times(name, array)
         elif not schema.is_typed and name == "timestamp":
             array = _timestamps(None, count, now_us)
         elif field.nullable:
@@ -379,6 +398,62 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
         lambda start, end: _one_chunk(pa.Array.from_pandas(column.iloc[start:end], type=field.type)),
         column.iloc,
     )
+
+
+def _check_times(name: str, times: pa.Array) -> None:
+    """Refuse what no ``datetime`` can tell: whoever reads records would stop at it, and never get to those after it."""
+    if not _has_times(times.type) or _are_told(times):
+        return
+    low, high = 0, len(times)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _are_told(times.slice(low, middle - low)):
+            low = middle
+        else:
+            high = middle
+    what = "something in it" if pa.types.is_nested(times.type) else str(times[low].value)
+    raise InvalidRecord(
+        f"{what} as {times.type} is no time of the years 1 to 9999: count from 1970 in that unit, or give a datetime "
+        "with a time zone",
+        column=name,
+        row=low,
+    )
+
+
+@lru_cache(maxsize=256)
+def _has_times(kind: pa.DataType) -> bool:
+    """Whether there are any in a column of this type that may be too early or too late. Nanoseconds, in 64 bits, are
+    those of the years 1677 to 2262."""
+    if pa.types.is_timestamp(kind):
+        return bool(kind.unit != "ns")
+    return pa.types.is_date(kind) or any(_has_times(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _are_told(times: pa.Array) -> bool:
+    """Whether all of them have a ``datetime``, in their own zone and in UTC."""
+    if pa.types.is_nested(times.type):
+        return all(_are_told(inside) for inside in _inside(times) if _has_times(inside.type))
+    found = pc.min_max(times)
+    try:
+        for extreme in (found["min"].as_py(), found["max"].as_py()):
+            if isinstance(extreme, datetime) and extreme.tzinfo is not None:
+                extreme.astimezone(UTC)
+    except OverflowError:
+        return False
+    except LookupError:
+        # This machine does not know the zone; others may.
+        return _are_told(times.view(pa.timestamp(times.type.unit, "UTC")))
+    return True
+
+
+def _inside(column: pa.Array) -> list[pa.Array]:
+    """What the values of a nested column consist of. Unions and runs are not looked into."""
+    if pa.types.is_struct(column.type):
+        return list(column.flatten())
+    if pa.types.is_map(column.type):
+        start, end = column.offsets[0].as_py(), column.offsets[len(column)].as_py()
+        return [part.slice(start, end - start) for part in (column.keys, column.items)]
+    return [column.flatten()] if hasattr(column, "flatten") else []
 
 
 def _has_fraction(kind: pa.DataType, values: Iterable[Any]) -> bool:
@@ -438,7 +513,11 @@ def _tried(field: pa.Field, count: int, convert: Callable[[int, int], pa.Array],
 
 def _shown(column: Any, row: int) -> str:
     value = column[row]
-    return _cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
+    try:
+        return _cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
+    except OverflowError:
+        # A time far beyond those that Python knows.
+        return f"{value.value} ({value.type})"
 
 
 def _first_null(array: pa.Array) -> int:

@@ -26,6 +26,7 @@ from cutwater.wire.options import KIB, MIB, WireOptions
 Compression = Literal["lz4", "zstd"]
 COMPRESSIONS: tuple[Compression, ...] = ("lz4", "zstd")
 
+TOGETHER_BYTES_MAX = MIB
 ENVELOPE_BYTES = 64 * KIB
 """What a message may need besides the body, when it is sent and when it is read back with its commits."""
 
@@ -35,6 +36,12 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     record_bytes_max: int = MIB
     batch_bytes_max: int = WireOptions().frame_bytes_max - ENVELOPE_BYTES
+
+    @property
+    def together_bytes_max(self) -> int:
+        """So much of what fits by itself travels together. How large a batch becomes is known only when it is made: of
+        empty values, five times what they count for."""
+        return min(TOGETHER_BYTES_MAX, self.batch_bytes_max // 8)
 
 
 def check_compression(compression: str | None) -> Compression | None:

@@ -141,15 +141,24 @@ class Feed:
 
     @property
     def trouble(self) -> str:
-        """Which log streams cannot be followed, and why; nothing if all are."""
+        """Which log streams cannot be followed, and why, or that nothing can come; empty if all is well."""
         cut_off = {stream: reader for stream, reader in list(self._readers.items()) if reader.is_cut_off}
         if not cut_off:
-            return ""
+            return self._closed()
         them = f"log stream{'s' if len(cut_off) > 1 else ''} {', '.join(map(str, sorted(cut_off)))}"
         failures = {node: why for reader in cut_off.values() for node, why in reader.failures.items()}
         nodes = ", ".join(f"{node} at {self.catalogs.view.addresses.get(node, '?')}" for node in sorted(failures))
         why = f": {nodes}. The last one: {list(failures.values())[-1]}" if failures else ", as there is none"
         return f"no storage node with {them} could be read from{why}. `cutwater cluster health` says what is down"
+
+    def _closed(self) -> str:
+        known, topics = self.catalogs.view.streams.values(), self._machine.topics
+        streams = [info for info in known if info.topic in topics and not info.final]
+        if not streams or any(info.is_open or self.wanted(info.stream) for info in streams):
+            return ""
+        them = ", ".join(str(info.stream) for info in streams)
+        told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
+        return f"{told}. `cutwater cluster health` says what is wrong"
 
     def begin(self, view: View) -> None:
         self._take_catalog(view)

@@ -52,7 +52,6 @@ from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.methods import Received
 from cutwater.wire.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
 
-BATCH_BYTES_MAX = 1024 * 1024
 IN_FLIGHT_MAX = 8
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 
@@ -93,12 +92,14 @@ class AsyncProducer:
         name: str,
         prepare: Callable[..., tuple[Part, int, int]],
         encode: Callable[[list[Part]], Batch],
+        bytes_max: int,
         timeout: float,
         buffer_bytes: int = BUFFER_BYTES_MAX,
     ) -> None:
+        """``bytes_max`` may travel together."""
         self.topic, self.id = topic, name
         self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
-        self.prepare, self._encode = prepare, encode
+        self.prepare, self._encode, self._bytes_max = prepare, encode, bytes_max
         self.timeout, self.buffer_bytes = timeout, buffer_bytes
         self._buffer = ProducerBuffer(buffer_bytes)
         self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
@@ -281,7 +282,7 @@ class AsyncProducer:
             if self._head(self._session.stream) is None:
                 self._trouble.set()
                 break
-            group = self._buffer.next_group(BATCH_BYTES_MAX)
+            group = self._buffer.next_group(self._bytes_max)
             if not group:
                 continue
             try:

@@ -21,9 +21,10 @@ class PublishingCalls(ABC):
     _runs: Runs
 
     def __init_subclass__(cls) -> None:
-        """Errors about arguments name a method as it was called, so as one of the client."""
+        """Errors about arguments name a method as it was called, so as one of the client, whoever is derived from
+        it."""
         for name, method in vars(PublishingCalls).items():
-            if inspect.isfunction(method):
+            if inspect.isfunction(method) and PublishingCalls in cls.__bases__:
                 method.__qualname__ = f"{cls.__qualname__}.{name}"
 
     @abstractmethod

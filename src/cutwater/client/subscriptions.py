@@ -171,11 +171,17 @@ class AsyncSubscription(Generic[T]):
 
     def _nothing_came(self, seconds: float) -> DeadlineExceeded:
         """What to tell whoever has waited in vain; in any thread."""
-        feed, found = self._feed, self._range
+        trouble, found = self.trouble, self._range
         told = f"nothing came within {seconds:g} s"
         if found is not None and found.stop is not None and self._reached <= found.view.catalog.high_watermark:
             told += f", though the log goes on at GLSN {self._reached}"
-        return DeadlineExceeded(told if feed is None or not feed.trouble else f"{told}: {feed.trouble}")
+        return DeadlineExceeded(f"{told}: {trouble}" if trouble else told)
+
+    @property
+    def trouble(self) -> str:
+        """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
+        feed = self._feed
+        return "" if feed is None else feed.trouble
 
     async def close(self) -> None:
         self._is_closed = True

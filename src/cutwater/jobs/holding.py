@@ -6,7 +6,7 @@ import os
 import time
 
 from cutwater.errors import CutwaterError, Refused
-from cutwater.jobs.job_file import ROOT, JobDirectory, State, Trouble
+from cutwater.jobs.job_file import ROOT, Job, JobDirectory, State, Trouble
 from cutwater.jobs.locks import lock_checkpoint
 
 
@@ -16,20 +16,32 @@ class Hold:
     """
 
     def __init__(self, pipeline: str, checkpoint: str | os.PathLike[str] | None, from_savepoint: str | None) -> None:
-        self._directory, self._job = JobDirectory(ROOT, pipeline), None
-        self._before = self._directory.load()
-        if checkpoint is None:
-            other = self._before
-            if other is not None and other.is_alive and other.pid != os.getpid():
-                raise Refused(
-                    f"pipeline {pipeline!r} is run by process {other.pid}, as {self._directory.path} says: stop that "
-                    "one first, or run with a checkpoint of its own"
-                )
-            self._job = self._directory.of_program(from_savepoint)
-        self.place = os.fspath(checkpoint) if checkpoint is not None else self._job.checkpoint  # type: ignore[union-attr]
-        self._lock = lock_checkpoint(self.place)
-        if self._job is not None:
-            self._directory.change(self._job, State.RUNNING)
+        self._directory = JobDirectory(ROOT, pipeline)
+        self._before: Job | None = None
+        self._job: Job | None = None
+        if checkpoint is not None:
+            self.place = os.fspath(checkpoint)
+            self._lock = lock_checkpoint(self.place)
+            return
+        # Who runs it is told by name, if that is known. Whether it is run is certain with the lock only.
+        self._not_run()
+        with self._directory.lock():
+            self._before = self._not_run()
+            job = self._directory.of_program(from_savepoint)
+            self.place = job.checkpoint
+            self._lock = lock_checkpoint(self.place)
+            self._directory.change(job, State.RUNNING)
+        self._job = job
+
+    def _not_run(self) -> Job | None:
+        """The job as it is, which no other process runs."""
+        job = self._directory.load()
+        if job is not None and job.is_alive and job.pid != os.getpid():
+            raise Refused(
+                f"pipeline {job.pipeline!r} is run by process {job.pid}, as {self._directory.path} says: stop that one "
+                "first, or run with a checkpoint of its own"
+            )
+        return job
 
     def let_go(self, error: BaseException | None = None, *, is_stopped: bool = False, has_begun: bool = True) -> None:
         """The query has ended, or has not begun. Whatever comes after the first call changes nothing."""

@@ -5,7 +5,7 @@
     checkpoints/              wherever the pipeline is run; --jobs-dir says otherwise
       fraud/                  the job, by the name of its pipeline
         job.json              what ``Job`` says; replaced as a whole
-        job.lock              held by the process that looks after the job
+        job.lock              held by the supervisor; by a program while it starts, or while a job at rest is saved
         job.log               what the program and Spark print
         run-1/  run-2/ …      a checkpoint of Spark's for each start from a savepoint
 
@@ -27,6 +27,7 @@ from msgspec import Struct, field
 
 from cutwater.admin import processes
 from cutwater.errors import InvalidArgument, NotFound
+from cutwater.jobs.locks import FileLock
 
 ROOT = "checkpoints"
 JOB_FILE = "job.json"
@@ -139,6 +140,12 @@ class JobDirectory:
                 f"no job is called {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another"
             )
         return job
+
+    def lock(
+        self, way_out: str = "a savepoint of it is being taken, or it is just starting or ending; try again soon"
+    ) -> FileLock:
+        """Nobody else starts the job or takes a savepoint of it at rest meanwhile."""
+        return FileLock(self.path / LOCK_FILE, f"the job of pipeline {self.pipeline!r} in {self.path}", way_out)
 
     def save(self, job: Job) -> None:
         """As a whole or not at all, also if the machine fails in between."""

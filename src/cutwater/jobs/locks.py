@@ -37,6 +37,12 @@ class FileLock:
             os.close(self._fd)
             self._fd = -1
 
+    def __enter__(self) -> FileLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
     def __del__(self) -> None:
         self.release()
 

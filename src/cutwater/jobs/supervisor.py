@@ -28,7 +28,7 @@ from cutwater.admin import processes
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import Child, environment, how_it_ended
 from cutwater.jobs.control import Control, Conversation
-from cutwater.jobs.job_file import LOCK_FILE, LOG_FILE, OVER, Job, JobDirectory, State, Trouble, has_begun, here
+from cutwater.jobs.job_file import LOG_FILE, OVER, Job, JobDirectory, State, Trouble, has_begun, here
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import (
     Answer,
@@ -249,10 +249,9 @@ class Supervisor:
         assert self._child is not None
         asked, start = self._asked, self._start
         directory = JobDirectory(asked.root, pipeline)
-        self._lock = FileLock(
-            directory.path / LOCK_FILE,
-            f"the job of pipeline {pipeline!r} in {directory.path}",
-            "`cutwater pipeline list` shows it; stop it, or run this one with another --jobs-dir",
+        self._lock = directory.lock(
+            "`cutwater pipeline list` shows it, unless it is just starting or ending, or a savepoint of it is being "
+            "taken; stop it, wait, or run this one with another --jobs-dir"
         )
         self._before = before = directory.load()
         if before is not None and before.is_alive:

@@ -8,10 +8,12 @@ from math import isnan
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.position import number
 from cutwater.pipeline.rows import RESERVED_COLUMN, Row, RowType
+from cutwater.pipeline.values import converter, decoded, encoded
 
 Entries: TypeAlias = Iterable[KeyEntry | None]
 """What is kept for the key of each record; None where that is found when its turn comes."""
@@ -107,7 +109,7 @@ class Records:
     @classmethod
     def returned(cls, made: pa.RecordBatch | pa.Table, rows: RowType) -> Records:
         """What a function of whole columns has given, in the types that are declared."""
-        arrays = [made.column(name).cast(rows.schema.field(name).type) for name in rows.names]
+        arrays = [_in_type(made.column(field.name), field.type) for field in rows.schema]
         table = pa.Table.from_arrays([*arrays, made.column(RESERVED_COLUMN)], names=[*rows.names, RESERVED_COLUMN])
         return cls.from_arrow(table, rows).numbered()
 
@@ -147,6 +149,18 @@ def arrivals(inputs: Sequence[Records], entries: Sequence[Entries]) -> Iterable[
 def missing_columns(made: pa.RecordBatch | pa.Table, rows: RowType) -> list[str]:
     """What a function of whole columns should have given, and has not."""
     return sorted({*rows.names, RESERVED_COLUMN} - set(made.schema.names))
+
+
+def _in_type(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """The column in this type. Of times, what is finer is cut off."""
+    try:
+        return column.cast(options=pc.CastOptions(kind, allow_time_truncate=True))
+    except pa.ArrowException:
+        # Arrow asks what the column's type could hold, such as 19 digits where a decimal has 10. The values decide.
+        values, check = decoded(column), converter(kind)
+        for value in values:
+            check(value)
+        return encoded(values, kind)
 
 
 def _place(arrival: Arrival) -> tuple[Any, ...]:

@@ -6,6 +6,8 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +336,26 @@ def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.Mon
         run(p, "a1")
 
 
+def test_a_function_of_arrow_tables_may_give_other_types_as_long_as_the_values_fit() -> None:
+    def given(*columns: tuple[str, str, pa.Array]) -> list[Any]:
+        p, stream = source()
+        schema = ", ".join(f"{name} {kind}" for name, kind, _ in columns)
+
+        def function(table: pa.Table) -> pa.Table:
+            return pa.table({name: column for name, _, column in columns} | {"_cw": table["_cw"]})
+
+        stream.transform(schema=schema, arrow=function).sink("out", uid="out")
+        return [tuple(row.values()) for row in run(p, "a1")["out"]]
+
+    fine = pa.array([-1_999], pa.timestamp("ns", "UTC"))
+    at = datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)
+    assert given(("d", "decimal(10,2)", pa.array([7])), ("t", "timestamp", fine)) == [(Decimal("7.00"), at)]
+    assert given(("d", "array<decimal(10,2)>", pa.array([[7]])), ("n", "int", pa.array([2.0]))) == [([Decimal(7)], 2)]
+    for kind, column in (("decimal(3,2)", pa.array([10])), ("decimal(3,1)", pa.array([Decimal("1.55")]))):
+        with pytest.raises(PipelineFailed, match=r"more than 3 digits|would cause data loss"):
+            given(("d", kind, column))
+
+
 def _divided(table: pa.Table) -> pa.Table:
     return table.set_column(1, "t", pa.array([1 // 0]))
 
@@ -343,7 +365,11 @@ def _divided(table: pa.Table) -> pa.Table:
     [
         (_divided, r"ZeroDivisionError: .* \(test_program.py, line \d+, in _divided\), on a table of 2 records"),
         (lambda table: None, r"the function returned None: return a pyarrow.Table, on a table"),
-        (lambda table: table.set_column(1, "t", table["k"]), r"ArrowInvalid: [^(]*, on a table of 2 records"),
+        (
+            lambda table: table.set_column(1, "t", table["k"]),
+            r"'a' is not a value of type bigint: .*, on a table of 2 records",
+        ),
+        (lambda table: table.set_column(1, "t", pa.array([1.5, 2.0])), r"1.5 is not a value of type bigint: .*"),
     ],
 )
 def test_a_failing_function_of_arrow_tables_names_itself(function: Any, told: str) -> None:
