@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -183,8 +183,26 @@ def test_what_is_wrong_besides_values_gets_advice_of_its_own(extra: dict[str, An
 def test_a_column_of_times_says_what_a_time_is() -> None:
     with pytest.raises(InvalidRecord, match=r"row 0: a time is a datetime.*not 'yesterday' \(str\)"):
         plain({"value": b"a", "timestamp": "yesterday"})
-    with pytest.raises(InvalidRecord, match="round it, or give a datetime"):
-        plain({"value": b"a", "timestamp": 1.5})
+    for number in (1.5, 1.7e9):
+        with pytest.raises(InvalidRecord, match=r"write int\(seconds \* 1_000_000\) for seconds, or datetime"):
+            plain({"value": b"a", "timestamp": number})
+    with pytest.raises(InvalidRecord, match=r"write datetime\(2026, 1, 31, tzinfo=UTC\)"):
+        plain({"value": b"a", "timestamp": date(2026, 1, 31)})
+    with pytest.raises(InvalidRecord, match=r"row 1: a time is a datetime.*not 'soon' \(str\)"):
+        plain(pd.DataFrame({"value": [b"a", b"b"], "timestamp": [None, "soon"]}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        (pa.timestamp("s"), 1.5, r"an int, seconds since 1970, not 1\.5 \(float\): write int\(seconds\)"),
+        (pa.string(), 5, r"text is wanted, not 5 \(int\): write str"),
+        (pa.date32(), "2026-01-31", r"a date is wanted, not '2026-01-31' \(str\): write date\.fromisoformat"),
+    ],
+)
+def test_what_a_column_wants_is_said(kind: pa.DataType, given: object, said: str) -> None:
+    with pytest.raises(InvalidRecord, match=f"column 'c', row 0: .*{said}"):
+        to_batch(TopicSchema("t", [pa.schema({"c": kind})]), [{"c": given}], now_us=NOW)
 
 
 SECONDS, DAYS = pa.timestamp("s", "UTC"), pa.date32()

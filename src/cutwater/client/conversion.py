@@ -9,7 +9,7 @@ Text is stored as UTF-8 where bytes are wanted, and a timestamp column without a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
 from numbers import Integral, Real
@@ -103,17 +103,29 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
     raise _no_time(time, name, row)
 
 
-def _no_time(given: Any, name: str, row: int | None) -> InvalidRecord:
+def _no_time(given: Any, name: str, row: int | None, unit: str = "us") -> InvalidRecord:
+    units, factor = _UNITS[unit]
     way_out = ""
     if isinstance(given, str):
         way_out = ": parse text with datetime.fromisoformat(...), and see that it has a time zone"
+    elif isinstance(given, date):
+        way_out = f": write datetime({given.year}, {given.month}, {given.day}, tzinfo=UTC) for its beginning"
     elif isinstance(given, Real) and not isinstance(given, bool):
-        way_out = ": write int(seconds * 1_000_000) for seconds, or datetime.fromtimestamp(seconds, UTC)"
+        way_out = f": write int(seconds{factor}) for seconds, or datetime.fromtimestamp(seconds, UTC)"
     return InvalidRecord(
-        f"a time is a datetime with a time zone or an int, microseconds since 1970, not {_short(given)}{way_out}",
+        f"a time is a datetime with a time zone or an int, {units} since 1970, not {_short(given)}{way_out}",
         column=name,
         row=row,
     )
+
+
+_UNITS = {
+    "s": ("seconds", ""),
+    "ms": ("milliseconds", " * 1_000"),
+    "us": ("microseconds", " * 1_000_000"),
+    "ns": ("nanoseconds", " * 1_000_000_000"),
+}
+"""Of Arrow → what one is called, and how seconds become it."""
 
 
 # Key and value.
@@ -381,8 +393,11 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
         if pa.types.is_timestamp(field.type):
             for row, time in enumerate(column):
                 is_local = isinstance(time, datetime) and time.tzinfo is None and field.type.tz is not None
-                if is_local or isinstance(time, str):
+                if is_local:
                     time_us(time, field.name, row)
+                if isinstance(time, str | float):
+                    # Arrow would take a whole number of seconds for one of a smaller unit.
+                    raise _no_time(time, field.name, row, field.type.unit)
         if _has_fraction(field.type, column):
             row = next(row for row, value in enumerate(column) if _has_fraction(field.type, [value]))
             other = "give a datetime" if pa.types.is_temporal(field.type) else "let the column be double"
@@ -506,9 +521,23 @@ def _tried(field: pa.Field, count: int, convert: Callable[[int, int], pa.Array],
                 low = middle
             except _ARROW_ERRORS:
                 high = middle
-        raise InvalidRecord(
-            f"{_shown(column, low)} cannot be {field.type} without being changed: {error}", column=field.name, row=low
-        ) from error
+        raise _unfit(field, column, low, error) from error
+
+
+def _unfit(field: pa.Field, column: Any, row: int, error: Exception) -> InvalidRecord:
+    """What is wanted, where Arrow does not say it in words of Python."""
+    value, name, kind = column[row], field.name, field.type
+    if isinstance(value, pa.Scalar):
+        pass
+    elif pa.types.is_timestamp(kind) and isinstance(value, str | float | date):
+        return _no_time(value, name, row, kind.unit)
+    elif pa.types.is_string(kind) and not isinstance(value, str | bytes):
+        return InvalidRecord(f"text is wanted, not {_short(value)}: write str(...)", column=name, row=row)
+    elif pa.types.is_date(kind) and isinstance(value, str):
+        return InvalidRecord(
+            f"a date is wanted, not {_short(value)}: write date.fromisoformat(...)", column=name, row=row
+        )
+    return InvalidRecord(f"{_shown(column, row)} cannot be {kind} without being changed: {error}", column=name, row=row)
 
 
 def _shown(column: Any, row: int) -> str:
