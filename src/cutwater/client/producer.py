@@ -33,6 +33,7 @@ from cutwater.core.producer_session import (
     Settled,
 )
 from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant, StreamInfo
+from cutwater.core.words import counted
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
@@ -224,8 +225,8 @@ class AsyncProducer:
         except DeadlineExceeded as error:
             count = sum(sent.count for flight in self._flights.values() for sent in flight.sent)
             raise AppendUnknown(
-                f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of {count} "
-                "records, and nobody goes on trying: read the log to see whether they are there"
+                f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
+                f"{counted(count, 'record')}, and nobody goes on trying: read the log to see whether it is there"
             ) from error
 
     async def __aenter__(self) -> AsyncProducer:
