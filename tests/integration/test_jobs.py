@@ -130,6 +130,17 @@ def test_a_program_that_dies_is_started_again_as_often_as_the_strategy_says(kit:
     assert not [pid for one in told if one.get("jvm") for pid in [one["jvm"]] if processes.is_running(pid)]
 
 
+def test_a_job_that_waits_to_restart_says_how_to_end_it(kit: Kit) -> None:
+    process = kit.run("fail", options=("--restart", "fixed:delay=1h"))
+    until(lambda: (job := kit.directory().load()) and job.state is State.WAITING)
+    with pytest.raises(
+        Refused, match=r"no luck: try again .* `cutwater pipeline stop p --no-savepoint` or .* cancel p`"
+    ):
+        ask(kit.job(), Stop("/s", 5), 30)
+    ask(kit.job(), Stop(None, 5), 30)
+    assert (ended(process)[0], kit.job().state) == (0, State.STOPPED)
+
+
 def test_what_would_only_fail_again_is_not_started_again(kit: Kit) -> None:
     options = ("--restart", "fixed:delay=0s,attempts=9", "--parallelism", "5")
     code, _, errors = ended(kit.run("hopeless", options=options))

@@ -397,7 +397,13 @@ class Supervisor:
             conversation.answer(Answer())
         elif job.state is not State.RUNNING or self._child is None:
             error = f"; its last error: {job.last_error.message}" if job.last_error else ""
-            conversation.refuse(Refused(f"pipeline {job.pipeline!r} is {job.state}{error}: try again when it runs"))
+            way_out = "try again when it runs"
+            if job.state is State.WAITING:
+                way_out += (
+                    f", or end it now with `cutwater pipeline stop {job.pipeline} --no-savepoint` or `cutwater "
+                    f"pipeline cancel {job.pipeline}`: its checkpoint stays"
+                )
+            conversation.refuse(Refused(f"pipeline {job.pipeline!r} is {job.state}{error}: {way_out}"))
         else:
             self._pending = _Pending(conversation, request, time.monotonic() + request.seconds)
             if isinstance(request, Savepoint):
