@@ -31,6 +31,7 @@ from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.pipeline.durations import milliseconds
 from cutwater.pipeline.on_spark import no_spark, on_spark
 
 app = noun("Pipelines: programs over the log that run on Spark.")
@@ -159,6 +160,8 @@ class RunOptions(Bundle):
             raise InvalidArgument("--replay-output and --allow-non-restored-state are about --from-savepoint: name one")
         if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
             raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
+        if self.trigger is not None:
+            milliseconds(self.trigger, "--trigger")
         return Start(
             checkpoint=_absolute(self.checkpoint) or "",
             master=self.master,

@@ -270,6 +270,11 @@ class Stream:
             )
         if not aggregate:
             raise InvalidArgument(f"the window of {uid!r} has no aggregate: give aggregate={{'n': 'count(*)'}}")
+        if not isinstance(aggregate, Mapping):
+            raise InvalidArgument(
+                f"aggregate of the window {uid!r} is {aggregate!r}: give each result a name, such as "
+                "aggregate={'n': 'count(*)'}"
+            )
         for name, given in aggregate.items():
             aggregates.check(name, given)
         reader = KeyReader(key, uid or "window")
