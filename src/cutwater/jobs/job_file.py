@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct, field
 
 from cutwater.admin import processes
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import InvalidArgument, NotFound, Refused
 
 ROOT = "checkpoints"
 JOB_FILE = "job.json"
@@ -199,6 +199,15 @@ def has_begun(checkpoint: str) -> bool:
     on from there and from nowhere else.
     """
     return any((Path(checkpoint) / "offsets").glob("[0-9]*"))
+
+
+def require_parallelism(checkpoint: str, made_with: int | None, wanted: int | None) -> None:
+    """That of a checkpoint stays what it was, as far as it is known."""
+    if None not in (made_with, wanted) and wanted != made_with:
+        raise Refused(
+            f"the checkpoint {checkpoint} was made with parallelism {made_with}, not {wanted}: leave --parallelism out "
+            "and then say `cutwater pipeline rescale`, or start from a savepoint"
+        )
 
 
 def list_jobs(root: str | os.PathLike[str]) -> Iterator[Job]:

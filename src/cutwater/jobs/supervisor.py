@@ -28,7 +28,18 @@ from cutwater.admin import processes
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import Child, environment, how_it_ended
 from cutwater.jobs.control import Control, Conversation
-from cutwater.jobs.job_file import LOCK_FILE, LOG_FILE, OVER, Job, JobDirectory, State, Trouble, has_begun, here
+from cutwater.jobs.job_file import (
+    LOCK_FILE,
+    LOG_FILE,
+    OVER,
+    Job,
+    JobDirectory,
+    State,
+    Trouble,
+    has_begun,
+    here,
+    require_parallelism,
+)
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import (
     Answer,
@@ -266,6 +277,9 @@ class Supervisor:
         else:
             job.checkpoint = start.checkpoint or directory.current() or directory.next_checkpoint()
         if before is not None:
+            if job.checkpoint == before.checkpoint and has_begun(job.checkpoint):
+                # It need not be started to be refused.
+                require_parallelism(job.checkpoint, before.parallelism, start.parallelism)
             job.savepoint = before.savepoint
             _remove_scratch(before)
             if job.checkpoint == before.checkpoint:
