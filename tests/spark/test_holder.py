@@ -35,6 +35,7 @@ def test_a_log_is_held_for_all_who_were_sent_to_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(holder.time, "sleep", between_looks)
     holder.hold(log)
     assert seen == [2, 2]
+    assert (tmp_path / holder.LOCK_FILE).read_text() == ""
 
 
 def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,19 +8,17 @@ moment it finds that nobody needs it until it has closed the log: so nobody is s
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TextIO
 
 from cutwater.client.directories import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
-
-if TYPE_CHECKING:
-    from cutwater.storage.files import Lock
 
 LOOK_SECONDS = 0.2
 POLL_SECONDS = 0.02
@@ -59,26 +57,31 @@ def _noted(log: Path, application: int) -> bool:
     if not os.access(log, os.W_OK):
         # It is another user's, who does not hold it for us.
         return True
-    lock = _locked(log)
-    if lock is None:
+    file = _locked(log)
+    if file is None:
         return False
-    try:
-        numbers = sorted({*_applications(log), application})
-        (log / LOCK_FILE).write_text("".join(f"{number}\n" for number in numbers))
-    finally:
-        lock.release()
+    with file:
+        numbers = sorted({*_applications(file), application})
+        file.truncate(0)
+        file.writelines(f"{number}\n" for number in numbers)
     return True
 
 
-def _locked(log: Path) -> Lock | None:
-    from cutwater.storage.files import OsFiles  # noqa: PLC0415
+def _locked(log: Path) -> TextIO | None:
+    """The file with the applications, which is this process's own until it is closed; None if it is another's."""
+    file = (log / LOCK_FILE).open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
 
-    return OsFiles().lock(log / LOCK_FILE)
 
-
-def _applications(log: Path) -> list[int]:
+def _applications(file: TextIO) -> list[int]:
     """Those noted that still run."""
-    return [number for number in map(int, (log / LOCK_FILE).read_text().split()) if _is_running(number)]
+    file.seek(0)
+    return [number for number in map(int, file) if _is_running(number)]
 
 
 def _start(log: Path) -> subprocess.Popen[bytes]:
@@ -111,12 +114,14 @@ def hold(path: str) -> None:
             if holder is None or holder.pid != os.getpid():
                 # Someone else was faster.
                 return
-            lock = _locked(log)
-            if lock is not None:
-                if not _applications(log):
-                    after_closing.callback(lock.release)
+            file = _locked(log)
+            if file is not None:
+                if not _applications(file):
+                    # Their numbers may be given to others.
+                    file.truncate(0)
+                    after_closing.enter_context(file)
                     return
-                lock.release()
+                file.close()
             time.sleep(LOOK_SECONDS)
 
 
