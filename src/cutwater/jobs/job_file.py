@@ -231,6 +231,6 @@ def _load(path: Path) -> Job | None:
 
 
 def _file_name(pipeline: str) -> str:
-    """Names of pipelines may be any text, but a name of a directory may not."""
+    """Names of pipelines may be any text that can be printed, but a name of a directory may not."""
     made = pipeline.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return f"%2E{made[1:]}" if made.startswith(".") else made
