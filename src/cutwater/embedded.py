@@ -4,6 +4,7 @@
 
     <path>/lock              held by the process that opened the log, as long as it has it open
     <path>/holder.json       which process that is, and where it listens
+    <path>/holder.lock       which Spark applications it is held open for, if it is (``cutwater.spark.holder``)
     <path>/metadata.sqlite   decisions and catalog
     <path>/volume/           records
 

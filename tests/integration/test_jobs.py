@@ -132,6 +132,17 @@ def test_a_program_that_dies_is_started_again_as_often_as_the_strategy_says(kit:
     assert not [pid for one in told if one.get("jvm") for pid in [one["jvm"]] if processes.is_running(pid)]
 
 
+def test_a_job_that_waits_to_restart_says_how_to_end_it(kit: Kit) -> None:
+    process = kit.run("fail", options=("--restart", "fixed:delay=1h"))
+    until(lambda: (job := kit.directory().load()) and job.state is State.WAITING)
+    with pytest.raises(
+        Refused, match=r"no luck: try again .* `cutwater pipeline stop p --no-savepoint` or .* cancel p`"
+    ):
+        ask(kit.job(), Stop("/s", 5), 30)
+    ask(kit.job(), Stop(None, 5), 30)
+    assert (ended(process)[0], kit.job().state) == (0, State.STOPPED)
+
+
 def test_what_would_only_fail_again_is_not_started_again(kit: Kit) -> None:
     options = ("--restart", "fixed:delay=0s,attempts=9", "--parallelism", "5")
     code, _, errors = ended(kit.run("hopeless", options=options))
@@ -152,17 +163,31 @@ def test_a_pipeline_that_comes_to_its_end_is_finished_and_the_next_run_goes_on_w
     assert {(life["checkpoint"], life["parallelism"]) for life in kit.lives()} == {
         (str(kit.path / "jobs" / "p" / "run-1"), 2)
     }
-    assert ended(kit.run(options=("--from-savepoint", "/s")))[0] == 0
+    assert ended(kit.run(options=("--from-savepoint", "hdfs://s")))[0] == 0
     assert kit.lives()[-1]["checkpoint"].endswith("run-2")
-    assert kit.job().from_savepoint == "/s"
+    assert kit.job().from_savepoint == "hdfs://s"
     # The program found out how many tasks there are, and that stays.
     assert (kit.lives()[-1]["parallelism"], kit.job().parallelism) == (None, 2)
     # A start that comes to nothing does not change with which checkpoint the next one goes on.
-    assert ended(kit.run("hopeless", options=("--from-savepoint", "/nope")))[0] == 2
+    assert ended(kit.run("hopeless", options=("--from-savepoint", "hdfs://nope")))[0] == 2
     assert kit.lives()[-1]["checkpoint"].endswith("run-3")
-    assert (kit.job().from_savepoint, kit.job().parallelism) == ("/s", 2)
+    assert (kit.job().from_savepoint, kit.job().parallelism) == ("hdfs://s", 2)
     assert ended(kit.run("finish"))[0] == 0
     assert kit.lives()[-1]["checkpoint"].endswith("run-2")
+
+
+def test_what_can_be_known_to_be_wrong_leaves_a_job_as_it_was(kit: Kit) -> None:
+    assert ended(kit.run("finish", options=("--parallelism", "4")))[0] == 0
+    (Path(kit.job().checkpoint) / "offsets").mkdir(parents=True)
+    (Path(kit.job().checkpoint) / "offsets" / "0").touch()
+    before = kit.job()
+    code, _, errors = ended(kit.run(options=("--parallelism", "3")))
+    assert (code, "was made with parallelism 4, not 3: leave --parallelism out" in errors) == (32, True)
+    code, _, errors = ended(kit.run(options=("--from-savepoint", str(kit.path / "nope"))))
+    assert (code, f"there is no directory {kit.path / 'nope'}" in errors) == (30, True)
+    code, _, errors = ended(kit.run(options=("--from-savepoint", str(kit.path))))
+    assert (code, f"{kit.path} is no savepoint" in errors) == (30, True)
+    assert (kit.job(), len(kit.lives())) == (before, 1)
 
 
 def test_a_program_that_does_not_go_after_its_last_word_is_ended(kit: Kit) -> None:
@@ -171,7 +196,7 @@ def test_a_program_that_does_not_go_after_its_last_word_is_ended(kit: Kit) -> No
 
 
 def test_stop_savepoint_and_rescale(kit: Kit) -> None:
-    process = kit.run("run", options=("--from-savepoint", "/s/0", "--replay-output"))
+    process = kit.run("run", options=("--from-savepoint", "hdfs://s/0", "--replay-output"))
     job = kit.until_running()
     until(lambda: ask(job, Describe(), 30).progress == PROGRESS)
     assert ask(job, Savepoint("/s/1", 30), 30).savepoint == "/s/1"

@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.errors import PipelineFailed, Refused, Unavailable
+from cutwater.errors import InvalidArgument, PipelineFailed, Refused, Unavailable
 from cutwater.jobs.messages import Savepoint as SavepointWanted
 from cutwater.pipeline import Pipeline, ProcessFunction, Session, Tumbling, ValueState
 from cutwater.savepoints import Manifest, Savepoint, diff, new_savepoint
@@ -63,6 +63,21 @@ def pipeline(
         f"{name}-windows", uid="windows"
     )
     return p
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"trigger": "abc"}, "trigger is 'abc': give whole milliseconds, a timedelta, or a text such as"),
+        ({"trigger": "abc", "available_now": True}, "trigger is 'abc'"),
+        ({"until": "nw"}, "until is 'nw': give 'now', a datetime with a time zone, or a GLSN"),
+        ({"until": datetime(2026, 1, 1)}, "a datetime with a time zone"),
+        ({"until": True}, "until is True"),
+    ],
+)
+def test_what_is_no_trigger_and_no_end_is_told_before_anything_starts(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        Pipeline("p", log="nowhere").run(**options)
 
 
 def program(name: str, log: cutwater.Client, **options: Any) -> Program:

@@ -113,6 +113,8 @@ def test_options_of_a_run() -> None:
         (RunOptions(replay_output=True), "are about --from-savepoint: name one"),
         (RunOptions(until="soon"), "'soon' is no position: .*; or 'now'"),
         (RunOptions(start="yesterday"), "--start is 'earliest', 'latest' or a GLSN from 1 on, not 'yesterday'"),
+        (RunOptions(trigger="abc"), "--trigger is 'abc': give whole milliseconds, .* or a text such as '500ms'"),
+        (RunOptions(trigger="abc", available_now=True), "--trigger is 'abc'"),
         (RunOptions(restart="often"), "'often' is no restart strategy"),
     ],
 )

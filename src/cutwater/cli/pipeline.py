@@ -31,6 +31,7 @@ from cutwater.jobs.job_file import LOG_FILE, ROOT, Job, JobDirectory, State, has
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.pipeline.durations import milliseconds
 from cutwater.pipeline.on_spark import no_spark, on_spark
 
 app = noun("Pipelines: programs over the log that run on Spark.")
@@ -159,6 +160,11 @@ class RunOptions(Bundle):
             raise InvalidArgument("--replay-output and --allow-non-restored-state are about --from-savepoint: name one")
         if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
             raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
+        # A checkpoint that has begun needs its savepoint no more.
+        if self.from_savepoint is not None and not (self.checkpoint and has_begun(self.checkpoint)):
+            _require_savepoint(self.from_savepoint)
+        if self.trigger is not None:
+            milliseconds(self.trigger, "--trigger")
         return Start(
             checkpoint=_absolute(self.checkpoint) or "",
             master=self.master,
@@ -173,6 +179,16 @@ class RunOptions(Bundle):
             allow_non_restored_state=self.allow_non_restored_state,
             retain=self.retain,
         )
+
+
+def _require_savepoint(path: str) -> None:
+    """If it is on this machine; elsewhere Spark looks."""
+    # Here and not above: other commands would load Arrow for nothing.
+    from cutwater.savepoints.files import is_local  # noqa: PLC0415
+    from cutwater.savepoints.savepoint import open_savepoint  # noqa: PLC0415
+
+    if is_local(path):
+        open_savepoint(path)
 
 
 def split_name(given: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from cutwater.errors import InvalidArgument
 
 CLUSTER_FILE = "cluster.json"
 METADATA = "metadata.sqlite"
-FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|log)|metadata\.sqlite([-.].*)?|volume")
+FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|lock|log)|metadata\.sqlite([-.].*)?|volume")
 FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.log)?")
 _LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3

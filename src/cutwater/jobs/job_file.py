@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct, field
 
 from cutwater.admin import processes
-from cutwater.errors import InvalidArgument, NotFound
+from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.jobs.locks import FileLock
 
 ROOT = "checkpoints"
@@ -208,6 +208,15 @@ def has_begun(checkpoint: str) -> bool:
     return any((Path(checkpoint) / "offsets").glob("[0-9]*"))
 
 
+def require_parallelism(checkpoint: str, made_with: int | None, wanted: int | None) -> None:
+    """That of a checkpoint stays what it was, as far as it is known."""
+    if None not in (made_with, wanted) and wanted != made_with:
+        raise Refused(
+            f"the checkpoint {checkpoint} was made with parallelism {made_with}, not {wanted}: leave --parallelism out "
+            "and then say `cutwater pipeline rescale`, or start from a savepoint"
+        )
+
+
 def list_jobs(root: str | os.PathLike[str]) -> Iterator[Job]:
     """All jobs under a directory, by name."""
     for path in sorted(Path(root).glob(f"*/{JOB_FILE}")):
@@ -229,6 +238,6 @@ def _load(path: Path) -> Job | None:
 
 
 def _file_name(pipeline: str) -> str:
-    """Names of pipelines may be any text, but a name of a directory may not."""
+    """Names of pipelines may be any text that can be printed, but a name of a directory may not."""
     made = pipeline.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
     return f"%2E{made[1:]}" if made.startswith(".") else made

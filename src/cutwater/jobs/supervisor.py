@@ -28,7 +28,17 @@ from cutwater.admin import processes
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import Child, environment, how_it_ended
 from cutwater.jobs.control import Control, Conversation
-from cutwater.jobs.job_file import LOG_FILE, OVER, Job, JobDirectory, State, Trouble, has_begun, here
+from cutwater.jobs.job_file import (
+    LOG_FILE,
+    OVER,
+    Job,
+    JobDirectory,
+    State,
+    Trouble,
+    has_begun,
+    here,
+    require_parallelism,
+)
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import (
     Answer,
@@ -265,6 +275,9 @@ class Supervisor:
         else:
             job.checkpoint = start.checkpoint or directory.current() or directory.next_checkpoint()
         if before is not None:
+            if job.checkpoint == before.checkpoint and has_begun(job.checkpoint):
+                # It need not be started to be refused.
+                require_parallelism(job.checkpoint, before.parallelism, start.parallelism)
             job.savepoint = before.savepoint
             _remove_scratch(before)
             if job.checkpoint == before.checkpoint:
@@ -396,7 +409,13 @@ class Supervisor:
             conversation.answer(Answer())
         elif job.state is not State.RUNNING or self._child is None:
             error = f"; its last error: {job.last_error.message}" if job.last_error else ""
-            conversation.refuse(Refused(f"pipeline {job.pipeline!r} is {job.state}{error}: try again when it runs"))
+            way_out = "try again when it runs"
+            if job.state is State.WAITING:
+                way_out += (
+                    f", or end it now with `cutwater pipeline stop {job.pipeline} --no-savepoint` or `cutwater "
+                    f"pipeline cancel {job.pipeline}`: its checkpoint stays"
+                )
+            conversation.refuse(Refused(f"pipeline {job.pipeline!r} is {job.state}{error}: {way_out}"))
         else:
             self._pending = _Pending(conversation, request, time.monotonic() + request.seconds)
             if isinstance(request, Savepoint):

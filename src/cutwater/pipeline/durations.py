@@ -17,11 +17,12 @@ _UNITS_MS: Final = {
     **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
     **dict.fromkeys(("d", "day", "days"), 86_400_000),
 }
-_FORM: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+_TERM: Final = re.compile(r"\s*(-?\d+)\s*([a-z]+)", re.IGNORECASE)
+_FORM: Final = re.compile(rf"({_TERM.pattern})+\s*", re.IGNORECASE)
 
 
 def milliseconds(given: Duration, what: str, *, least: int | None = 0) -> int:
-    """``"5s"``, ``"10 minutes"``, a ``timedelta`` or a number of milliseconds, at least ``least`` of them."""
+    """``"5s"``, ``"1 minute 30 seconds"``, a ``timedelta`` or a number of milliseconds, at least ``least`` of them."""
     value = _parsed(given)
     if value is None:
         raise InvalidArgument(
@@ -40,9 +41,10 @@ def _parsed(given: Duration) -> int | None:
     if isinstance(given, timedelta):
         exact, rest = divmod(given, timedelta(milliseconds=1))
         return None if rest else exact
-    match = _FORM.fullmatch(str(given))
-    unit = _UNITS_MS.get(match[2].lower()) if match else None
-    return None if match is None or unit is None else int(match[1]) * unit
+    terms = _TERM.findall(str(given)) if _FORM.fullmatch(str(given)) else []
+    if not terms or any(unit.lower() not in _UNITS_MS for _, unit in terms):
+        return None
+    return sum(int(number) * _UNITS_MS[unit.lower()] for number, unit in terms)
 
 
 def shown(value_ms: int) -> str:

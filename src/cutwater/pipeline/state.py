@@ -44,6 +44,7 @@ class State(ABC):
     """A declaration of state. ``name`` is the attribute's."""
 
     kind = ""
+    _written = "set(…)"
 
     def __init__(self, schema: str | pa.DataType, ttl: Duration | None = None) -> None:
         self.name = ""
@@ -61,6 +62,13 @@ class State(ABC):
         raise InvalidArgument(
             f"the state {self.__dict__.get('name')!r} is read outside a key: "
             "it has values only while an operator calls the function"
+        )
+
+    def __set__(self, function: object, value: object) -> None:
+        """What a function would assign to itself would belong to no key, and hide the state."""
+        raise InvalidArgument(
+            f"the state {self.name!r} cannot be assigned to, as it has a value for each key: write "
+            f"self.{self.name}.{self._written}"
         )
 
     @property
@@ -175,6 +183,7 @@ class MapState(State):
     """A map per key: ``get``, ``put``, ``remove``, ``clear``, ``in``; it is iterated in the order of its keys."""
 
     kind = "map"
+    _written = "put(key, …)"
 
     def __init__(self, key: str | pa.DataType, value: str | pa.DataType, ttl: Duration | None = None) -> None:
         super().__init__(value, ttl)

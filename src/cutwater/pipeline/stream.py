@@ -44,14 +44,19 @@ from cutwater.pipeline.watermarks import Watermark, WatermarkFunction, strategy_
 from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
 
 Schema: TypeAlias = str | pa.Schema | RowType
+NAME_BYTES_MAX = 200
+"""Directories have a pipeline's name, and more after it."""
 
 
 class Pipeline:
     """A program over the log, by a name that its runs and savepoints keep."""
 
     def __init__(self, name: str, log: str = "", *, max_parallelism: int = MAX_PARALLELISM) -> None:
-        if not is_name(name):
-            raise InvalidArgument(f"a pipeline's name is {name!r}: give a text, by which its runs are known")
+        if not is_name(name) or not name.isprintable() or len(name.encode()) > NAME_BYTES_MAX:
+            raise InvalidArgument(
+                f"a pipeline's name is {name!r}: give a text that can be printed, of 1 to {NAME_BYTES_MAX} bytes, by "
+                "which its runs, its checkpoints and its job are known"
+            )
         if not 1 <= max_parallelism <= 2**15:
             raise InvalidArgument(f"max_parallelism is {max_parallelism}: it must be from 1 to {2**15}")
         self.name = name
@@ -270,6 +275,11 @@ class Stream:
             )
         if not aggregate:
             raise InvalidArgument(f"the window of {uid!r} has no aggregate: give aggregate={{'n': 'count(*)'}}")
+        if not isinstance(aggregate, Mapping):
+            raise InvalidArgument(
+                f"aggregate of the window {uid!r} is {aggregate!r}: give each result a name, such as "
+                "aggregate={'n': 'count(*)'}"
+            )
         for name, given in aggregate.items():
             aggregates.check(name, given)
         reader = KeyReader(key, uid or "window")

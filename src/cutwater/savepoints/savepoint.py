@@ -96,6 +96,8 @@ def open_savepoint(path: Path, *, files: Files | None = None) -> Savepoint:
                 f"{place} is a half-written savepoint: whoever took it did not finish, or is not done yet. Take "
                 "another one; `cutwater savepoint delete` removes this one"
             ) from None
+        if not files.exists(place):
+            raise NotFound(f"there is no directory {place}: name that of a savepoint") from None
         raise NotFound(
             f"{place} is no savepoint: it has no {NAME}. Name the directory of one savepoint, not the one above it"
         ) from None

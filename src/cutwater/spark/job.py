@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import how_it_ended, session_members
-from cutwater.jobs.job_file import Restored
+from cutwater.jobs.job_file import Restored, require_parallelism
 from cutwater.jobs.messages import (
     Ended,
     Failed,
@@ -126,11 +126,7 @@ def sizes(start: Start, note: Note | None) -> tuple[int, int]:
     if note is None:
         slices = max(SLICES_DEFAULT, start.parallelism or 1)
         return start.parallelism or min(os.cpu_count() or 1, slices), slices
-    if start.parallelism not in (None, note.parallelism):
-        raise Refused(
-            f"the checkpoint {start.checkpoint} was made with parallelism {note.parallelism}, not {start.parallelism}: "
-            "leave --parallelism out and then say `cutwater pipeline rescale`, or start from a savepoint"
-        )
+    require_parallelism(start.checkpoint, note.parallelism, start.parallelism)
     return note.parallelism, note.slices
 
 

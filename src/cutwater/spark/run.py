@@ -22,6 +22,7 @@ from cutwater.client.topics import Topic
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.jobs.holding import Hold
 from cutwater.pipeline.ddl import shown
+from cutwater.pipeline.durations import Duration, milliseconds
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.plan import Plan
@@ -69,7 +70,7 @@ class Query:
     options: RunOptions
     sink: str
     checkpoint: str
-    trigger: str | None
+    trigger_ms: int | None
     retain: int | None
     begin: Beginning
 
@@ -95,8 +96,8 @@ class Query:
         )
         if self.options.until is not None:
             writer = writer.trigger(availableNow=True)
-        elif self.trigger is not None:
-            writer = writer.trigger(processingTime=self.trigger)
+        elif self.trigger_ms is not None:
+            writer = writer.trigger(processingTime=f"{self.trigger_ms} milliseconds")
         given = {_PARTITIONS: str(program.parallelism)}
         if self.retain is not None:
             given[_RETAINED] = str(self.retain)
@@ -239,7 +240,7 @@ def run_pipeline(
     available_now: bool = False,
     parallelism: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    trigger: str | None = None,
+    trigger: Duration | None = None,
     start: str | int = "earliest",
     max_records_per_trigger: int | None = None,
     slices: int = SLICES_DEFAULT,
@@ -266,6 +267,8 @@ def run_pipeline(
         raise InvalidArgument("available_now is until='now' without drain: give one or the other")
     if drain and until is None:
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
+    _check_until(until)
+    trigger_ms = None if trigger is None else milliseconds(trigger, "trigger")
     check_writes(pipeline)
     rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
     if rows_max < 1:
@@ -291,7 +294,7 @@ def run_pipeline(
             options = RunOptions(str(start), rows_max, end, drain, begin.offset)
             sink = pickled(program, plain_topics(program, client), begin.guard)
         transforms = Transforms(pipeline.graph, program)
-        query = Query(spark, program, transforms, where, options, sink, hold.place, trigger, retain, begin)
+        query = Query(spark, program, transforms, where, options, sink, hold.place, trigger_ms, retain, begin)
         run = PipelineRun(query, hold)
     except BaseException as error:
         hold.let_go(error, has_begun=False)
@@ -434,6 +437,16 @@ def _sink_rows(plan: Plan, node: SinkNode) -> RowType:
     return rows
 
 
+_UNTIL = "give 'now', a datetime with a time zone, or a GLSN"
+
+
+def _check_until(until: object) -> None:
+    is_time = isinstance(until, datetime) and until.tzinfo is not None
+    is_position = isinstance(until, int) and not isinstance(until, bool)
+    if until is not None and until != "now" and not is_time and not is_position:
+        raise InvalidArgument(f"until is {until!r}: {_UNTIL}")
+
+
 def until_position(client: Client, until: Until | None) -> int | None:
     """Where a run ends, if it does."""
     if until is None:
@@ -443,9 +456,7 @@ def until_position(client: Client, until: Until | None) -> int | None:
     if isinstance(until, datetime):
         return int(client.find(until)) - 1
     if not 0 <= until <= client.tail():
-        raise InvalidArgument(
-            f"until is {until!r}: give 'now', a datetime with a time zone, or a GLSN; the log ends at {client.tail()}"
-        )
+        raise InvalidArgument(f"until is {until!r}: {_UNTIL}; the log ends at {client.tail()}")
     return until
 
 

@@ -181,6 +181,8 @@ def ok(stream: Any, **options: Any) -> Any:
         (lambda p, s: s.process_partition(function=Partition(), parallelism=0, uid="x"), "give a number from 1 on"),
         (lambda p, s: s.process_partition(function=KeyedPartition(), parallelism=1, uid="x"), "which needs a key"),
         (lambda p, s: Pipeline(""), "a pipeline's name is ''"),
+        (lambda p, s: Pipeline("a\nb"), "give a text that can be printed"),
+        (lambda p, s: Pipeline("ü" * 101), "of 1 to 200 bytes"),
         (lambda p, s: Pipeline("x", max_parallelism=0), "must be from 1 to"),
     ],
 )

@@ -45,6 +45,26 @@ class Keeper(ProcessFunction):
         raise ValueError(f"timer {time}")
 
 
+class Assigner(ProcessFunction):
+    n = ValueState("bigint")
+    words = MapState("string", "bigint")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def process(self, record: Any, ctx: Any) -> None:
+        setattr(self, self.name, 5)
+
+
+@pytest.mark.parametrize(("name", "told"), [("n", r"self.n.set\("), ("words", r"self.words.put\(key, ")])
+def test_a_state_is_not_assigned_to(name: str, told: str) -> None:
+    """It would hide the state, which would be lost in silence."""
+    p, stream = source()
+    stream.process(key="k", function=Assigner(name), uid="x", schema="t bigint").sink("out", uid="out")
+    with pytest.raises(PipelineFailed, match=rf"the state '{name}' cannot be assigned to.*: write {told}"):
+        run(p, "a1")
+
+
 def test_state_is_kept_per_key_in_the_form_of_its_type() -> None:
     p, stream = source()
     stream.process(key="k", function=Keeper(), uid="x", schema="t bigint")

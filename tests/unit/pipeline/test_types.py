@@ -263,8 +263,9 @@ def test_the_columns_of_a_key() -> None:
 
 
 def test_durations() -> None:
-    given: list[Any] = ["5s", "10 minutes", "500ms", "1h", "2 days", 7, timedelta(seconds=1)]
-    assert [milliseconds(value, "x") for value in given] == [5_000, 600_000, 500, 3_600_000, 172_800_000, 7, 1_000]
+    given: list[Any] = ["5s", "10 minutes", "500ms", "1h", "2 days", 7, timedelta(seconds=1), " 1 minute 30 s "]
+    known = [5_000, 600_000, 500, 3_600_000, 172_800_000, 7, 1_000, 90_000]
+    assert [milliseconds(value, "x") for value in given] == known
     assert [duration_shown(value) for value in (5_000, 600_000, 500, 0, 86_400_000)] == [
         "5s",
         "10m",
@@ -273,7 +274,7 @@ def test_durations() -> None:
         "1d",
     ]
     bad: Any
-    for bad in ("5", "5 parsecs", 1.5, True, None, timedelta(microseconds=1)):
+    for bad in ("5", "5 parsecs", "5s 1", "1m 5 parsecs", "", 1.5, True, None, timedelta(microseconds=1)):
         with pytest.raises(InvalidArgument, match="give whole milliseconds, a timedelta, or a text"):
             milliseconds(bad, "x")
     with pytest.raises(InvalidArgument, match="must be at least 0 ms"):

@@ -177,6 +177,7 @@ def test_windows_follow_windows_up_to_the_end_of_the_input() -> None:
         ({"window": "10s"}, "give Tumbling, Sliding, Session or Global"),
         ({"window": Global()}, "never ends: give trigger="),
         ({"aggregate": {}}, "has no aggregate"),
+        ({"aggregate": "count(*)"}, "give each result a name, such as aggregate={'n': "),
         ({"aggregate": {"n": "median(t)"}}, r"write count\(\*\) or one of count\(column\), sum"),
         ({"aggregate": {"n": "sum(*)"}}, r"write count\(\*\)"),
         ({"aggregate": {"n": "sum(x)"}}, "names the column 'x', which is not there: there are k string, t bigint"),

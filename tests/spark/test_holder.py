@@ -1,0 +1,55 @@
+"""An embedded log that is held open for Spark applications, with the holder in this process and without a JVM."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import cutwater
+from cutwater import embedded
+from cutwater.errors import Unavailable
+from cutwater.spark import holder
+
+FIRST, SECOND = 2**30, 2**30 + 1
+"""Applications. No process has such a number."""
+
+
+def test_a_log_is_held_for_all_who_were_sent_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts while the application of before is ending is not sent to a log that is about to be closed."""
+    cutwater.open(tmp_path).close()
+    log, running, seen = str(tmp_path), {FIRST, os.getpid()}, []
+    monkeypatch.setattr(holder, "_is_running", lambda number: number in running)
+    assert holder._noted(tmp_path, FIRST)
+
+    def between_looks(_: float) -> None:
+        seen.append(len(running))
+        if FIRST in running:
+            running.remove(FIRST)
+            running.add(SECOND)
+            assert holder.servers_of(log, SECOND, timeout=10).startswith("cutwater://127.0.0.1:")
+        else:
+            running.remove(SECOND)
+
+    monkeypatch.setattr(holder.time, "sleep", between_looks)
+    holder.hold(log)
+    assert seen == [2, 2]
+    assert (tmp_path / holder.LOCK_FILE).read_text() == ""
+
+
+def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cutwater.open(tmp_path).close()
+    told: list[str] = []
+    stop = embedded.EmbeddedLog._tell_nobody
+
+    def closing(log: embedded.EmbeddedLog) -> None:
+        with pytest.raises(Unavailable) as error:
+            holder.servers_of(str(tmp_path), os.getpid(), timeout=0)
+        told.append(error.value.message)
+        stop(log)
+
+    monkeypatch.setattr(embedded.EmbeddedLog, "_tell_nobody", closing)
+    (tmp_path / holder.LOCK_FILE).touch()
+    holder.hold(str(tmp_path))
+    assert len(told) == 1
