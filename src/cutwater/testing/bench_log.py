@@ -11,6 +11,7 @@ the promise about it, unless ``--quick`` or ``CUTWATER_BENCH_RECORDS`` makes it 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -426,14 +427,24 @@ HEAD = (
 )
 
 
+def _in_its_own(folder: Path, rows: Callable[[Path, Size], list[str]], size: Size) -> list[str]:
+    """In a folder that is removed afterwards, so that all of them together need no more of the disk than one."""
+    folder.mkdir()
+    try:
+        return rows(folder, size)
+    finally:
+        shutil.rmtree(folder)
+
+
 def lines(*, quick: bool = False) -> list[str]:
     """A section of the benchmark report, in Markdown."""
     size = QUICK if quick else Size()
     # Next to the other files of a run: the folder of temporary files may be in memory.
     with tempfile.TemporaryDirectory(prefix="bench-log-", dir=".") as name:
         folder = Path(name).absolute()
-        cluster, embedded = cluster_rows(folder, size), embedded_rows(folder, size)
-        small = small_records(folder, size)
+        cluster = _in_its_own(folder / "cluster", cluster_rows, size)
+        embedded = _in_its_own(folder / "embedded", embedded_rows, size)
+        small = _in_its_own(folder / "small", small_records, size)
     return [
         "## The log, as clients see it",
         "",
