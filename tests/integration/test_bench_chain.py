@@ -19,8 +19,6 @@ def test_what_the_bare_chain_acknowledges_is_in_every_file(
 ) -> None:
     message = os.urandom(size)
     with chain(tmp_path, length, overlaps=overlaps) as bare:
-        bare.run(message, in_flight, 0.01)
-        # What is left of earlier runs is removed.
         found = bare.run(message, in_flight, 0.05)
         # While it runs: nothing may be left to do for its end.
         stored = [(tmp_path / f"chain{place}").read_bytes() for place in range(length)]

@@ -59,7 +59,7 @@ class _InOrder:
     """One process of a chain that does one thing after the other."""
 
     def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_last: bool) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._above, self._below, self._is_last = above, below, is_last
 
     def run(self) -> None:
@@ -94,7 +94,7 @@ class _Overlapping:
     sends; the last one's is the client, which only hears counts."""
 
     def __init__(self, path: Path, above: socket.socket, below: socket.socket, *, is_first: bool, is_last: bool):
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._above, self._below = above, below
         self._is_first, self._is_last = is_first, is_last
         self._sending = threading.Lock()
@@ -197,18 +197,14 @@ def _tune(sock: socket.socket) -> None:
 class Chain:
     """A running chain, and its client."""
 
-    def __init__(self, pids: list[int], files: list[Path], out: socket.socket, back: socket.socket) -> None:
+    def __init__(self, pids: list[int], out: socket.socket, back: socket.socket) -> None:
         self.pids = pids
-        self._files = files
         self._out, self._back = out, back
         self._sent = self._acked = 0
         self._rest = b""
 
     def run(self, message: bytes, in_flight: int, seconds: float) -> ChainFigures:
-        """Send the same message again and again for so long, and wait until all are durable everywhere. What earlier
-        runs have left in the files is removed first: a long benchmark would fill the disk."""
-        for file in self._files:
-            os.truncate(file, 0)
+        """Send the same message again and again for so long, and wait until all are durable everywhere."""
         framed = HEADER.pack(len(message), google_crc32c.value(message)) + message
         first, latencies = self._acked, list[float]()
         begun = now = time.monotonic()
@@ -262,8 +258,7 @@ def chain(folder: Path, length: int, *, overlaps: bool) -> Iterator[Chain]:
         for sock in (out, back):
             sock.settimeout(TIMEOUT_SECONDS)
             _tune(sock)
-        files = [folder / f"chain{place}" for place in range(length)]
-        yield Chain([process.pid or 0 for process in reversed(processes)], files, out, back)
+        yield Chain([process.pid or 0 for process in reversed(processes)], out, back)
 
 
 def _end(processes: list[BaseProcess]) -> None:

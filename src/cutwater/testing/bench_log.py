@@ -143,10 +143,11 @@ def of_chain(bare: Chain, case: Case, folder: Path) -> Measure:
 
 @contextmanager
 def chains(folder: Path, length: int) -> Iterator[tuple[Chain, Chain]]:
-    """In order, and overlapping."""
+    """In order, and overlapping. Their files are removed afterwards: those of all cases would fill many a disk."""
     with (
-        chain(folder / "in-order", length, overlaps=False) as in_order,
-        chain(folder / "overlapping", length, overlaps=True) as overlapping,
+        tempfile.TemporaryDirectory(dir=folder) as name,
+        chain(Path(name, "in-order"), length, overlaps=False) as in_order,
+        chain(Path(name, "overlapping"), length, overlaps=True) as overlapping,
     ):
         yield in_order, overlapping
 
@@ -314,14 +315,14 @@ async def make_many(cluster: LocalCluster) -> None:
 def cluster_rows(folder: Path, size: Size) -> list[str]:
     rows = []
     with ExitStack() as stack:
-        bare = stack.enter_context(chains(folder, NODES))
         local = stack.enter_context(running_cluster(folder))
         workers = stack.enter_context(clients.workers(CLIENTS_MAX + 1))
         cluster = Cluster(local, workers, folder, run(prepare(local)))
         for case in CLUSTER:
             topic = LARGE if case.rows >= 10_000 else SMALL
             ours = cluster.appending(Load(topic, case.rows, case.in_flight), case.clients)
-            found = in_turn([ours, *(of_chain(one, case, folder) for one in bare)], size)
+            with chains(folder, NODES) as bare:
+                found = in_turn([ours, *(of_chain(one, case, folder) for one in bare)], size)
             by = f", {case.clients} client processes" if case.clients > 1 else ""
             rows.append(compared(_named(case, case.name + by), *found))
         # Only now, so that they are no burden to the cases before.
@@ -361,7 +362,6 @@ Job = Callable[[str, Load, float], Figures]
 
 def embedded_rows(folder: Path, size: Size) -> list[str]:
     with ExitStack() as stack:
-        bare = stack.enter_context(chains(folder, 1))
         (worker,) = stack.enter_context(clients.workers(1))
 
         def embedded(job: Job, path: str, case: Case) -> Measure:
@@ -374,8 +374,9 @@ def embedded_rows(folder: Path, size: Size) -> list[str]:
         def rows(path: str, job: Job, cases: Sequence[Case]) -> list[str]:
             found = []
             for case in cases:
-                references = [of_chain(one, case, folder) for one in bare]
-                found.append(compared(case, *in_turn([embedded(job, path, case), *references], size)))
+                with chains(folder, 1) as bare:
+                    references = [of_chain(one, case, folder) for one in bare]
+                    found.append(compared(case, *in_turn([embedded(job, path, case), *references], size)))
             return found
 
         threads = str(folder / "embedded")
