@@ -51,23 +51,26 @@ IMPURE_MODULES = frozenset(
 """Clocks, chance, files, sockets, threads, the process and its environment, and libraries that bring them along."""
 
 VOCABULARY = frozenset({"types", "errors"})
+TEXTS = frozenset({"ddl", "durations"})
+"""What users write as text, types of columns and durations, means the same wherever they write it."""
 EVERYTHING = frozenset({"*"})
 
 RULES: Mapping[str, Rule] = {
     "types": Rule(frozenset(), outside_only=PURE_MODULES),
     "errors": Rule(frozenset({"types"}), outside_only=PURE_MODULES),
+    "ddl": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "pyarrow"}),
+    "durations": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "datetime"}),
     "core": Rule(VOCABULARY, outside_only=PURE_MODULES),
     "storage": Rule(VOCABULARY | {"core"}),
     "wire": Rule(VOCABULARY | {"core"}),
     "storagenode": Rule(VOCABULARY | {"core", "storage", "wire"}),
     "metadata": Rule(VOCABULARY | {"core", "storage", "wire"}),
     # Readers get frames as they are stored, and a body has one form for those who write it and those who cut it down.
-    # So do rows with positions, for those who stage them and those who merge them. Texts for types and durations
-    # mean what they mean in pipelines.
+    # So do rows with positions, for those who stage them and those who merge them.
     "client": Rule(
         VOCABULARY
+        | TEXTS
         | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
-        | {"pipeline.durations", "pipeline.ddl"}
     ),
     # The servers and a client of them in one process.
     "embedded": Rule(VOCABULARY | {"core", "storage", "wire", "storagenode", "metadata", "client"}),
@@ -75,20 +78,22 @@ RULES: Mapping[str, Rule] = {
     "web": Rule(VOCABULARY | {"client", "admin"}),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
-    "pipeline": Rule(VOCABULARY | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
+    "pipeline": Rule(VOCABULARY | TEXTS | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
     # A format for what pipelines keep, on files. It can be read where there is no Spark, and no cluster.
-    "savepoints": Rule(VOCABULARY | {"core.watermark", "pipeline"}),
+    "savepoints": Rule(VOCABULARY | TEXTS | {"core.watermark", "pipeline"}),
     # Jobs are processes that are looked after; what they run is a pipeline, and errors travel as they do on the wire.
-    "jobs": Rule(VOCABULARY | {"pipeline", "admin.processes", "wire.errors"}),
+    "jobs": Rule(VOCABULARY | TEXTS | {"pipeline", "admin.processes", "wire.errors"}),
     # The source reads ranges through the client, and opens an embedded log where nobody else has. A savepoint names the
     # version that made it.
     "spark": Rule(
         VOCABULARY
+        | TEXTS
         | {PACKAGE, "core", "storage.projection", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
     ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
     "cli": Rule(
         VOCABULARY
+        | TEXTS
         | {
             PACKAGE,
             "embedded",
@@ -306,7 +311,7 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, cutwater, embedded, errors, jobs, pipeline, savepoints, spark, storage.projection, types, wire",
+        "client, core, cutwater, ddl, durations, embedded, errors, jobs, pipeline, savepoints, spark, storage.projection, types, wire",
     ]
 
 

@@ -112,7 +112,7 @@ def append(
         # Whoever mistyped its name is told before anything is typed or read.
         schema = client.topic(topic).schema
         if schema is not None and form is not Format.NDJSON:
-            from cutwater.pipeline.ddl import shown_columns  # noqa: PLC0415
+            from cutwater.ddl import shown_columns  # noqa: PLC0415
 
             raise InvalidArgument(
                 f"topic {topic!r} has columns ({shown_columns(schema)}), so a record is a JSON object with these: say "

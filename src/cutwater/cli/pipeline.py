@@ -24,6 +24,7 @@ from cutwater.cli.servers import TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.cli.times import parse_position
 from cutwater.core.words import counted
+from cutwater.durations import milliseconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
@@ -31,7 +32,6 @@ from cutwater.jobs.job_file import LOG_FILE, ROOT, Job, JobDirectory, State, has
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
-from cutwater.pipeline.durations import milliseconds
 from cutwater.pipeline.on_spark import no_spark, on_spark
 
 app = noun("Pipelines: programs over the log that run on Spark.")

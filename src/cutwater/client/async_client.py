@@ -45,8 +45,8 @@ from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
+from cutwater.durations import Duration
 from cutwater.errors import InvalidArgument, NotFound
-from cutwater.pipeline.durations import Duration
 from cutwater.types import GLSN, Ack, ClusterId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 

@@ -42,8 +42,8 @@ from cutwater.core.watermark import (
     WatermarkSnapshot,
     own_watermark,
 )
+from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
-from cutwater.pipeline.durations import Duration, milliseconds
 from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
 from cutwater.wire.storage_api import Columns, EventTimeAnswer
 

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from cutwater.durations import milliseconds, shown
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,
@@ -32,7 +33,6 @@ from cutwater.errors import (
     StagedExpired,
     Trimmed,
 )
-from cutwater.pipeline.durations import milliseconds, shown
 
 
 class NoRestart(Struct, frozen=True, tag_field="strategy", tag="none"):

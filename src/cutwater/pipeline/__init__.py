@@ -78,7 +78,7 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when they are first used: those who only need a duration of it need not load Arrow."""
+    """Public names are imported when they are first used: those who need one of them need not load the others."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(__import__(_WHERE[name], fromlist=[name]), name)

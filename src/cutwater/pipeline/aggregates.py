@@ -19,8 +19,8 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.ddl import parse_type, shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.ddl import parse_type, shown
 from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import converter, copier
 

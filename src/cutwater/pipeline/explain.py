@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from cutwater.durations import shown
 from cutwater.pipeline.context import MAIN
-from cutwater.pipeline.durations import shown
 from cutwater.pipeline.graph import Graph, Node, OperatorNode, Port, RowNode, SinkNode, SourceNode, WindowNode
 
 

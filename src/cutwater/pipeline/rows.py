@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.ddl import parse_schema, shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.ddl import parse_schema, shown
 from cutwater.pipeline.values import converter, decoded, encoded
 
 RESERVED_COLUMN: Final = "_cw"

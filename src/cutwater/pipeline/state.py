@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.ddl import parse_type, shown
+from cutwater.durations import Duration, milliseconds
+from cutwater.durations import shown as duration_shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.context import Context
-from cutwater.pipeline.ddl import parse_type, shown
-from cutwater.pipeline.durations import Duration, milliseconds
-from cutwater.pipeline.durations import shown as duration_shown
 from cutwater.pipeline.values import converter, copier, decoded, encoded
 
 _STAMP = "at"

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.aggregates import Aggregator
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
-from cutwater.pipeline.durations import Duration, milliseconds
 from cutwater.pipeline.explain import explained
 from cutwater.pipeline.functions import (
     BatchFunction,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated, Strategy
+from cutwater.durations import Duration, milliseconds, shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.durations import Duration, milliseconds, shown
 from cutwater.pipeline.rows import Row
 from cutwater.pipeline.values import to_milliseconds
 from cutwater.types import MILLISECOND

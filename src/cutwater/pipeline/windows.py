@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from cutwater.durations import Duration, milliseconds, shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.durations import Duration, milliseconds, shown
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 
 Span: TypeAlias = tuple[int, int]

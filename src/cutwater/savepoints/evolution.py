@@ -20,8 +20,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.ddl import parse_schema, parse_type, shown
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.pipeline.ddl import parse_schema, parse_type, shown
 from cutwater.pipeline.keys import key_bytes
 from cutwater.pipeline.partitions import UnionListState, divided
 from cutwater.savepoints.manifest import Manifest

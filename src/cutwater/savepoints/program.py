@@ -11,8 +11,8 @@ from typing import Final
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.ddl import parse_type, quoted, shown
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.pipeline.ddl import parse_type, quoted, shown
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.graph import OperatorNode, SinkNode, SourceNode, WindowNode
 from cutwater.pipeline.keyed import OperatorSpec

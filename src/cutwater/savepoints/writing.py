@@ -14,8 +14,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
+from cutwater.ddl import parse_type, shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.ddl import parse_type, shown
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keys import key_bytes
 from cutwater.pipeline.plan import Plan

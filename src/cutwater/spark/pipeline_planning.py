@@ -26,9 +26,9 @@ from cutwater.client.catalogs import View
 from cutwater.client.ranges import Heads
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import Punctuated, Strategy
+from cutwater.durations import shown
 from cutwater.errors import InvalidArgument, Refused, Trimmed
 from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock, is_settled
-from cutwater.pipeline.durations import shown
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.steps import Ticks

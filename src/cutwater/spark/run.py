@@ -19,10 +19,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
+from cutwater.ddl import shown
+from cutwater.durations import Duration, milliseconds
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.jobs.holding import Hold
-from cutwater.pipeline.ddl import shown
-from cutwater.pipeline.durations import Duration, milliseconds
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.plan import Plan

@@ -10,6 +10,7 @@ import pytest
 from kit import ROWS, Last, pipeline, program_of, taken
 
 from cutwater.core.watermark import NO_WATERMARK
+from cutwater.ddl import parse_type
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import (
     BatchFunction,
@@ -26,7 +27,6 @@ from cutwater.pipeline import (
     Watermark,
 )
 from cutwater.pipeline.clock import ClockSnapshot, LogClock
-from cutwater.pipeline.ddl import parse_type
 from cutwater.pipeline.keys import key_bytes
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import evolved, redistributed, restoration, widened, widens
