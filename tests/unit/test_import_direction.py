@@ -311,7 +311,8 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, cutwater, ddl, durations, embedded, errors, jobs, pipeline, savepoints, spark, storage.projection, types, wire",
+        "client, core, cutwater, ddl, durations, embedded, errors, jobs, "
+        "pipeline, savepoints, spark, storage.projection, types, wire",
     ]
 
 
