@@ -14,7 +14,7 @@ from cutwater.core.order_events import ReportArrived
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.metadata.counters import Counters
-from cutwater.metadata.store_interface import MetadataStore
+from cutwater.metadata.store_interface import AppendTold, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.metadata.ways import Ways
 from cutwater.types import GLSN, Incarnation, NodeState, Report, StorageNodeId
@@ -30,8 +30,9 @@ class Seen:
     def __init__(self) -> None:
         self.done: list[object] = []
 
-    def append_at_once(self, epoch: object, after: object, decisions: object) -> bool:
+    def begin_append(self, epoch: object, after: object, decisions: object, told: AppendTold) -> bool:
         self.done.append("stored")
+        told(None)
         return True
 
     def send(self, node: StorageNodeId, message: LeaderMessage, *, may_wait: bool = False) -> None:

@@ -43,7 +43,7 @@ from cutwater.metadata.etcd.address import EtcdAddress
 from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted, EtcdClient
 from cutwater.metadata.store_calls import Calls, watch_leader
 from cutwater.metadata.store_errors import DamagedStore
-from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, LeaderInfo, Loaded
+from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
 from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
@@ -278,7 +278,9 @@ class EtcdStore:
 
     # Trimming.
 
-    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
+    def begin_append(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
         return False
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:

@@ -12,7 +12,7 @@ from cutwater.core.decisions import Decision
 from cutwater.core.order_state import Snapshot
 from cutwater.metadata.encoding import StoredBatch
 from cutwater.metadata.store_calls import Calls, Changes
-from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, LeaderInfo, Loaded
+from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
 from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 
@@ -98,7 +98,9 @@ class MemoryStore:
             await self.data.running.wait()
             self.data.append(epoch, after, decisions)
 
-    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
+    def begin_append(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
         return False
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:

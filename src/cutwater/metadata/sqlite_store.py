@@ -4,7 +4,9 @@ A thread of its own does the work, one call after the other. Who has waited long
 begun by then never does.
 
 ``may_wait``: the event loop may wait for the disk. Then decisions are appended by the loop itself while the thread has
-nothing to do and the disk is quick (``storage.pace``, ADR 0028), since nothing else can be decided meanwhile.
+nothing to do and the disk is quick (``storage.pace``, ADR 0028), since nothing else can be decided meanwhile. Otherwise
+the thread appends them, and whoever began that is told with as little in between as there can be: every append waits
+for it.
 """
 
 from __future__ import annotations
@@ -16,17 +18,21 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from cutwater.core.decisions import Decision
 from cutwater.core.order_state import Snapshot
-from cutwater.errors import CutwaterError, ResourceExhausted, Unavailable
+from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
 from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.store_calls import Calls, Changes
-from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, LeaderInfo, Loaded
+from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
 from cutwater.storage.pace import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
+from cutwater.wire.deadlines import DeadlineWatch
 
 CALLS_MAX = 64
 """How many calls may wait for the thread."""
@@ -34,6 +40,8 @@ RETRY_MS = 100
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Job = Callable[[], Callable[[], object]]
+"""What a thread does. The result tells those who wait, when the thread is ready for the next one."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +50,7 @@ class _Worker:
     """A thread that does what it is given, in that order. It is a daemon, because a disk may hang for ever."""
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._given = 0
         """How many jobs; changed by those who give them, and the next one by the thread only."""
         self._finished = 0
@@ -53,34 +61,54 @@ class _Worker:
         """Whether it has nothing to do, and will not have as long as nothing is submitted."""
         return self._given == self._finished
 
-    def submit(self, job: Callable[[], R]) -> Future[R]:
-        if self._jobs.qsize() >= CALLS_MAX:
-            raise ResourceExhausted(f"{CALLS_MAX} calls wait for the disk of the metadata store", retry_ms=RETRY_MS)
-        return self._put(job)
+    def submit(self, call: Callable[[], R]) -> Future[R]:
+        future: Future[R] = Future()
+        self.give(partial(_settled, future, call))
+        return future
 
-    def end(self, job: Callable[[], R]) -> Future[R]:
-        """End after all that was given before, with this job."""
-        future = self._put(job)
+    def end(self, call: Callable[[], R]) -> Future[R]:
+        """End after all that was given before, with this call."""
+        future: Future[R] = Future()
+        self._put(partial(_settled, future, call))
         self._jobs.put(None)
         return future
 
-    def _put(self, job: Callable[[], R]) -> Future[R]:
-        future: Future[R] = Future()
+    def give(self, job: Job) -> None:
+        if self._jobs.qsize() >= CALLS_MAX:
+            raise ResourceExhausted(f"{CALLS_MAX} calls wait for the disk of the metadata store", retry_ms=RETRY_MS)
+        self._put(job)
+
+    def _put(self, job: Job) -> None:
         self._given += 1
-        self._jobs.put((future, job))
-        return future
+        self._jobs.put(job)
 
     def _run(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            future, job = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(job())
-                except BaseException as error:
-                    future.set_exception(error)
-            # Otherwise the last result would stay in memory until the next call.
-            del item, future, job
+        while (job := self._jobs.get()) is not None:
+            tell = job()
             self._finished += 1
+            tell()
+            # Otherwise the last result would stay in memory until the next call.
+            del job, tell
+
+
+def _settled(future: Future[R], call: Callable[[], R]) -> Callable[[], object]:
+    if not future.set_running_or_notify_cancel():
+        return lambda: None
+    try:
+        return partial(future.set_result, call())
+    except BaseException as error:
+        return partial(future.set_exception, error)
+
+
+class _Begun:
+    """An append by the thread. ``told`` is taken away when it is called: when the thread is done, or in between, when
+    its time is up or the store is closed."""
+
+    __slots__ = ("at", "told")
+
+    def __init__(self, at: float, told: AppendTold) -> None:
+        self.at = at
+        self.told: AppendTold | None = told
 
 
 class SqliteStore:
@@ -93,6 +121,9 @@ class SqliteStore:
         self._changes = Changes()
         self._worker = _Worker(f"metadata store {path}")
         self._opened: SqliteDatabase | None = None
+        self._loop = asyncio.get_running_loop()
+        self._begun: set[_Begun] = set()
+        self._watch = DeadlineWatch(self._loop, self._expire)
 
     @classmethod
     async def open(
@@ -132,19 +163,46 @@ class SqliteStore:
     ) -> None:
         await self._do("append", timeout_ms, self._database.append, epoch, after, decisions)
 
-    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
-        if not self._may_wait or not self._worker.is_idle or not self._pace.is_quick:
+    def begin_append(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
+        if self._calls.closed:
             return False
-        self._calls.check_open("append")
+        if not self._may_wait or not self._worker.is_idle or not self._pace.is_quick:
+            return self._begin_there(epoch, after, decisions, told)
         begun = time.monotonic()
         try:
             self._database.append(epoch, after, decisions, is_patient=False)
-        except Unavailable:
-            # Another program has a lock on the database, so nothing was done. The thread can wait for it.
+        except Exception:
+            # Another program may have a lock on the database, for which the thread can wait.
             return False
         finally:
             self._pace.observe(begun)
+        told(None)
         return True
+
+    def _begin_there(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
+        begun = _Begun(self._loop.time() + TIMEOUT_MS / 1_000, told)
+        try:
+            self._worker.give(partial(self._append_there, begun, epoch, after, decisions))
+        except ResourceExhausted:
+            return False
+        self._begun.add(begun)
+        self._watch.note(begun.at)
+        return True
+
+    def _tell(self, begun: _Begun, error: Exception | None) -> None:
+        self._begun.discard(begun)
+        told, begun.told = begun.told, None
+        if told is not None:
+            told(error)
+
+    def _expire(self, now: float) -> float:
+        for begun in [begun for begun in self._begun if begun.at <= now]:
+            self._tell(begun, DeadlineExceeded(f"{self._calls.store} did not append within {TIMEOUT_MS} ms"))
+        return min((begun.at for begun in self._begun), default=inf)
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         await self._do("trim", timeout_ms, self._database.trim, epoch, snapshot)
@@ -155,6 +213,9 @@ class SqliteStore:
     async def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
         if not await self._calls.close():
             return
+        self._watch.stop()
+        for begun in list(self._begun):
+            self._tell(begun, Unavailable(f"{self._calls.store} was closed"))
         self._changes.tell()
         ended = asyncio.wrap_future(self._worker.end(self._let_go))
         try:
@@ -179,6 +240,21 @@ class SqliteStore:
 
     def _open(self, path: Path, cluster: ClusterId) -> None:
         self._opened = SqliteDatabase(path, cluster)
+
+    def _append_there(
+        self, begun: _Begun, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]
+    ) -> Callable[[], object]:
+        outcome: Exception | None = None
+        if begun.told is not None:
+            try:
+                self._database.append(epoch, after, decisions)
+            except Exception as error:
+                outcome = error
+        return partial(self._tell_there, begun, outcome)
+
+    def _tell_there(self, begun: _Begun, outcome: Exception | None) -> None:
+        with suppress(RuntimeError):  # The event loop is gone.
+            self._loop.call_soon_threadsafe(self._tell, begun, outcome)
 
     def _let_go(self) -> None:
         if self._opened is not None:

@@ -9,7 +9,7 @@ Three implementations keep this contract, and one conformance suite runs on all 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from msgspec import Struct
@@ -44,6 +44,9 @@ class Loaded(Struct, frozen=True):
     decisions: tuple[Decision, ...]
 
 
+AppendTold = Callable[[Exception | None], None]
+
+
 class MetadataStore(Protocol):
     """All calls are made on the event loop's thread and never block it.
 
@@ -75,8 +78,12 @@ class MetadataStore(Protocol):
         is not the last decision stored; but the last append may be repeated, decision for decision, because its first
         result may have been lost. Raises ``ResourceExhausted`` if too much is stored that was not trimmed."""
 
-    def append_at_once(self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...]) -> bool:
-        """The same, if the store is so near that nobody has to be waited for; False if nothing was done."""
+    def begin_append(
+        self, epoch: LeaderEpoch, after: DecisionIndex, decisions: tuple[Decision, ...], told: AppendTold
+    ) -> bool:
+        """The same without a task, if the store is near; False if nothing was begun. ``told`` is called once with the
+        outcome, perhaps before this returns. Whoever gets an error calls ``append``, which gets it, too, or succeeds.
+        """
 
     async def trim(self, epoch: LeaderEpoch, snapshot: Snapshot, *, timeout_ms: int = TRIM_TIMEOUT_MS) -> None:
         """The snapshot takes the place of all decisions up to its index. Appends go on meanwhile. An older snapshot

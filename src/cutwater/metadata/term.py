@@ -123,9 +123,10 @@ class Term:
         if not self.layer.has_news:
             return
         for effect in self._effects_of_turn():
-            if isinstance(effect, Store) and self._write_at_once(effect):
-                continue
-            self._carry_out(effect)
+            if isinstance(effect, Store):
+                self._begin_write(effect)
+            else:
+                self._carry_out(effect)
 
     def _take(self, event: OrderEvent) -> None:
         """Also does what is to be done at once, before the leader's turn."""
@@ -183,8 +184,9 @@ class Term:
             case Send():
                 self._ways.send(effect.node, effect.message, may_wait=effect.may_wait)
             case Store():
+                # Not at once: what is stored may lead to what is to be stored next, and so on.
                 self._writing_since = self._loop.time()
-                self._writing = self._loop.create_task(self._write(effect))
+                self._loop.call_soon(self._begin_write, effect)
             case Reply():
                 outcome = self._waiting.pop(effect.request_id, None)
                 if outcome is not None:
@@ -198,24 +200,29 @@ class Term:
             case StepDown():
                 self._finish(effect.reason)
 
-    def _write_at_once(self, write: Store) -> bool:
-        """Whether it is stored. If not, it is tried the other way, which also knows what to do about an error."""
+    def _begin_write(self, write: Store) -> None:
+        """The short way, if there is one. The other one also knows what to do about an error."""
         self._writing_since = begun = self._loop.time()
-        try:
-            if not self._store.append_at_once(write.leader_epoch, write.after, write.decisions):
-                return False
-        except Exception:
-            return False
-        self._is_stored(write, self._loop.time() - begun)
-        return True
+
+        def told(error: Exception | None) -> None:
+            if self.over.done():
+                return
+            if error is None:
+                self._is_stored(write, self._loop.time() - begun)
+            else:
+                self._writing = self._loop.create_task(self._write(write))
+
+        if self.over.done():
+            return
+        if not self._store.begin_append(write.leader_epoch, write.after, write.decisions, told):
+            self._writing = self._loop.create_task(self._write(write))
 
     async def _write(self, write: Store) -> None:
         retry = STORE_RETRY_SECONDS_MIN
         while True:
             begun = self._loop.time()
             try:
-                if not self._store.append_at_once(write.leader_epoch, write.after, write.decisions):
-                    await self._store.append(write.leader_epoch, write.after, write.decisions)
+                await self._store.append(write.leader_epoch, write.after, write.decisions)
             except Fenced as error:
                 self._counters.fenced += 1
                 _log.warning("the store refuses decision %s of leader epoch %s: %s", write.after + 1, self.epoch, error)

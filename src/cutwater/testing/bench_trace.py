@@ -20,7 +20,7 @@ import msgspec
 from cutwater.cli.main import main
 from cutwater.core.decisions import Cut
 from cutwater.core.messages import CommitMessage
-from cutwater.core.order_events import ReportArrived, Store
+from cutwater.core.order_events import ReportArrived
 from cutwater.metadata.term import Term
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
@@ -55,17 +55,12 @@ def patch(notes: Notes) -> None:
     before(ReplicaDriver, "_durable", notes, lambda durable: "durable" if durable.entries_end is not None else None)
     before(StorageNode, "leader_says", notes, lambda message: "commit" if _commits(message) else None)
     before(Term, "hear", notes, lambda event: "report" if isinstance(event, ReportArrived) else None)
-    for method in ("_write_at_once", "_carry_out"):
-        before(Term, method, notes, lambda effect: "store" if _is_cut(effect) else None)
+    before(Term, "_begin_write", notes, lambda write: "store" if _has_cut(write.decisions) else None)
     before(Term, "_is_stored", notes, lambda write, seconds: "stored" if _has_cut(write.decisions) else None)
 
 
 def _commits(message: object) -> bool:
     return isinstance(message, CommitMessage) and bool(message.commits)
-
-
-def _is_cut(effect: object) -> bool:
-    return isinstance(effect, Store) and _has_cut(effect.decisions)
 
 
 def _has_cut(decisions: tuple[object, ...]) -> bool:

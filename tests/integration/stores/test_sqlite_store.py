@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, WrongIdentity
+from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, WrongIdentity
+from cutwater.metadata import sqlite_store
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.sqlite_store import CALLS_MAX, SqliteStore
@@ -145,29 +146,67 @@ async def test_the_loop_appends_by_itself_unless_it_would_have_to_wait_long(
         store = await backend.open()
         await store.acquire(ONE, HERE, E0)
         here = threading.current_thread()
-        assert store.append_at_once(E1, history.state.index, history.next())
-        assert threads == [here]
+        told: list[Exception | None] = []
+        assert store.begin_append(E1, history.state.index, history.next(), told.append)
+        assert (threads, told) == ([here], [None])
         # While another program has a lock, the thread waits.
         backend.stall()
         after, decisions = history.state.index, history.next()
-        assert not store.append_at_once(E1, after, decisions)
+        assert not store.begin_append(E1, after, decisions, told.append)
         with pytest.raises(DeadlineExceeded):
             await store.append(E1, after, decisions, timeout_ms=50)
         assert threads[1] is here
         assert threads[2] is not here
         # As long as the thread is busy, the loop keeps away; and so it does from a disk that is slow.
         threads.clear()
-        assert not store.append_at_once(E1, after, decisions)
+        again = asyncio.Event()
+
+        def hear(outcome: Exception | None) -> None:
+            told.append(outcome)
+            again.set()
+
+        assert store.begin_append(E1, after, decisions, hear)
+        assert told == [None]
         backend.resume()
-        await store.append(E1, after, decisions)
+        await asyncio.wait_for(again.wait(), 10)
+        assert told == [None, None]
         assert isinstance(store, SqliteStore)
         store._pace.observe(time.monotonic() - 60)
-        assert not store.append_at_once(E1, history.state.index, ())
-        await store.append(E1, history.state.index, history.next())
+        again.clear()
+        assert store.begin_append(E1, history.state.index, history.next(), hear)
+        await asyncio.wait_for(again.wait(), 10)
         assert here not in threads
         assert (await store.load()).decisions == tuple(history.made)
     finally:
         await backend.close()
+
+
+async def test_what_was_begun_is_told_once_also_if_the_disk_does_not_answer_or_the_store_is_closed(
+    on_sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, history = await on_sqlite.open(), History()
+    await store.acquire(ONE, HERE, E0)
+    on_sqlite.stall()
+    monkeypatch.setattr(sqlite_store, "TIMEOUT_MS", 50)
+    told: list[Exception | None] = []
+    after, decisions = history.state.index, history.next()
+    for _ in range(2):
+        assert store.begin_append(E1, after, decisions, told.append)
+    while len(told) < 2:
+        await asyncio.sleep(0.01)
+    assert [type(outcome) for outcome in told] == [DeadlineExceeded] * 2
+    on_sqlite.resume()
+    # The first one was under way; the second one, for which nobody waited any more, was never begun.
+    await store.append(E1, after, decisions)
+    assert len(told) == 2
+    on_sqlite.stall()
+    monkeypatch.undo()
+    assert store.begin_append(E1, history.state.index, history.next(), told.append)
+    await store.close(timeout_ms=100)
+    assert type(told[2]) is Unavailable
+    on_sqlite.resume()
+    assert not store.begin_append(E1, history.state.index, (), told.append)
+    assert len(told) == 3
 
 
 async def test_no_more_calls_wait_than_there_is_room_for(on_sqlite: Sqlite) -> None:
