@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from math import inf
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
@@ -53,15 +54,18 @@ class Figures(Struct, frozen=True):
 async def append_for(log: AsyncClient, load: Load, seconds: float, records_max: int | None = None) -> Figures:
     """Appends that are all alike, each of those in flight one after the other, for so long or until there are so
     many."""
-    records = load.made()
+    records, topic, most = load.made(), load.topic, inf if records_max is None else records_max
     begun, count, latencies = time.monotonic(), 0, list[float]()
+    end = begun + seconds
 
     async def one_after_the_other() -> None:
         nonlocal count
-        while (sent := time.monotonic()) < begun + seconds and (records_max is None or count < records_max):
-            ack = await log.append(load.topic, records)
+        now = time.monotonic()
+        while now < end and count < most:
+            ack, sent = await log.append(topic, records), now
             count += ack.count
-            latencies.append(time.monotonic() - sent)
+            now = time.monotonic()
+            latencies.append(now - sent)
 
     async with asyncio.TaskGroup() as appenders:
         for _ in range(load.in_flight):

@@ -32,7 +32,7 @@ RECORD_BYTES = 16
 """What one record adds to its value, about, or a batch to all of its values and their offsets."""
 TIME_BYTES = 8
 """What an event time adds to a record."""
-_PLAIN = (bytes, str, bytearray, memoryview)
+_PLAIN = (str, bytearray, memoryview, bytes)
 _ONLY_VALUES = ["value"]
 
 Prepare = Callable[[Records, Any, Any, Any], tuple[Part, int, int]]
@@ -147,6 +147,12 @@ class Appends:
     ) -> tuple[asyncio.Future[Ack], float] | None:
         """Take an append in that is small and plain, if there is room: its outcome, and its deadline. None if it has to
         go the long way; then nothing was done."""
+        if type(records) is bytes and key is None and timestamp is None and stream is None:
+            # What most appends are. The same as below, in fewer steps.
+            lane = self._plain_lanes.get((topic, None))
+            size = len(records) + RECORD_BYTES
+            if lane is not None and size <= self._small_bytes and self._catalogs.view is self._view:
+                return lane.begin(Single(records, None, time_ns() // 1_000), 1, size, seconds)
         lane = self._enter(topic, None if stream is None else check_stream(stream))
         if lane is None:
             return None
@@ -257,13 +263,16 @@ class Appends:
     def _plain(self, records: Any, key: Any, timestamp: Any) -> tuple[Part | None, int, int]:
         """Records of key and value that need no closer look, their number and size; None if they do. Those that are
         small have memory of their own."""
-        if not isinstance(records, _PLAIN):
+        if type(records) is bytes:
+            value = records
+        elif isinstance(records, _PLAIN):
+            value = _bytes(records)
+        else:
             return self._values(records) if key is None and timestamp is None else (None, 0, 0)
         if timestamp is None:
             timestamp = time_ns() // 1_000
         elif type(timestamp) is not int or timestamp not in TIMES:
             return None, 0, 0
-        value = records if type(records) is bytes else _bytes(records)
         size = len(value) + RECORD_BYTES
         if key is not None:
             if not isinstance(key, bytes):

@@ -114,8 +114,9 @@ class Lane:
 
     def begin(self, part: Part, count: int, size: int, seconds: float) -> tuple[asyncio.Future[Ack], float] | None:
         """The same without waiting for anything: the outcome, and the deadline; None if there is no room."""
-        future: asyncio.Future[Ack] = self._loop.create_future()
-        at = self._loop.time() + seconds
+        loop = self._loop
+        future: asyncio.Future[Ack] = loop.create_future()
+        at = loop.time() + seconds
         return (future, at) if self.take(Waiting(part, count, size, at, seconds, future)) else None
 
     def take(self, waiting: Waiting) -> bool:
@@ -276,8 +277,9 @@ class Lane:
 
 def _settle(group: list[Waiting], ack: Ack) -> None:
     for waiting, part in zip(group, shares(ack, group), strict=True):
-        if not waiting.outcome.done():
-            waiting.outcome.set_result(part)
+        outcome = waiting.outcome
+        if not outcome.done():
+            outcome.set_result(part)
 
 
 def _fail(group: Iterable[Waiting], error: Exception) -> None:

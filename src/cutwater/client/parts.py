@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate, groupby
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from itertools import accumulate, groupby, repeat
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
@@ -115,17 +116,16 @@ class Counted(Protocol):
     def count(self) -> int: ...
 
 
+_count = attrgetter("count")
+
+
 def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
     """The positions of each part of an acknowledged batch, in their order."""
     if len(parts) == 1:
         return [ack]
-    glsn, llsn, stream = ack.glsn, ack.llsn, ack.stream
-    found, before = [], 0
-    for part in parts:
-        count = part.count
-        found.append(Ack(GLSN(glsn + before), LLSN(llsn + before), stream, count))
-        before += count
-    return found
+    counts = list(map(_count, parts))
+    glsns, llsns = accumulate(counts, initial=ack.glsn), accumulate(counts, initial=ack.llsn)
+    return list(map(Ack, cast("Iterator[GLSN]", glsns), cast("Iterator[LLSN]", llsns), repeat(ack.stream), counts))
 
 
 def joined(parts: Sequence[Part]) -> Joined:
