@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -44,15 +44,17 @@ BATCHES_PER_SECOND = 3_000_000
 RECORDS_PER_SECOND = 200_000
 BYTES_PER_RECORD = 100
 
-LARGE, SMALL, MANY = "large-batches", "small-batches", "many-streams"
-"""Topics. What is read later is kept apart, so that it is all alike."""
+LARGE, SMALL, MANY = "large-batches", "small", "many-streams"
+"""Topics. What is read later is kept apart, so that it is all alike. What is small has a topic for each case, which is
+deleted afterwards, as the files of the chains are: whoever writes into memory that others have just given back is
+quicker, so it must be the same for all."""
 
 
 class Size(Struct, frozen=True):
     """How much is measured."""
 
-    rounds: int = 3
-    seconds: float = 1.5
+    rounds: int = 5
+    seconds: float = 1.0
     read_seconds: float = 3.0
     many_records: int = MANY_RECORDS
 
@@ -153,11 +155,12 @@ def chains(folder: Path, length: int) -> Iterator[tuple[Chain, Chain]]:
 
 
 def in_turn(measures: Sequence[Measure], size: Size) -> list[list[Round]]:
-    """Rounds of each, alternating."""
+    """Rounds of each, alternating. Another one begins each time."""
     found: list[list[Round]] = [[] for _ in measures]
-    for _ in range(size.rounds):
-        for rounds, measure in zip(found, measures, strict=True):
-            rounds.append(measure(size.seconds))
+    for first in range(size.rounds):
+        for at in range(len(measures)):
+            which = (first + at) % len(measures)
+            found[which].append(measures[which](size.seconds))
     return found
 
 
@@ -254,11 +257,12 @@ def _latency(ordered: list[float]) -> str:
 class Cluster:
     """What runs, and the processes of its clients."""
 
-    def __init__(self, cluster: LocalCluster, workers: list[Worker], folder: Path, heads: Mapping[str, int]) -> None:
-        self._cluster, self._workers, self._folder, self._heads = cluster, workers, folder, heads
+    def __init__(self, cluster: LocalCluster, workers: list[Worker], folder: Path) -> None:
+        self._cluster, self._workers, self._folder = cluster, workers, folder
+        self.heads: dict[str, int] = {}
 
     def _watch(self, topic: str, workers: list[Worker]) -> Watch:
-        head = self._heads.get(topic)
+        head = self.heads.get(topic)
         nodes = self._cluster.storage_nodes
         watched: dict[str, list[int]] = {"clients": [worker.pid for worker in workers]}
         if head is None:
@@ -299,12 +303,28 @@ def running_cluster(folder: Path) -> Iterator[LocalCluster]:
         processes.stop([member.pid for member in cluster.processes()], 10.0)
 
 
-async def prepare(cluster: LocalCluster) -> dict[str, int]:
-    """Make the topics with one log stream; who their heads are."""
+async def _create(cluster: LocalCluster, name: str) -> int:
+    """Make a topic with one log stream; who its head is."""
     async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
-        made = {name: await admin.create_topic(name, streams=1, replication=NODES) for name in (LARGE, SMALL)}
+        created = await admin.create_topic(name, streams=1, replication=NODES)
         chains = {stream.stream: stream.chain for stream in (await admin.catalog()).streams}
-        return {name: chains[created.streams[0]][0] for name, created in made.items()}
+        return chains[created.streams[0]][0]
+
+
+async def _delete(cluster: LocalCluster, name: str) -> None:
+    async with Admin(cluster.addresses, timeout_ms=30_000) as admin:
+        await admin.delete_topic(name)
+
+
+@contextmanager
+def topic_for(case: Case, cluster: LocalCluster) -> Iterator[tuple[str, int]]:
+    """Its name, and who its head is."""
+    if case.rows >= 10_000:
+        yield LARGE, run(_create(cluster, LARGE))
+        return
+    name = f"{SMALL}-{case.rows}-{case.in_flight}"
+    yield name, run(_create(cluster, name))
+    run(_delete(cluster, name))
 
 
 async def make_many(cluster: LocalCluster) -> None:
@@ -317,11 +337,11 @@ def cluster_rows(folder: Path, size: Size) -> list[str]:
     with ExitStack() as stack:
         local = stack.enter_context(running_cluster(folder))
         workers = stack.enter_context(clients.workers(CLIENTS_MAX + 1))
-        cluster = Cluster(local, workers, folder, run(prepare(local)))
+        cluster = Cluster(local, workers, folder)
         for case in CLUSTER:
-            topic = LARGE if case.rows >= 10_000 else SMALL
-            ours = cluster.appending(Load(topic, case.rows, case.in_flight), case.clients)
-            with chains(folder, NODES) as bare:
+            with chains(folder, NODES) as bare, topic_for(case, local) as (topic, head):
+                cluster.heads[topic] = head
+                ours = cluster.appending(Load(topic, case.rows, case.in_flight), case.clients)
                 found = in_turn([ours, *(of_chain(one, case, folder) for one in bare)], size)
             by = f", {case.clients} client processes" if case.clients > 1 else ""
             rows.append(compared(_named(case, case.name + by), *found))
@@ -358,36 +378,35 @@ def _named(case: Case, name: str, target: float | None = None) -> Case:
 
 
 Job = Callable[[str, Load, float], Figures]
+IN_THREADS = clients.open_embedded, clients.close_embedded
+ON_A_LOOP = clients.open_on_loop, clients.close_on_loop
+WAYS = (
+    *((case, IN_THREADS, clients.append_embedded) for case in EMBEDDED),
+    *((case, IN_THREADS, clients.send_embedded) for case in SENT),
+    *((case, ON_A_LOOP, clients.append_on_loop) for case in ON_LOOP),
+)
 
 
 def embedded_rows(folder: Path, size: Size) -> list[str]:
-    with ExitStack() as stack:
-        (worker,) = stack.enter_context(clients.workers(1))
-
-        def embedded(job: Job, path: str, case: Case) -> Measure:
-            def measure(seconds: float) -> Round:
-                watch = Watch({"process": [worker.pid]}, folder)
-                return of_figures(worker.call(job, path, Load(LARGE, case.rows, case.in_flight), seconds), watch)
-
-            return measure
-
-        def rows(path: str, job: Job, cases: Sequence[Case]) -> list[str]:
-            found = []
-            for case in cases:
-                with chains(folder, 1) as bare:
-                    references = [of_chain(one, case, folder) for one in bare]
-                    found.append(compared(case, *in_turn([embedded(job, path, case), *references], size)))
-            return found
-
-        threads = str(folder / "embedded")
-        worker.call(clients.open_embedded, threads, {LARGE: 1})
-        found = rows(threads, clients.append_embedded, EMBEDDED) + rows(threads, clients.send_embedded, SENT)
-        worker.call(clients.close_embedded, threads)
-        on_loop = str(folder / "asyncio")
-        worker.call(clients.open_on_loop, on_loop, {LARGE: 1})
-        found += rows(on_loop, clients.append_on_loop, ON_LOOP)
-        worker.call(clients.close_on_loop, on_loop)
+    """Each case with a log of its own, which is removed afterwards as the chains' files are."""
+    found = []
+    with clients.workers(1) as (worker,):
+        for case, (open_log, close_log), job in WAYS:
+            with tempfile.TemporaryDirectory(dir=folder) as path, chains(folder, 1) as bare:
+                worker.call(open_log, path, {SMALL: 1})
+                ours = _embedded(worker, job, path, case, folder)
+                references = [of_chain(one, case, folder) for one in bare]
+                found.append(compared(case, *in_turn([ours, *references], size)))
+                worker.call(close_log, path)
     return found
+
+
+def _embedded(worker: Worker, job: Job, path: str, case: Case, folder: Path) -> Measure:
+    def measure(seconds: float) -> Round:
+        watch = Watch({"process": [worker.pid]}, folder)
+        return of_figures(worker.call(job, path, Load(SMALL, case.rows, case.in_flight), seconds), watch)
+
+    return measure
 
 
 def small_records(folder: Path, size: Size) -> list[str]:
