@@ -253,10 +253,20 @@ def is_up(member: Member | local_etcd.EtcdMember | Starter) -> bool:
 
 def _start_all(directory: Path, cluster: LocalCluster) -> None:
     local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
-    starting = [(node, _metadata_process(directory, cluster, node)) for node in cluster.metadata]
-    starting += [(node, _storage_process(directory, cluster, node)) for node in cluster.storage_nodes]
-    for node, process in starting:
+    for node, process in _start_nodes(directory, cluster, cluster.metadata, cluster.storage_nodes):
         node.address = process.served()
+
+
+def _start_nodes(
+    directory: Path, cluster: LocalCluster, metadata: Sequence[Member], storage_nodes: Sequence[Member]
+) -> list[tuple[Member, processes.Starting]]:
+    """Start these, and note each of them at once; none of them need serve yet."""
+    starting = []
+    for nodes, start_process in ((metadata, _metadata_process), (storage_nodes, _storage_process)):
+        for node in nodes:
+            starting.append((node, start_process(directory, cluster, node)))
+            cluster.save(directory)
+    return starting
 
 
 def start_metadata(directory: Path, cluster: LocalCluster, member: Member) -> None:
@@ -274,7 +284,7 @@ def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) ->
     if cluster.etcd:
         store = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
     arguments = ["mr", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--store", store]
-    return _serve(directory, f"mr{member.id}.log", cluster, member, arguments, "metadata")
+    return _serve(directory / f"mr{member.id}.log", cluster, member, arguments, "metadata")
 
 
 def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
@@ -282,17 +292,14 @@ def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> 
     volume.mkdir(parents=True, exist_ok=True)
     arguments = ["sn", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--volumes", str(volume)]
     arguments += ["--metadata", ",".join(cluster.addresses)]
-    return _serve(directory, f"sn{member.id}.log", cluster, member, arguments, "storage")
+    return _serve(directory / f"sn{member.id}.log", cluster, member, arguments, "storage")
 
 
-def _serve(
-    directory: Path, log: str, cluster: LocalCluster, member: Member, arguments: list[str], kind: str
-) -> processes.Starting:
+def _serve(log: Path, cluster: LocalCluster, member: Member, arguments: list[str], kind: str) -> processes.Starting:
     program, flags = cluster.options["program"], cluster.options[kind]
     command = [sys.executable, *program, *arguments, "--listen", member.address, *flags, *member.flags]
-    process = processes.Starting(command, directory / log)
+    process = processes.Starting(command, log)
     member.pid, member.started = process.pid, processes.started_at(process.pid)
-    cluster.save(directory)
     return process
 
 
@@ -351,13 +358,11 @@ def restart_dead(directory: Path) -> list[str]:
             local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
             cluster.save(directory)
             started.append(etcd.name)
-    dead = [node for node in cluster.metadata if not is_up(node)]
-    starting = [(f"metadata node {node.id}", _metadata_process(directory, cluster, node)) for node in dead]
-    dead = [node for node in cluster.storage_nodes if not is_up(node)]
-    starting += [(f"storage node {node.id}", _storage_process(directory, cluster, node)) for node in dead]
-    for name, process in starting:
+    metadata = [node for node in cluster.metadata if not is_up(node)]
+    storage_nodes = [node for node in cluster.storage_nodes if not is_up(node)]
+    for node, process in _start_nodes(directory, cluster, metadata, storage_nodes):
         process.served()
-        started.append(name)
+        started.append(f"{'metadata' if node in metadata else 'storage'} node {node.id}")
     return started
 
 
