@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from cutwater.admin import processes
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
@@ -64,10 +65,15 @@ ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
 
 
 class Holder(Struct, frozen=True):
-    """What ``holder.json`` says."""
+    """What ``holder.json`` says. ``started``: when the process was, because pids are used again."""
 
     pid: int
     servers: str
+    started: int = 0
+
+    def lives(self) -> bool:
+        """Whether the process that has told this still runs."""
+        return processes.lives_on(self.pid, self.started)
 
 
 class EmbeddedLog:
@@ -103,7 +109,7 @@ class EmbeddedLog:
             await self._until_open(repository, deadline)
         finally:
             repository.close()
-        holder = Holder(os.getpid(), SCHEME + address)
+        holder = Holder(os.getpid(), SCHEME + address, processes.started_at(os.getpid()))
         self._is_told = True
         await in_thread(self._threads, lambda: self._tell(holder))
         return holder.servers
@@ -240,16 +246,9 @@ async def open_on_this_loop(
 
 def _end_of(directory: Path, holder: Holder) -> str:
     """Why nobody answers any more who was connected to; nothing if that is not certain."""
-    if holder_of(directory) == holder:
-        # It would have been removed when the log was closed, but not if the process was killed.
-        try:
-            os.kill(holder.pid, 0)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            return ""
-        else:
-            return ""
+    # It would have been removed when the log was closed, but not if the process was killed.
+    if holder_of(directory) == holder and holder.lives():
+        return ""
     return (
         f"this client was connected to process {holder.pid}, which had {directory} open and has closed it, or ended: "
         f"make another one with cutwater.open({str(directory)!r}). What was acknowledged is in the log"

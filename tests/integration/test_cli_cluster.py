@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from msgspec import structs
 
 from cutwater import connect
 from cutwater.admin import local_cluster, processes
-from cutwater.errors import DeadlineExceeded
+from cutwater.errors import AlreadyExists, DeadlineExceeded
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -195,6 +196,39 @@ def test_a_metadata_node_says_what_is_wrong_with_its_store(tmp_path: Path) -> No
     assert "names no metadata store: write sqlite:PATH" in cutwater(*start, "mysql:x", code=2)
     told = cutwater(*start, f"sqlite:{tmp_path}/no/such/place", code=2)
     assert "no/such" in told
+
+
+KILLED_AS_IT_STARTS = """
+import os, signal, sys
+from pathlib import Path
+from cutwater.admin import local_cluster
+local_cluster._join = lambda cluster: os.kill(os.getpid(), signal.SIGKILL)
+local_cluster.start(Path(sys.argv[1]), storage_nodes=1)
+"""
+
+
+def test_a_start_that_is_killed_leaves_nothing_that_is_not_found(tmp_path: Path) -> None:
+    left: list[int] = []
+    try:
+        killed = subprocess.run([sys.executable, "-c", KILLED_AS_IT_STARTS, str(tmp_path)], timeout=60, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        cluster = local_cluster.load(tmp_path)
+        left = cluster.running()
+        assert len(left) == 2
+        # While whoever starts it still runs, others let it be.
+        cluster.starting = local_cluster.Starter(os.getpid(), processes.started_at(os.getpid()))
+        cluster.save(tmp_path)
+        with pytest.raises(AlreadyExists, match=f"is being started by process {os.getpid()}: wait"):
+            local_cluster.start(tmp_path)
+        cluster.starting = local_cluster.Starter()
+        cluster.save(tmp_path)
+        assert local_cluster.restart_dead(tmp_path) == ["storage node 1", "metadata node 1"]
+        assert not any(map(processes.is_running, left))
+        assert asyncio.run(local_cluster.health(local_cluster.load(tmp_path), tmp_path)) == []
+        assert len(local_cluster.stop(tmp_path).stopped) == 2
+    finally:
+        processes.stop(left, 1.0)
+        processes.stop(local_cluster.load(tmp_path).running(), 1.0)
 
 
 def test_a_stopped_cluster_starts_again_with_its_data(tmp_path: Path) -> None:

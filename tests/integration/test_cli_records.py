@@ -238,6 +238,7 @@ def test_subscribe_from_anywhere_to_anywhere(log: library.Client, path: str, gls
 
     assert values() == [str(i) for i in range(10)]
     assert values("--start", str(glsns[3]), "--stop", str(glsns[5])) == ["3", "4"]
+    assert values("--start", "latest", "--stop", "1") == []
     time = log.read(glsns[8]).ingested_at.isoformat()
     assert values("--start", f"@{time}", "-n", "1", "--follow") == ["8"]
     assert cutwater("find", f"@{time}", "ten", "--path", path).strip() == str(glsns[8])

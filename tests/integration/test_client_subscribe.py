@@ -76,8 +76,18 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
         for wrong in (0, "latest", 1.5, cursor):
             with pytest.raises(InvalidArgument, match="stop= is a GLSN from 1 on, or a datetime, not"):
                 log.subscribe("t", stop=wrong)  # type: ignore[arg-type]
+        day = datetime(2026, 1, 2, tzinfo=UTC)
+        for begin, end in ((5, 2), (day, day - timedelta(days=1))):
+            for subscribe in (log.subscribe, log.batches):
+                with pytest.raises(InvalidArgument, match=r"ends before it begins: stop is .*2.*, and start is"):
+                    subscribe("t", start=begin, stop=end)
+        # Whether these are empty is known only from the log.
+        assert not await whole(log, start="latest", stop=2)
+        assert not await whole(log, start=datetime.now(UTC), stop=2)
         with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
             await whole(log, start=datetime(2026, 1, 1))
+        with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
+            await whole(log, start=datetime(2026, 1, 1), stop=day)
         for wrong in (1_767_225_600, "2026-01-01", 1.5, None):
             with pytest.raises(InvalidArgument, match="a datetime with a time zone"):
                 await log.find(wrong)  # type: ignore[arg-type]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 import cutwater
 from cutwater import embedded
+from cutwater.admin import processes
 from cutwater.errors import Unavailable
 from cutwater.spark import holder
 
@@ -20,7 +23,7 @@ def test_a_log_is_held_for_all_who_were_sent_to_it(tmp_path: Path, monkeypatch: 
     """Whoever starts while the application of before is ending is not sent to a log that is about to be closed."""
     cutwater.open(tmp_path).close()
     log, running, seen = str(tmp_path), {FIRST, os.getpid()}, []
-    monkeypatch.setattr(holder, "_is_running", lambda number: number in running)
+    monkeypatch.setattr(holder, "lives_on", lambda number, _: number in running)
     assert holder._noted(tmp_path, FIRST)
 
     def between_looks(_: float) -> None:
@@ -53,3 +56,26 @@ def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatc
     (tmp_path / holder.LOCK_FILE).touch()
     holder.hold(str(tmp_path))
     assert len(told) == 1
+
+
+def test_another_process_with_the_number_of_one_that_was_killed_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the one that had the log open, nor for an application that needed it."""
+    cutwater.open(tmp_path).close()
+    started = processes.started_at(os.getpid())
+    (tmp_path / holder.LOCK_FILE).write_text(f"{os.getpid()} {started - 1}\n")
+    holder.hold(str(tmp_path))
+    assert (tmp_path / holder.LOCK_FILE).read_text() == ""
+    alive = embedded.Holder(os.getpid(), "cutwater://127.0.0.1:1", started)
+    killed = structs.replace(alive, started=started - 1)
+    helpers: list[Path] = []
+    monkeypatch.setattr(holder, "_start", helpers.append)
+    (tmp_path / "holder.json").write_bytes(msgspec.json.encode(alive))
+    assert holder.servers_of(str(tmp_path), os.getpid(), timeout=0) == alive.servers
+    assert embedded._end_of(tmp_path, alive) == ""
+    (tmp_path / "holder.json").write_bytes(msgspec.json.encode(killed))
+    with pytest.raises(Unavailable):
+        holder.servers_of(str(tmp_path), os.getpid(), timeout=0)
+    assert helpers == [tmp_path]
+    assert "has closed it, or ended" in embedded._end_of(tmp_path, killed)

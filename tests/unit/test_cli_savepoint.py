@@ -38,6 +38,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_list_and_describe(run: Run, place: Path) -> None:
+    assert f"there is no directory {place / 'nope'}" in " ".join(run("list", place / "nope", code=30).split())
+    assert "is itself a savepoint" in " ".join(run("list", place / "one", code=2).split())
     listed = run("list", place)
     assert listed.startswith("savepoint ")
     assert "is a half-written savepoint" in " ".join(listed.split())

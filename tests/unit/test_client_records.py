@@ -233,6 +233,67 @@ def test_a_time_that_no_datetime_tells_is_refused_in_any_column(kind: Any, good:
         assert (caught.value.column, caught.value.row) == ("at", 2)
 
 
+LONGEST_MS = timedelta.max // timedelta(milliseconds=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad", "said"),
+    [
+        (pa.duration("s"), [-LONGEST_MS // 1_000 + 86_400, LONGEST_MS // 1_000], [2**62, -(2**62)], "999,999,999 days"),
+        (pa.duration("ms"), [LONGEST_MS, timedelta.min // timedelta(milliseconds=1)], [LONGEST_MS + 1], "999,999,999"),
+        (pa.duration("us"), [2**62, -(2**62)], [], ""),
+        (pa.time64("us"), [0, 86_400 * 10**6 - 1], [86_400 * 10**6, -1, 2**62], "no time of a day"),
+    ],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_so_are_durations_and_times_of_a_day(
+    kind: Any, good: list[int], bad: list[int], said: str, is_nested: bool
+) -> None:
+    def rows(*numbers: int) -> list[dict[str, Any]]:
+        return [{"x": [one] if is_nested else one} for one in numbers]
+
+    topic = TopicSchema("times", [pa.schema({"x": pa.list_(kind) if is_nested else kind})])
+    assert len(to_batch(topic, rows(*good), now_us=NOW).to_pylist()) == len(good)
+    for number in bad:
+        with pytest.raises(InvalidRecord, match=f"{number} as .*{said}") as caught:
+            to_batch(topic, rows(0, 1, number, number, 2), now_us=NOW)
+        assert (caught.value.column, caught.value.row) == ("x", 2)
+
+
+LOCAL = datetime(2026, 1, 2, 12)
+
+
+@pytest.mark.parametrize("time", [LOCAL, 5.0, "2026-01-02"])
+@pytest.mark.parametrize(
+    ("around", "wrap"),
+    [
+        (lambda time: time, lambda one: one),
+        (pa.list_, lambda one: [NOON, None, one]),
+        (lambda time: pa.struct({"at": time, "n": pa.int64()}), lambda one: {"at": one}),
+        (lambda time: pa.struct({"at": time, "n": pa.int64()}), lambda one: (one, 1)),
+        (lambda time: pa.struct({"n": pa.int64(), "at": time}), lambda one: [("n", 1), ("at", one)]),
+        (lambda time: pa.map_(pa.string(), pa.list_(time)), lambda one: {"a": [one]}),
+        (lambda time: pa.map_(time, pa.int64()), lambda one: [(one, 1)]),
+    ],
+)
+def test_a_time_that_may_mean_another_is_refused_at_any_depth(around: Any, wrap: Any, time: object) -> None:
+    topic = TopicSchema("times", [pa.schema({"x": around(pa.timestamp("us", "UTC"))})])
+    good = {"x": wrap(NOON)}
+    assert to_batch(topic, [good, {"x": None}], now_us=NOW).num_rows == 2
+    with pytest.raises(InvalidRecord, match="has no time zone" if time is LOCAL else "a time is a datetime") as caught:
+        to_batch(topic, [good, {"x": wrap(time)}, {"x": wrap(time)}], now_us=NOW)
+    assert (caught.value.column, caught.value.row) == ("x", 1)
+    without_zone = TopicSchema("times", [pa.schema({"x": around(pa.timestamp("us"))})])
+    assert to_batch(without_zone, [{"x": wrap(LOCAL)}], now_us=NOW).num_rows == 1
+
+
+@pytest.mark.parametrize("given", [5, [5], [[5]]])
+@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.list_(pa.int8()))), pa.map_(pa.string(), pa.int8())])
+def test_what_has_another_form_than_its_column_is_named(kind: pa.DataType, given: object) -> None:
+    with pytest.raises(InvalidRecord, match=r"column 'x', row 0: .* cannot be"):
+        to_batch(TopicSchema("t", [pa.schema({"x": kind})]), [{"x": given}], now_us=NOW)
+
+
 @pytest.mark.parametrize("skip", [0, 1])
 @pytest.mark.parametrize("around", ["list", "fixed", "struct", "map"])
 def test_so_is_one_inside_of_others(around: str, skip: int) -> None:
@@ -374,6 +435,8 @@ def test_a_schema_comes_back_without_what_concerns_its_maker_only() -> None:
         (pa.schema([("a", pa.int64())]), "b", "no column of the schema"),
         (pa.schema([("a", pa.int64())]), "a", "must be a timestamp"),
         (pa.schema([("a", pa.list_(pa.dictionary(pa.int8(), pa.string())))]), "", "use string"),
+        ({"a": pa.timestamp("us", "Mars/Olympus")}, "", "column 'a' .* no time zone 'Mars/Olympus'.*'Europe/Berlin'"),
+        ({"a": pa.list_(pa.struct({"b": pa.timestamp("s", "+99:00")}))}, "", r"column 'a' .* no time zone '\+99:00'"),
         (5, "", "schema= is a pyarrow.Schema"),
     ],
 )
@@ -397,6 +460,14 @@ def test_a_schema_grows_by_nullable_columns_only() -> None:
         assert "given:" in caught.value.message
     with pytest.raises(IncompatibleSchema, match="key and value"):
         grown_schema(PLAIN, SCHEMA)
+
+
+def test_a_new_column_has_a_known_time_zone_and_an_old_one_is_left_alone() -> None:
+    mars = pa.field("mars", pa.timestamp("us", "Mars/Olympus"))
+    with pytest.raises(InvalidArgument, match=r"column 'mars' .* no time zone 'Mars/Olympus'"):
+        grown_schema(TYPED, SCHEMA.append(mars))
+    from_before = TopicSchema("t", [pa.schema([mars])])
+    assert grown_schema(from_before, pa.schema([mars, ("note", pa.string())])).names == ["mars", "note"]
 
 
 # Bodies and limits.

@@ -72,8 +72,8 @@ RULES: Mapping[str, Rule] = {
         | TEXTS
         | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
     ),
-    # The servers and a client of them in one process.
-    "embedded": Rule(VOCABULARY | {"core", "storage", "wire", "storagenode", "metadata", "client"}),
+    # The servers and a client of them in one process, and which process that is.
+    "embedded": Rule(VOCABULARY | {"core", "storage", "wire", "storagenode", "metadata", "client", "admin.processes"}),
     "admin": Rule(VOCABULARY | {"core", "wire", "client"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
@@ -89,6 +89,7 @@ RULES: Mapping[str, Rule] = {
         VOCABULARY
         | TEXTS
         | {PACKAGE, "core", "storage.projection", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
+        | {"admin.processes"}
     ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
     "cli": Rule(
@@ -311,7 +312,7 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, cutwater, ddl, durations, embedded, errors, jobs, "
+        "admin.processes, client, core, cutwater, ddl, durations, embedded, errors, jobs, "
         "pipeline, savepoints, spark, storage.projection, types, wire",
     ]
 

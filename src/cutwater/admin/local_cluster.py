@@ -3,13 +3,19 @@
 Everything lies under one directory; ``cluster.json`` there says which processes belong to it and where they listen::
 
     {"servers": "cutwater://…", "metadata": [{"id", "pid", "address"}], "storage_nodes": [{"id", "pid", "address"}]}
+
+It is there before the first process is, and each is noted as soon as it is started; so whatever a start leaves behind
+that is killed on the way is found by the next start, and by stop. A process that has not been noted yet ends by itself,
+when it finds nobody to tell that it serves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -45,6 +51,13 @@ class Member(Struct):
     flags: list[str] = field(default_factory=list)
 
 
+class Starter(Struct):
+    """The process that starts a cluster. ``pid``: 0 if it has given up."""
+
+    pid: int = 0
+    started: int = 0
+
+
 class LocalCluster(Struct):
     """What ``cluster.json`` says."""
 
@@ -55,6 +68,8 @@ class LocalCluster(Struct):
     replication: int = 1
     options: dict[str, list[str]] = field(default_factory=dict)
     """What is run, and further flags by kind of process, so that each is started again as it was."""
+    starting: Starter | None = None
+    """Who starts it, or has begun to and did not come to an end; None if it has been started."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -129,33 +144,61 @@ def start(
 ) -> LocalCluster:
     """Start a cluster, new or with the data that is there, and return when it can take appends. What is not said is as
     it was; for a new one, three storage nodes, three copies, one metadata node. Whatever goes wrong, no process stays
-    behind. ``program``: what Python runs."""
+    behind; those of a start that was killed are ended first. ``program``: what Python runs."""
     cluster = _earlier(directory)
+    is_new = cluster is None
     if cluster is None:
         options = {"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)}
         cluster = _new(3 if storage_nodes is None else storage_nodes, replication, metadata or 1, options)
-    elif cluster.running():
-        raise AlreadyExists(
-            f"the cluster in {directory} runs already: `cutwater cluster stop --dir {directory}` ends it"
-        )
     else:
+        _check_stands_still(directory, cluster)
         _check_same(directory, cluster, storage_nodes, replication, metadata)
+        _stop_all(cluster, STOP_SECONDS)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if holds_log(directory):
             raise InvalidArgument(f"{_has_log(directory)}; for a cluster, name another directory")
         check_may_hold(directory, "local cluster", FILES_OF_CLUSTER, CLUSTER_FILE)
+        cluster.starting = Starter(os.getpid(), processes.started_at(os.getpid()))
+        cluster.save(directory)
         _start_all(directory, cluster)
         asyncio.run(_join(cluster))
+        cluster.starting = None
         cluster.save(directory)
     except OSError as error:
-        processes.stop(cluster.running(), 1.0)
+        _give_up(directory, cluster, is_new)
         what = f"{directory} cannot hold a cluster: {error}"
         raise InvalidArgument(f"{what}; name a directory that may be written") from error
     except BaseException:
-        processes.stop(cluster.running(), 1.0)
+        _give_up(directory, cluster, is_new)
         raise
     return cluster
+
+
+def _check_stands_still(directory: Path, cluster: LocalCluster) -> None:
+    """What was left by a start that did not come to an end does not count: it will be ended."""
+    if cluster.starting is None and cluster.running():
+        raise AlreadyExists(
+            f"the cluster in {directory} runs already: `cutwater cluster stop --dir {directory}` ends it"
+        )
+    if cluster.starting is not None and is_up(cluster.starting):
+        raise AlreadyExists(
+            f"the cluster in {directory} is being started by process {cluster.starting.pid}: wait until it has done "
+            "so, or end that process and start again"
+        )
+
+
+def _give_up(directory: Path, cluster: LocalCluster, is_new: bool) -> None:
+    """End what was started. A cluster that has never run leaves no description, and may become another."""
+    processes.stop(cluster.running(), 1.0)
+    if cluster.starting is None:
+        return
+    cluster.starting = Starter()
+    with suppress(OSError):
+        if is_new:
+            (directory / CLUSTER_FILE).unlink(missing_ok=True)
+        else:
+            cluster.save(directory)
 
 
 def _new(storage_nodes: int, replication: int | None, metadata: int, options: dict[str, list[str]]) -> LocalCluster:
@@ -202,18 +245,28 @@ def _earlier(directory: Path) -> LocalCluster | None:
     return load(directory) if (directory / CLUSTER_FILE).exists() else None
 
 
-def is_up(member: Member | local_etcd.EtcdMember) -> bool:
+def is_up(member: Member | local_etcd.EtcdMember | Starter) -> bool:
     """Whether this very process runs, and not another one that got its number since."""
     is_same = member.started in (0, processes.started_at(member.pid))
     return is_same and processes.is_running(member.pid)
 
 
 def _start_all(directory: Path, cluster: LocalCluster) -> None:
-    local_etcd.start_etcd(directory / "etcd", cluster.etcd)
-    starting = [(node, _metadata_process(directory, cluster, node)) for node in cluster.metadata]
-    starting += [(node, _storage_process(directory, cluster, node)) for node in cluster.storage_nodes]
-    for node, process in starting:
+    local_etcd.start_etcd(directory / "etcd", cluster.etcd, on_start=lambda: cluster.save(directory))
+    for node, process in _start_nodes(directory, cluster, cluster.metadata, cluster.storage_nodes):
         node.address = process.served()
+
+
+def _start_nodes(
+    directory: Path, cluster: LocalCluster, metadata: Sequence[Member], storage_nodes: Sequence[Member]
+) -> list[tuple[Member, processes.Starting]]:
+    """Start these, and note each of them at once; none of them need serve yet."""
+    starting = []
+    for nodes, start_process in ((metadata, _metadata_process), (storage_nodes, _storage_process)):
+        for node in nodes:
+            starting.append((node, start_process(directory, cluster, node)))
+            cluster.save(directory)
+    return starting
 
 
 def start_metadata(directory: Path, cluster: LocalCluster, member: Member) -> None:
@@ -278,6 +331,12 @@ class Stopped(Struct):
 def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
     """Stop all processes of the cluster; storage nodes first, so that everything is on disk."""
     cluster = load(directory, may_start=False)
+    done = _stop_all(cluster, timeout)
+    cluster.save(directory)
+    return done
+
+
+def _stop_all(cluster: LocalCluster, timeout: float) -> Stopped:
     done = Stopped()
     for group in (cluster.storage_nodes, cluster.metadata, cluster.etcd):
         running = [member.pid for member in group if is_up(member)]
@@ -285,26 +344,25 @@ def stop(directory: Path, *, timeout: float = STOP_SECONDS) -> Stopped:
         done.killed += processes.stop(running, timeout)
     for member in cluster.processes():
         member.pid = 0
-    cluster.save(directory)
     return done
 
 
 def restart_dead(directory: Path) -> list[str]:
-    """Start again whatever does not run; returns what was started."""
+    """Start again whatever does not run; returns what was started. That is everything, if it was never all there."""
     cluster = load(directory)
+    if cluster.starting is not None:
+        return [f"{kind} {_number(member)}" for kind, group in start(directory).groups() for member in group]
     started = []
     for etcd in cluster.etcd:
         if not is_up(etcd):
             local_etcd.start_member(directory / "etcd", etcd, cluster.etcd)
+            cluster.save(directory)
             started.append(etcd.name)
-    dead = [node for node in cluster.metadata if not is_up(node)]
-    starting = [(f"metadata node {node.id}", _metadata_process(directory, cluster, node)) for node in dead]
-    dead = [node for node in cluster.storage_nodes if not is_up(node)]
-    starting += [(f"storage node {node.id}", _storage_process(directory, cluster, node)) for node in dead]
-    cluster.save(directory)
-    for name, process in starting:
+    metadata = [node for node in cluster.metadata if not is_up(node)]
+    storage_nodes = [node for node in cluster.storage_nodes if not is_up(node)]
+    for node, process in _start_nodes(directory, cluster, metadata, storage_nodes):
         process.served()
-        started.append(name)
+        started.append(f"{'metadata' if node in metadata else 'storage'} node {node.id}")
     return started
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import shutil
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -70,11 +70,19 @@ def new_members(count: int) -> list[EtcdMember]:
     return [EtcdMember(f"etcd{i + 1}", 0, free_address(), free_address()) for i in range(count)]
 
 
-def start_etcd(directory: Path, members: list[EtcdMember], options: Sequence[str] = (), scheme: str = "http") -> None:
+def start_etcd(
+    directory: Path,
+    members: list[EtcdMember],
+    options: Sequence[str] = (),
+    scheme: str = "http",
+    *,
+    on_start: Callable[[], None] = lambda: None,
+) -> None:
     """Start all members, with their data under the directory; returns when all serve. ``options`` are given to each of
-    them; ``scheme`` is ``https`` if those say so."""
+    them; ``scheme`` is ``https`` if those say so. ``on_start`` is called when a process is there."""
     for member in members:
         start_member(directory, member, members, options, scheme)
+        on_start()
     for member in members:
         _wait_for(member, directory, scheme)
 

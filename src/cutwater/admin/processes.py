@@ -107,6 +107,21 @@ def started_at(pid: int) -> int:
     return int(fields[19]) if len(fields) > 19 else 0
 
 
+def lives_on(pid: int, started: int) -> bool:
+    """Whether the process lives that was started then, and not another that got its number since; 0 if it is not known
+    when. Unlike ``is_running``, for any process, whosever it or its parent is."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    fields = _stat(pid)
+    if len(fields) <= 19:
+        return True
+    return fields[0] != "Z" and started in (0, int(fields[19]))
+
+
 def _stat(pid: int) -> list[str]:
     """What the system says of a process, from its state on."""
     try:

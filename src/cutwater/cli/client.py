@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cutwater.admin.processes import is_running
 from cutwater.cli.servers import Log, check_log
 from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import CutwaterError
@@ -58,4 +57,4 @@ def end_of_holder(log: Log) -> Callable[[], bool]:
     from cutwater.embedded import holder_of  # noqa: PLC0415
 
     before = holder_of(place)
-    return lambda: before is None or holder_of(place) != before or not is_running(before.pid)
+    return lambda: before is None or holder_of(place) != before or not before.lives()

@@ -98,6 +98,9 @@ class _Printing:
         """Whether that was all; otherwise the log is to be opened anew."""
         if self._start == "latest":
             self._start = client.tail() + 1
+            if isinstance(self._stop, int):
+                # The log may have come past it already: then there is nothing to print.
+                self._stop = max(self._stop, self._start)
         with client.subscribe(self._topics, start=self._start, stop=self._stop, follow=self._follow) as subscription:
             while self._left != 0:
                 try:

@@ -8,7 +8,7 @@ Text is stored as UTF-8 where bytes are wanted, and a timestamp column without a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -83,9 +83,7 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
     """Microseconds since 1970 of what a caller gave as a time."""
     if isinstance(time, datetime):
         if time.tzinfo is None:
-            raise InvalidRecord(
-                f"{time} has no time zone: write datetime(..., tzinfo=UTC), or call astimezone()", column=name, row=row
-            )
+            raise _no_zone(time, name, row)
         delta = time - _EPOCH
         found = (delta.days * 86_400 + delta.seconds) * 1_000_000 + delta.microseconds
         if found not in TIMES:
@@ -101,6 +99,12 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
             )
         return time
     raise _no_time(time, name, row)
+
+
+def _no_zone(time: datetime, name: str, row: int | None) -> InvalidRecord:
+    return InvalidRecord(
+        f"{time} has no time zone: write datetime(..., tzinfo=UTC), or call astimezone()", column=name, row=row
+    )
 
 
 def _no_time(given: Any, name: str, row: int | None, unit: str = "us") -> InvalidRecord:
@@ -390,14 +394,8 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return _cast(field.name, column, field.type)
     if isinstance(column, list):
-        if pa.types.is_timestamp(field.type):
-            for row, time in enumerate(column):
-                is_local = isinstance(time, datetime) and time.tzinfo is None and field.type.tz is not None
-                if is_local:
-                    time_us(time, field.name, row)
-                if isinstance(time, str | float):
-                    # Arrow would take a whole number of seconds for one of a smaller unit.
-                    raise _no_time(time, field.name, row, field.type.unit)
+        if any(_vague_time(kind, values) is not None for kind, values in _leaves(field.type, column)):
+            raise _vague(field, column)
         if _has_fraction(field.type, column):
             row = next(row for row, value in enumerate(column) if _has_fraction(field.type, [value]))
             other = "give a datetime" if pa.types.is_temporal(field.type) else "let the column be double"
@@ -416,49 +414,69 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
 
 
 def _check_times(name: str, times: pa.Array) -> None:
-    """Refuse what no ``datetime`` can tell: whoever reads records would stop at it, and never get to those after it."""
-    if not _has_times(times.type) or _are_told(times):
+    """Refuse what no ``datetime`` or ``timedelta`` can tell: whoever reads records would stop at it, and never get to
+    those after it."""
+    if not _has_times(times.type) or _untold(times) is None:
         return
     low, high = 0, len(times)
     while high - low > 1:
         middle = (low + high) // 2
-        if _are_told(times.slice(low, middle - low)):
+        if _untold(times.slice(low, middle - low)) is None:
             low = middle
         else:
             high = middle
-    what = "something in it" if pa.types.is_nested(times.type) else str(times[low].value)
-    raise InvalidRecord(
-        f"{what} as {times.type} is no time of the years 1 to 9999: count from 1970 in that unit, or give a datetime "
-        "with a time zone",
-        column=name,
-        row=low,
-    )
+    value, kind = _untold(times.slice(low, 1)) or (0, times.type)
+    if pa.types.is_duration(kind):
+        wanted = "no duration of at most 999,999,999 days: count in that unit, or give a timedelta"
+    elif pa.types.is_time(kind):
+        wanted = "no time of a day: count from midnight in that unit, or give a time"
+    else:
+        wanted = "no time of the years 1 to 9999: count from 1970 in that unit, or give a datetime with a time zone"
+    raise InvalidRecord(f"{value} as {kind} is {wanted}", column=name, row=low)
 
 
 @lru_cache(maxsize=256)
 def _has_times(kind: pa.DataType) -> bool:
-    """Whether there are any in a column of this type that may be too early or too late. Nanoseconds, in 64 bits, are
-    those of the years 1677 to 2262."""
+    """Whether there are any in a column of this type that may be too early, too late or too long. Nanoseconds, in 64
+    bits, are those of the years 1677 to 2262."""
     if pa.types.is_timestamp(kind):
         return bool(kind.unit != "ns")
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return _numbers(kind) is not None
     return pa.types.is_date(kind) or any(_has_times(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _are_told(times: pa.Array) -> bool:
-    """Whether all of them have a ``datetime``, in their own zone and in UTC."""
-    if pa.types.is_nested(times.type):
-        return all(_are_told(inside) for inside in _inside(times) if _has_times(inside.type))
+def _numbers(kind: pa.DataType) -> range | None:
+    """Which numbers are durations or times of a day; None if all of them are."""
+    second = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[kind.unit]
+    if pa.types.is_time(kind):
+        return range(86_400 * second)
+    return range(-999_999_999 * 86_400 * second, 1_000_000_000 * 86_400 * second) if second <= 1_000 else None
+
+
+def _untold(times: pa.Array) -> tuple[int, pa.DataType] | None:
+    """One of them, as a number, that Python cannot tell; a time has a ``datetime`` in its own zone and in UTC."""
+    kind = times.type
+    if pa.types.is_nested(kind):
+        inside = (_untold(part) for part in _inside(times) if _has_times(part.type))
+        return next((found for found in inside if found is not None), None)
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        numbers = _numbers(kind)
+        found = pc.min_max(times.view(pa.int32() if kind.bit_width == 32 else pa.int64())).as_py()
+        wrong = [one for one in (found["min"], found["max"]) if one is not None and numbers and one not in numbers]
+        return (wrong[0], kind) if wrong else None
     found = pc.min_max(times)
-    try:
-        for extreme in (found["min"].as_py(), found["max"].as_py()):
-            if isinstance(extreme, datetime) and extreme.tzinfo is not None:
-                extreme.astimezone(UTC)
-    except OverflowError:
-        return False
-    except LookupError:
-        # This machine does not know the zone; others may.
-        return _are_told(times.view(pa.timestamp(times.type.unit, "UTC")))
-    return True
+    for extreme in (found["min"], found["max"]):
+        try:
+            time = extreme.as_py()
+            if isinstance(time, datetime) and time.tzinfo is not None:
+                time.astimezone(UTC)
+        except OverflowError:
+            return extreme.value, kind
+        except LookupError:
+            # This machine does not know the zone; others may.
+            return _untold(times.view(pa.timestamp(kind.unit, "UTC")))
+    return None
 
 
 def _inside(column: pa.Array) -> list[pa.Array]:
@@ -471,26 +489,75 @@ def _inside(column: pa.Array) -> list[pa.Array]:
     return [column.flatten()] if hasattr(column, "flatten") else []
 
 
-def _has_fraction(kind: pa.DataType, values: Iterable[Any]) -> bool:
+def _has_fraction(kind: pa.DataType, values: Sequence[Any]) -> bool:
     """Whether there is a number in the place of a whole one, or of a time, that is neither. Arrow would cut it off."""
-    if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
-        given = list(values)
+    for leaf, given in _leaves(kind, values):
+        if not (pa.types.is_integer(leaf) or pa.types.is_temporal(leaf)):
+            continue
         # Which types there are is found out quickly, and usually none of them can have a fraction.
         if not any(issubclass(own, Real | Decimal) and not issubclass(own, Integral) for own in set(map(type, given))):
-            return False
-        return any(isinstance(value, Real | Decimal) and value != value // 1 for value in given)
+            continue
+        if any(isinstance(value, Real | Decimal) and value != value // 1 for value in given):
+            return True
+    return False
+
+
+def _vague_time(kind: pa.DataType, values: Sequence[Any]) -> Any:
+    """The first that Arrow would take for a time, and that may mean another one; None if there is none."""
+    if not pa.types.is_timestamp(kind):
+        return None
+    if not any(issubclass(own, datetime | str | float) for own in set(map(type, values))):
+        return None
+    for time in values:
+        # Arrow would take a whole number of seconds for one of a smaller unit.
+        if isinstance(time, str | float):
+            return time
+        if isinstance(time, datetime) and time.tzinfo is None and kind.tz is not None:
+            return time
+    return None
+
+
+def _vague(field: pa.Field, column: list[Any]) -> InvalidRecord:
+    """The error for the first row with such a time."""
+    for row, one in enumerate(column):
+        for kind, values in _leaves(field.type, [one]):
+            time = _vague_time(kind, values)
+            if isinstance(time, datetime):
+                return _no_zone(time, field.name, row)
+            if time is not None:
+                return _no_time(time, field.name, row, kind.unit)
+    raise AssertionError("no time of this column is vague")
+
+
+def _leaves(kind: pa.DataType, values: Sequence[Any]) -> Iterator[tuple[pa.DataType, Sequence[Any]]]:
+    """The values of a column, with what they consist of if they are nested; what has another form than its type is left
+    out, and Arrow will refuse it. Unions are not looked into."""
     if not pa.types.is_nested(kind):
-        return False
-    present = [value for value in values if value is not None]
-    if pa.types.is_struct(kind):
-        rows = [value for value in present if isinstance(value, Mapping)]
-        return any(_has_fraction(field.type, [row.get(field.name) for row in rows]) for field in kind)
-    if pa.types.is_map(kind):
-        pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
-        return _has_fraction(kind.key_type, [pair[0] for pair in pairs]) or _has_fraction(
-            kind.item_type, [pair[1] for pair in pairs]
-        )
-    return _has_fraction(kind.value_type, [item for value in present for item in value])
+        yield kind, values
+    elif pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, Mapping)]
+        others = [value for value in values if isinstance(value, tuple) and len(value) == kind.num_fields]
+        pairs = [pair for value in values if isinstance(value, list) for pair in _pairs(value)]
+        for i, field in enumerate(kind):
+            members = [row.get(field.name) for row in rows] + [value[i] for value in others]
+            yield from _leaves(field.type, members + [value for name, value in pairs if name == field.name])
+    elif pa.types.is_map(kind):
+        pairs = [pair for value in values for pair in _pairs(value)]
+        yield from _leaves(kind.key_type, [key for key, _ in pairs])
+        yield from _leaves(kind.item_type, [item for _, item in pairs])
+    elif pa.types.is_run_end_encoded(kind):
+        yield from _leaves(kind.value_type, values)
+    elif not pa.types.is_union(kind):
+        lists = [value for value in values if isinstance(value, Iterable) and not isinstance(value, Iterator)]
+        yield from _leaves(kind.value_type, [item for value in lists for item in value])
+
+
+def _pairs(value: Any) -> list[tuple[Any, Any]]:
+    """Of a dict, or of a list of them."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    given = value if isinstance(value, list | tuple) else ()
+    return [(pair[0], pair[1]) for pair in given if isinstance(pair, list | tuple) and len(pair) == 2]
 
 
 def _cast(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

@@ -38,6 +38,19 @@ def check_stop(position: object) -> None:
         )
 
 
+def check_order(start: Position, stop: int | datetime | None) -> None:
+    """Refuse a range that ends before it begins, whatever is in the log. One that ends where it begins has nothing."""
+    if isinstance(start, datetime) and isinstance(stop, datetime):
+        # What has no time zone is refused as such, when it is looked for.
+        is_wrong = start.tzinfo is not None and stop.tzinfo is not None and stop < start
+    else:
+        is_wrong = isinstance(start, int) and isinstance(stop, int) and stop < start
+    if is_wrong:
+        raise InvalidArgument(
+            f"the range ends before it begins: stop is {stop}, and start is {start}. Exchange them, or leave stop out"
+        )
+
+
 def _check_time(time: object) -> None:
     if not isinstance(time, datetime) or time.tzinfo is None:
         raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")

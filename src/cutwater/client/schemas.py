@@ -87,8 +87,9 @@ def decode_schema(data: bytes) -> pa.Schema:
         raise Damaged(f"the catalog has a schema that cannot be read: {error}") from error
 
 
-def new_schema(given: SchemaLike, event_time: str) -> pa.Schema:
-    """The schema of a topic that is to be created, without what concerns only its maker, such as pandas metadata."""
+def new_schema(given: SchemaLike, event_time: str, old: pa.Schema | None = None) -> pa.Schema:
+    """The schema of a topic that is to be created, without what concerns only its maker, such as pandas metadata.
+    Time zones of columns that the old one has were accepted with it, and are not looked up once more."""
     try:
         if isinstance(given, str):
             schema = parse_schema(given)
@@ -114,6 +115,8 @@ def new_schema(given: SchemaLike, event_time: str) -> pa.Schema:
                 "readers get event time as column 'timestamp': say event_time='timestamp', or rename the column"
             )
         _check_storable(field.name, field.type)
+        if old is None or old.get_field_index(field.name) < 0:
+            _check_zones(field.name, field.type)
     if event_time:
         _check_event_time(schema, event_time)
     return schema
@@ -125,7 +128,7 @@ def grown_schema(topic: TopicSchema, given: SchemaLike) -> pa.Schema:
         raise IncompatibleSchema(
             f"topic {topic.topic!r} has records of key and value and cannot get a schema: create another topic"
         )
-    old, new = topic.newest, new_schema(given, topic.event_time)
+    old, new = topic.newest, new_schema(given, topic.event_time, topic.newest)
     for field in old:
         index = new.get_field_index(field.name)
         if index < 0:
@@ -172,3 +175,17 @@ def _check_storable(name: str, kind: pa.DataType) -> None:
         raise InvalidArgument(f"column {name!r} is of extension type {kind}: use its storage type, {kind.storage_type}")
     for i in range(kind.num_fields):
         _check_storable(name, kind.field(i).type)
+
+
+def _check_zones(name: str, kind: pa.DataType) -> None:
+    """Refuse a time zone that is not known here: whoever reads records as Python values would stop at the first."""
+    if pa.types.is_timestamp(kind):
+        try:
+            pa.scalar(0, kind).as_py()
+        except (LookupError, ValueError, OSError):
+            raise InvalidArgument(
+                f"column {name!r} is {kind}: this machine knows no time zone {kind.tz!r}. Give one of the IANA "
+                f"database, such as pa.timestamp({kind.unit!r}, 'Europe/Berlin'), or 'UTC', or one such as '+02:00'"
+            ) from None
+    for i in range(kind.num_fields):
+        _check_zones(name, kind.field(i).type)

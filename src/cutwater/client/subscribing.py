@@ -13,7 +13,7 @@ from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
-from cutwater.client.positions import Position, Positions, TopicNames, check_start, check_stop
+from cutwater.client.positions import Position, Positions, TopicNames, check_order, check_start, check_stop
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range
@@ -41,6 +41,7 @@ class Subscribing:
             raise InvalidArgument(f"follow= is True or False, not {follow!r}")
         check_start(start)
         check_stop(stop)
+        check_order(start, stop)
 
         async def resolve(selection: Selection, deadline: Deadline) -> Range:
             return await self._positions.resolve(selection, start, stop, follow, deadline)

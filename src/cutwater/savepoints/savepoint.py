@@ -107,8 +107,14 @@ def open_savepoint(path: Path, *, files: Files | None = None) -> Savepoint:
 def list_savepoints(directory: Path, *, files: Files | None = None) -> dict[str, Savepoint | str]:
     """The savepoints in a directory by name, oldest first; of those that are not whole, why in words."""
     place, files = place_of(directory, files)
+    names = files.list(place)
+    if NAME in names or UNFINISHED in names:
+        raise InvalidArgument(f"{place} is itself a savepoint: give the directory that it is in")
+    # A file has nothing below it, not even itself.
+    if not names and not files.exists(f"{place}/."):
+        raise NotFound(f"there is no directory {place}: give one that savepoints were taken into")
     found: dict[str, Savepoint | str] = {}
-    for name in files.list(place):
+    for name in names:
         path = f"{place}/{name}"
         if files.exists(f"{path}/{NAME}") or files.exists(f"{path}/{UNFINISHED}"):
             try:

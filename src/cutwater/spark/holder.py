@@ -2,8 +2,9 @@
 
 Spark's planner and its tasks are short-lived processes that come and go, and each of them only connects. If the program
 that started Spark has not opened the log, this process does, until that program ends, and all others that have asked
-for the log meanwhile. They are noted in ``holder.lock``, which is locked by whoever asks, and by the holder from the
-moment it finds that nobody needs it until it has closed the log: so nobody is sent to one that is about to go.
+for the log meanwhile. They are noted in ``holder.lock``, with when each was started, because pids are used again. The
+file is locked by whoever asks, and by the holder from the moment it finds that nobody needs it until it has closed the
+log: so nobody is sent to one that is about to go.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
+from cutwater.admin.processes import lives_on, started_at
 from cutwater.client.directories import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
 
@@ -41,7 +43,7 @@ def servers_of(path: str, application: int, timeout: float) -> str:
     while True:
         is_noted = is_noted or _noted(log, application)
         holder = holder_of(log) if is_noted else None
-        if holder is not None and _is_running(holder.pid):
+        if holder is not None and holder.lives():
             return holder.servers
         if is_noted and (helper is None or helper.poll() is not None):
             if helper is not None and helper.returncode:
@@ -61,9 +63,9 @@ def _noted(log: Path, application: int) -> bool:
     if file is None:
         return False
     with file:
-        numbers = sorted({*_applications(file), application})
+        noted = sorted({*_applications(file), (application, started_at(application))})
         file.truncate(0)
-        file.writelines(f"{number}\n" for number in numbers)
+        file.writelines(f"{number} {started}\n" for number, started in noted)
     return True
 
 
@@ -78,10 +80,11 @@ def _locked(log: Path) -> TextIO | None:
     return file
 
 
-def _applications(file: TextIO) -> list[int]:
-    """Those noted that still run."""
+def _applications(file: TextIO) -> list[tuple[int, int]]:
+    """Those noted that still run, with when they were started; 0 if that was not noted."""
     file.seek(0)
-    return [number for number in map(int, file) if _is_running(number)]
+    noted = [(*map(int, line.split()), 0)[:2] for line in file]
+    return [(number, started) for number, started in noted if lives_on(number, started)]
 
 
 def _start(log: Path) -> subprocess.Popen[bytes]:
@@ -91,16 +94,6 @@ def _start(log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def hold(path: str) -> None:

@@ -89,6 +89,9 @@ def test_a_half_written_one_is_refused_and_can_be_deleted(tmp_path: Path) -> Non
     delete_savepoint(tmp_path / "half")
     delete_savepoint(tmp_path / "good")
     assert not list_savepoints(tmp_path)
+    for nothing in ("nope", "other/precious"):
+        with pytest.raises(NotFound, match=f"there is no directory .*{nothing}"):
+            list_savepoints(tmp_path / nothing)
     with pytest.raises(NotFound, match="so it is not deleted"):
         delete_savepoint(tmp_path / "other")
     assert (tmp_path / "other" / "precious").exists()
