@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
@@ -81,8 +82,7 @@ def _top_bits(count: int) -> tuple[int, int]:
 
 
 def _repeated(number: int, count: int) -> int:
-    """A number so many times side by side, 32 bits each. Offsets are such a large number, too: what is added to it this
-    way is added to each of them."""
+    """A number so many times side by side, 32 bits each, as offsets are."""
     return int.from_bytes(number.to_bytes(4, "little") * count, "little")
 
 
@@ -173,17 +173,20 @@ def _first_and_last(run: Sequence[Values]) -> tuple[int, int]:
 
 def _values_column(run: Sequence[Values]) -> _Column:
     """Each part's offsets are moved to where its data comes to lie."""
-    data, size = [one.data for one in run], 0
+    data = [one.data for one in run]
     if len(run) == 1 and not run[0].start:
         return run[0].offsets, data, len(data[0])
-    offsets = [bytes(4)]
-    for one in run:
-        moved = int.from_bytes(one.offsets[4:], "little") + _repeated(size, one.count)
-        if one.start:
-            moved -= _repeated(one.start, one.count)
-        offsets.append(moved.to_bytes(4 * one.count, "little"))
-        size += len(one.data)
-    return b"".join(offsets), data, size
+    *places, size = accumulate(map(len, data), initial=0)
+    ends = _numbers([one.offsets[4:] for one in run])
+    moves = _numbers([_OFFSET.pack(at - one.start) * one.count for one, at in zip(run, places, strict=True)])
+    moved = pc.add(ends, moves)
+    return bytes(4) + memoryview(moved.buffers()[1])[: 4 * len(moved)], data, size
+
+
+def _numbers(pieces: Sequence[_Buffer]) -> pa.Array:
+    """Of 32 bits each."""
+    data = b"".join(pieces)
+    return pa.Array.from_buffers(_INT32, len(data) // 4, [None, pa.py_buffer(data)])
 
 
 def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
@@ -194,6 +197,7 @@ def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordB
 
 
 _BINARY = pa.binary()
+_INT32 = pa.int32()
 
 
 # Bodies without Arrow.
@@ -274,6 +278,7 @@ _NODES = struct.Struct("<14q")
 _BUFFERS = struct.Struct("<34q")
 """Where each of their buffers is, and its length."""
 _NUMBER = struct.Struct("<q")
+_OFFSET = struct.Struct("<i")
 _ENDS = struct.Struct("<2i")
 """Where one value begins, and where it ends."""
 _NO_KEY = bytes(8 + 8)
