@@ -17,7 +17,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
@@ -172,21 +171,22 @@ def _first_and_last(run: Sequence[Values]) -> tuple[int, int]:
 
 
 def _values_column(run: Sequence[Values]) -> _Column:
-    """Each part's offsets are moved to where its data comes to lie."""
+    """Each part's offsets are moved to where its data comes to lie. Of all parts at once: as numbers they are one large
+    number, and so is what is added to each."""
     data = [one.data for one in run]
     if len(run) == 1 and not run[0].start:
         return run[0].offsets, data, len(data[0])
     *places, size = accumulate(map(len, data), initial=0)
-    ends = _numbers([one.offsets[4:] for one in run])
-    moves = _numbers([_OFFSET.pack(at - one.start) * one.count for one, at in zip(run, places, strict=True)])
-    moved = pc.add(ends, moves)
-    return bytes(4) + memoryview(moved.buffers()[1])[: 4 * len(moved)], data, size
+    moved = int.from_bytes(b"".join([one.offsets[4:] for one in run]), "little") + _of_each(run, places)
+    if any(starts := [one.start for one in run]):
+        moved -= _of_each(run, starts)
+    return bytes(4) + moved.to_bytes(4 * sum([one.count for one in run]), "little"), data, size
 
 
-def _numbers(pieces: Sequence[_Buffer]) -> pa.Array:
-    """Of 32 bits each."""
-    data = b"".join(pieces)
-    return pa.Array.from_buffers(_INT32, len(data) // 4, [None, pa.py_buffer(data)])
+def _of_each(run: Sequence[Values], numbers: Sequence[int]) -> int:
+    """The number of each part, once for each of its values."""
+    each = [_OFFSET.pack(number) * one.count for one, number in zip(run, numbers, strict=True)]
+    return int.from_bytes(b"".join(each), "little")
 
 
 def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
@@ -197,7 +197,6 @@ def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordB
 
 
 _BINARY = pa.binary()
-_INT32 = pa.int32()
 
 
 # Bodies without Arrow.
