@@ -262,7 +262,8 @@ class AsyncClient(PublishingCalls):
         retention: timedelta | Retention | None = None,
         timeout: float | None = None,
     ) -> Topic:
-        """Change what is given. A schema may only grow, by columns that may be null.
+        """Change what is given. Returns when there are as many log streams as asked for; if these are fewer than
+        before, the others are sealed for good. A schema may only grow, by columns that may be null.
 
         >>> old = log.create_topic("visits", schema={"page": pa.string()})
         >>> log.change_topic("visits", schema=old.schema.append(pa.field("country", pa.string()))).schema.names
