@@ -79,7 +79,8 @@ def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> 
             latest.take(timeout=0.05)
         later = log.append("orders", b"later")
         assert [record.glsn for record in latest.take(timeout=10)] == [later.glsn]
-    assert list(latest) == []
+    with pytest.raises(ClientClosed, match="this subscription was closed"):
+        list(latest)
     log.trim("orders", before=late.glsn)
     assert [record.value for record in log.subscribe("orders", follow=False)] == [b"late", b"later"]
     with pytest.raises(NotFound):
@@ -483,6 +484,33 @@ def test_closing_ends_whoever_waits(tmp_path: Path) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert isinstance(outcome[0], ClientClosed | StopIteration)
+
+
+def test_a_subscription_that_is_closed_says_so_and_one_that_is_polled_gives_what_is_there(log: cutwater.Client) -> None:
+    log.create_topic("t")
+    with log.subscribe("t") as subscription:
+        with pytest.raises(DeadlineExceeded, match="nothing has come yet"):
+            subscription.take(timeout=0)
+        log.append("t", b"x")
+        deadline, found = time.monotonic() + 30, list[cutwater.Record]()
+        while not found and time.monotonic() < deadline:
+            with suppress(DeadlineExceeded):
+                found = subscription.take(timeout=0)
+        assert [record.value for record in found] == [b"x"]
+        with pytest.raises(InvalidArgument, match="timeout"):
+            subscription.take(timeout=-1)
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(next, subscription)
+            subscription.close()
+            with pytest.raises(ClientClosed, match="this subscription was closed"):
+                waiting.result(30)
+    with pytest.raises(ClientClosed, match="this subscription was closed"):
+        subscription.take(timeout=5)
+    with pytest.raises(ClientClosed, match="this subscription was closed"):
+        next(subscription)
+    ended = log.subscribe("t", follow=False)
+    assert len(list(ended)) == 1
+    assert list(ended) == ended.take(timeout=0) == []
 
 
 def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -> None:

@@ -168,16 +168,23 @@ class Feed:
     async def take(self) -> list[Run]:
         """What is ready, in order; waits until there is something, or the position has moved. After ``Trimmed`` it goes
         on behind what is gone."""
-        before = self.next_glsn
         while True:
             self._news.clear()
-            runs = self._machine.take_ready()
-            if runs or self.next_glsn > before:
-                self._room.set()
-                return self._with_fences(runs)
-            if self._error is not None:
-                raise self._error
+            runs = self.take_ready()
+            if runs is not None:
+                return runs
             await self._news.wait()
+
+    def take_ready(self) -> list[Run] | None:
+        """The same without waiting; None if there is nothing, and the position has not moved."""
+        before = self.next_glsn
+        runs = self._machine.take_ready()
+        if runs or self.next_glsn > before:
+            self._room.set()
+            return self._with_fences(runs)
+        if self._error is not None:
+            raise self._error
+        return None
 
     def _with_fences(self, runs: list[Run]) -> list[Run]:
         if not self._fences:
