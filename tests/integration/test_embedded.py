@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -813,6 +814,8 @@ def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
             log.read(wrong)
         with pytest.raises(InvalidArgument, match="follow= is True or False, not 'a'"):
             log.subscribe("t", follow=wrong)
+        with pytest.raises(InvalidArgument, match=r"patterns of them: re\.compile\(b't'\) is one of bytes"):
+            log.subscribe(re.compile(b"t"))  # type: ignore[arg-type]
         with pytest.raises(
             NotFound, match=r"there is no topic 't\*'; topics: t; for topics by a pattern give re.compile"
         ):

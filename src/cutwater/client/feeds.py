@@ -67,6 +67,8 @@ class Selection:
 
     def __init__(self, topics: str | Sequence[str] | re.Pattern[str]) -> None:
         self._pattern = topics if isinstance(topics, re.Pattern) else None
+        if self._pattern is not None and not isinstance(self._pattern.pattern, str):
+            raise InvalidArgument(f"names of topics are text, and so are patterns of them: {topics!r} is one of bytes")
         self._names: tuple[str, ...] = ()
         if not isinstance(topics, re.Pattern):
             given: Any = topics
