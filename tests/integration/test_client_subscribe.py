@@ -152,6 +152,12 @@ def test_several_topics_patterns_and_columns(tmp_path: Path) -> None:
         new = [await log.append("orders-new", b"yes"), await log.append("orders-eu", b"yes")]
         assert [r.glsn for r in await take(subscription, 2)] == [ack.glsn for ack in new]
         await subscription.close()
+        early = await log.subscribe(re.compile("later"), start="latest")
+        await log.create_topic("later")
+        await log.append("later", b"1")
+        # Without looking more often, it would be 2 s until it hears of its first topic.
+        assert [r.topic for r in await early.take(timeout=1)] == ["later"]
+        await early.close()
         assert await whole(log, re.compile("nothing")) == []  # type: ignore[arg-type]
         assert (await log.table(re.compile("nothing"))).num_rows == 0
         batches = [batch async for batch in log.batches(["orders-eu", "other"], follow=False)]

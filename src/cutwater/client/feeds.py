@@ -49,6 +49,8 @@ WINDOW_ITEMS = 256
 
 CATALOG_SECONDS = 2.0
 """How often the catalog is looked at when nothing shows that it changed: a replica that was left out says nothing."""
+CATALOG_SECONDS_ALONE = 0.2
+"""The same for who follows nothing, because no topic matches its pattern yet: nobody tells it of a new one."""
 SILENT_MS = 1_000
 """A replica that says nothing for this long, while there is more to be had, is left for another one."""
 CONNECT_SECONDS = 5.0
@@ -276,7 +278,7 @@ class Feed:
     async def _watch(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(CATALOG_SECONDS):
+                async with asyncio.timeout(CATALOG_SECONDS if self._readers else CATALOG_SECONDS_ALONE):
                     await self._catalog_is_old.wait()
             except TimeoutError:
                 pass
