@@ -17,10 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cutwater import errors
     from cutwater.client.access import tls_context
     from cutwater.client.async_client import AsyncClient
     from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
     from cutwater.client.cursors import AsyncCursor
+    from cutwater.client.errors import ClientClosed, IncompatibleSchema, InvalidRecord, RecordTooLarge
     from cutwater.client.producer import AsyncProducer
     from cutwater.client.records import Record
     from cutwater.client.runs import Published, Run
@@ -28,31 +30,132 @@ if TYPE_CHECKING:
     from cutwater.client.subscriptions import AsyncSubscription
     from cutwater.client.topics import Topic
     from cutwater.embedded import open
-    from cutwater.errors import CutwaterError
+    from cutwater.errors import (
+        AlreadyExists,
+        AppendUnknown,
+        ConditionFailed,
+        ContradictoryCommand,
+        CutwaterError,
+        Damaged,
+        DeadlineExceeded,
+        Fenced,
+        ImpossibleReport,
+        InvalidArgument,
+        InvalidTransition,
+        LastCopy,
+        LeaderFenced,
+        NoRecordHere,
+        NotFound,
+        NotLeader,
+        NotSealed,
+        NotYetCommitted,
+        OrderLayerLostMemory,
+        PipelineFailed,
+        ProducerFenced,
+        ProtocolViolation,
+        ReadOnly,
+        Refused,
+        ResourceExhausted,
+        RunFenced,
+        SavepointDamaged,
+        SequenceError,
+        SequenceExpired,
+        SequenceGap,
+        SequenceReused,
+        StagedExpired,
+        StreamSealed,
+        Trimmed,
+        Unavailable,
+        WrongEpoch,
+        WrongIdentity,
+    )
     from cutwater.types import Ack, Part, Retention
+    from cutwater.wire.errors import (
+        CannotListen,
+        ConnectionLost,
+        FrameTooLarge,
+        InternalError,
+        MalformedFrame,
+        Unauthenticated,
+        UnknownMethod,
+        Untrusted,
+        WrongCluster,
+        WrongVersion,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Ack",
+    "AlreadyExists",
+    "AppendUnknown",
     "AsyncClient",
     "AsyncCursor",
     "AsyncProducer",
     "AsyncStager",
     "AsyncSubscription",
+    "CannotListen",
     "Client",
+    "ClientClosed",
+    "ConditionFailed",
+    "ConnectionLost",
+    "ContradictoryCommand",
     "Cursor",
     "CutwaterError",
+    "Damaged",
+    "DeadlineExceeded",
+    "Fenced",
+    "FrameTooLarge",
+    "ImpossibleReport",
+    "IncompatibleSchema",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidRecord",
+    "InvalidTransition",
+    "LastCopy",
+    "LeaderFenced",
+    "MalformedFrame",
+    "NoRecordHere",
+    "NotFound",
+    "NotLeader",
+    "NotSealed",
+    "NotYetCommitted",
+    "OrderLayerLostMemory",
     "Part",
+    "PipelineFailed",
     "Producer",
+    "ProducerFenced",
+    "ProtocolViolation",
     "Published",
+    "ReadOnly",
     "Record",
+    "RecordTooLarge",
+    "Refused",
+    "ResourceExhausted",
     "Retention",
     "Run",
+    "RunFenced",
+    "SavepointDamaged",
+    "SequenceError",
+    "SequenceExpired",
+    "SequenceGap",
+    "SequenceReused",
+    "StagedExpired",
     "Stager",
+    "StreamSealed",
     "Subscription",
     "Topic",
+    "Trimmed",
+    "Unauthenticated",
+    "Unavailable",
+    "UnknownMethod",
+    "Untrusted",
+    "WrongCluster",
+    "WrongEpoch",
+    "WrongIdentity",
+    "WrongVersion",
     "connect",
+    "errors",
     "open",
     "tls_context",
 ]
@@ -66,7 +169,6 @@ _WHERE = {
     "AsyncSubscription": "cutwater.client.subscriptions",
     "Client": "cutwater.client.client",
     "Cursor": "cutwater.client.client",
-    "CutwaterError": "cutwater.errors",
     "Part": "cutwater.types",
     "Producer": "cutwater.client.client",
     "Published": "cutwater.client.runs",
@@ -81,12 +183,23 @@ _WHERE = {
     "tls_context": "cutwater.client.access",
 }
 
+_ERRORS = ("cutwater.errors", "cutwater.client.errors", "cutwater.wire.errors")
+"""Where the other names are: every error that a program may have to do with is one of the package."""
+
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used: a server, or a pipeline, need not load the client."""
     if name in _WHERE:
         found = getattr(import_module(_WHERE[name]), name)
+    elif name == "errors":
+        found = import_module("cutwater.errors")
+    elif name in __all__:
+        found = next(found for module in _ERRORS if (found := getattr(import_module(module), name, None)) is not None)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

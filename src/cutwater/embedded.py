@@ -53,6 +53,7 @@ from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.storagenode.threads import in_thread
 from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, StorageNodeId
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.loops import occupy_standard_descriptors
 
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
@@ -219,6 +220,7 @@ async def open_on_this_loop(
     """See ``AsyncClient.open``, and for ``may_wait`` see ``EmbeddedLog``: others on the loop have deadlines to keep."""
     deadline = Deadline(timeout)
     check_compression(compression)
+    occupy_standard_descriptors()
     directory = _directory(path)
     connect = partial(AsyncClient._connect, timeout=timeout, compression=compression, limits=limits)
     while (lock := _locked(directory)) is None:

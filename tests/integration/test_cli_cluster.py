@@ -87,7 +87,8 @@ def test_topics_and_streams(directory: Path) -> None:
     replace = ("stream", "replace", first, "--old", "1", "--new", "2", *where)
     assert "storage node 2 cannot become a replica" in cutwater(*replace, code=2)
     assert "takes appends" in cutwater("stream", "create", "orders", *where)
-    cutwater("topic", "change", "orders", "--retention-hours", "24", *where)
+    changed = cutwater("topic", "change", "orders", "--retention-hours", "24", "--streams", "1", *where)
+    assert f"topic 'orders' is changed, and has log stream {first}\n" in changed
     assert "retention 24 hours" in cutwater("topic", "describe", "orders", *where)
     assert "trim before GLSN 100000" in cutwater("topic", "trim", "orders", "--before", "100000", *where, code=2)
     cutwater("topic", "delete", "orders", *where)

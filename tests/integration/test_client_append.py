@@ -67,6 +67,25 @@ def test_what_is_appended_can_be_read(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+def test_a_topic_gets_more_log_streams_and_fewer(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        made = await log.create_topic("t", streams=2)
+        await log.append("t", b"1", stream=made.streams[1])
+        more = await log.change_topic("t", streams=3)
+        assert len(more.streams) == 3
+        await log.append("t", b"2", stream=more.streams[2])
+        fewer = await log.change_topic("t", streams=1)
+        assert fewer.streams == made.streams[:1]
+        with pytest.raises(StreamSealed):
+            await log.append("t", b"3", stream=more.streams[2])
+        assert (await log.append("t", b"4")).stream == fewer.streams[0]
+        assert await values(log) == [b"1", b"2", b"4"]
+        with pytest.raises(InvalidArgument, match="nothing to change"):
+            await log.change_topic("t")
+
+    with_log(tmp_path, test)
+
+
 def test_every_wrong_call_gets_its_own_error(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         topic = await log.create_topic("t", streams=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -100,6 +101,41 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
+def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_there(tmp_path: Path) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        await log.append("t", [b"1", b"2"])
+        subscription = log.subscribe("t")
+        async with asyncio.timeout(WITHIN_SECONDS):
+            # It begins, and what is on its way comes although whoever asks does not wait.
+            while True:
+                with suppress(DeadlineExceeded):
+                    assert [record.value for record in await subscription.take(timeout=0)] == [b"1", b"2"]
+                    break
+        with pytest.raises(DeadlineExceeded, match="nothing has come yet"):
+            await subscription.take(timeout=0)
+        for wrong in (-1, float("nan"), "5"):
+            with pytest.raises(InvalidArgument, match="timeout"):
+                await subscription.take(timeout=wrong)  # type: ignore[arg-type]
+        await subscription.close()
+        with pytest.raises(ClientClosed, match="this subscription was closed"):
+            await subscription.take(timeout=5)
+        ended = log.subscribe("t", follow=False)
+        assert (await anext(ended)).value == b"1"
+        assert (await anext(ended)).value == b"2"
+        assert await ended.take(timeout=0) == await ended.take() == []
+        await ended.close()
+        with pytest.raises(ClientClosed):
+            await anext(ended)
+        some = log.subscribe("t", follow=False)
+        await anext(some)
+        await some.close()
+        with pytest.raises(ClientClosed):
+            await anext(some)
+
+    with_log(tmp_path, test)
+
+
 def test_several_topics_patterns_and_columns(tmp_path: Path) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         for name in ("orders-eu", "orders-us", "other"):
@@ -116,6 +152,12 @@ def test_several_topics_patterns_and_columns(tmp_path: Path) -> None:
         new = [await log.append("orders-new", b"yes"), await log.append("orders-eu", b"yes")]
         assert [r.glsn for r in await take(subscription, 2)] == [ack.glsn for ack in new]
         await subscription.close()
+        early = await log.subscribe(re.compile("later"), start="latest")
+        await log.create_topic("later")
+        await log.append("later", b"1")
+        # Without looking more often, it would be 2 s until it hears of its first topic.
+        assert [r.topic for r in await early.take(timeout=1)] == ["later"]
+        await early.close()
         assert await whole(log, re.compile("nothing")) == []  # type: ignore[arg-type]
         assert (await log.table(re.compile("nothing"))).num_rows == 0
         batches = [batch async for batch in log.batches(["orders-eu", "other"], follow=False)]

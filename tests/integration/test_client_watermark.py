@@ -57,6 +57,7 @@ def test_the_smallest_of_the_largest_times_so_far(tmp_path: Path) -> None:
             ({"idle_after": timedelta(-1)}, "idle_after= is .* at least 0 ms"),
             ({"at": "latest"}, "at= is a GLSN"),
             ({"at": EPOCH}, "at= is a GLSN"),
+            ({"at": -1}, "there is no GLSN -1"),
         ):
             with pytest.raises(InvalidArgument, match=said):
                 await log.watermark("t", **cast("Any", wrong))

@@ -7,6 +7,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,7 +80,8 @@ def test_append_subscribe_and_the_rest_without_asyncio(log: cutwater.Client) -> 
             latest.take(timeout=0.05)
         later = log.append("orders", b"later")
         assert [record.glsn for record in latest.take(timeout=10)] == [later.glsn]
-    assert list(latest) == []
+    with pytest.raises(ClientClosed, match="this subscription was closed"):
+        list(latest)
     log.trim("orders", before=late.glsn)
     assert [record.value for record in log.subscribe("orders", follow=False)] == [b"late", b"later"]
     with pytest.raises(NotFound):
@@ -485,6 +487,33 @@ def test_closing_ends_whoever_waits(tmp_path: Path) -> None:
     assert isinstance(outcome[0], ClientClosed | StopIteration)
 
 
+def test_a_subscription_that_is_closed_says_so_and_one_that_is_polled_gives_what_is_there(log: cutwater.Client) -> None:
+    log.create_topic("t")
+    with log.subscribe("t") as subscription:
+        with pytest.raises(DeadlineExceeded, match="nothing has come yet"):
+            subscription.take(timeout=0)
+        log.append("t", b"x")
+        deadline, found = time.monotonic() + 30, list[cutwater.Record]()
+        while not found and time.monotonic() < deadline:
+            with suppress(DeadlineExceeded):
+                found = subscription.take(timeout=0)
+        assert [record.value for record in found] == [b"x"]
+        with pytest.raises(InvalidArgument, match="timeout"):
+            subscription.take(timeout=-1)
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(next, subscription)
+            subscription.close()
+            with pytest.raises(ClientClosed, match="this subscription was closed"):
+                waiting.result(30)
+    with pytest.raises(ClientClosed, match="this subscription was closed"):
+        subscription.take(timeout=5)
+    with pytest.raises(ClientClosed, match="this subscription was closed"):
+        next(subscription)
+    ended = log.subscribe("t", follow=False)
+    assert len(list(ended)) == 1
+    assert list(ended) == ended.take(timeout=0) == []
+
+
 def test_a_loop_that_is_left_early_leaves_nothing_behind(log: cutwater.Client) -> None:
     async def background() -> int:
         return sum(not task.done() for task in asyncio.all_tasks())
@@ -785,6 +814,8 @@ def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
             log.read(wrong)
         with pytest.raises(InvalidArgument, match="follow= is True or False, not 'a'"):
             log.subscribe("t", follow=wrong)
+        with pytest.raises(InvalidArgument, match=r"patterns of them: re\.compile\(b't'\) is one of bytes"):
+            log.subscribe(re.compile(b"t"))  # type: ignore[arg-type]
         with pytest.raises(
             NotFound, match=r"there is no topic 't\*'; topics: t; for topics by a pattern give re.compile"
         ):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 import pytest
 
 import cutwater
+from cutwater import errors
+from cutwater.client import errors as client_errors
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking
 from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
@@ -18,6 +22,7 @@ from cutwater.client.loop_thread import LoopThread
 from cutwater.client.producer import AsyncProducer
 from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.wire import errors as wire_errors
 
 PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
     # Names that only one side has any use for.
@@ -115,3 +120,22 @@ def test_public_names_are_there_and_no_others() -> None:
         assert getattr(cutwater, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = cutwater.nothing
+
+
+def test_every_error_is_a_public_name() -> None:
+    for module in (errors, client_errors, wire_errors):
+        for name, cls in inspect.getmembers(module, inspect.isclass):
+            if issubclass(cls, errors.CutwaterError):
+                assert getattr(cutwater, name) is cls
+                assert name in cutwater.__all__
+
+
+def test_public_names_are_seen_before_they_are_loaded() -> None:
+    program = """
+import cutwater, sys
+assert {"open", "connect", "errors", "AppendUnknown"} <= set(dir(cutwater))
+assert cutwater.errors.AppendUnknown is cutwater.AppendUnknown
+assert issubclass(cutwater.ClientClosed, cutwater.Refused)
+sys.exit("pyarrow" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)

@@ -112,7 +112,7 @@ RULES: Mapping[str, Rule] = {
         }
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
-    PACKAGE: Rule(VOCABULARY | {"client", "embedded"}),
+    PACKAGE: Rule(VOCABULARY | {"client", "embedded", "wire.errors"}),
     # Shipped, and free to use whatever it tests. No other row may name it.
     "testing": Rule(EVERYTHING),
 }

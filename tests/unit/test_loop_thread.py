@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -117,3 +119,16 @@ def test_who_relied_on_the_one_that_was_interrupted_is_let_in(
         loop.run(one())
     other.join(20)
     assert found == [1]
+
+
+def test_a_process_without_standard_descriptors_can_close_its_loop() -> None:
+    """Of a descriptor with such a number libuv ends the process that closes it."""
+    program = """
+import os
+os.closerange(0, 3)
+from cutwater.wire.loops import new_event_loop
+new_event_loop().close()
+taken = os.open(os.devnull, os.O_RDONLY)
+os._exit(0 if taken == 3 else 1)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -131,6 +131,26 @@ def test_topics_change_and_say_so() -> None:
     assert (typed.schemas, typed.event_time) == ((b"one", b"two"), "at")
 
 
+def test_log_streams_that_are_too_many_are_sealed_for_good() -> None:
+    """First those that take no appends, then the newest; and no others are made in their place."""
+    nodes = cluster(streams=3)
+    append(nodes, LS1, 5)
+    leader = nodes.leader
+    leader.answer(r.SealRequest(LS1))
+    assert leader.answer(r.ChangeTopicRequest("orders", streams=1)) == r.Done()
+    nodes.rounds(20)
+    assert {s.stream: (s.is_open, s.final) for s in leader.state.streams.values()} == {
+        LS1: (False, True),
+        LS2: (True, False),
+        3: (False, True),
+    }
+    assert leader.state.streams[LS1].committed_end == 5
+    assert leader.state.streams[LS1].reason == "topic 'orders' shall have 1 log stream"
+    index = leader.state.index
+    assert leader.answer(r.ChangeTopicRequest("orders", streams=1)) == r.Done(), "asked again"
+    assert leader.state.index == index, "nothing new"
+
+
 def test_cursors_are_read_and_dropped() -> None:
     leader = cluster().leader
     assert leader.answer(r.ReadCursorRequest("c")) == r.CursorAt(None)

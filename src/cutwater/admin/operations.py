@@ -12,7 +12,7 @@ from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
-from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Refused, Unavailable
+from cutwater.errors import AlreadyExists, CutwaterError, NotFound, Refused, Unavailable
 from cutwater.types import GLSN, DecisionIndex, LogStreamId, MetadataNodeId, Retention, RunId, StorageNodeId
 from cutwater.wire import metadata_api, storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
@@ -225,11 +225,6 @@ class Admin:
             if asyncio.get_running_loop().time() >= deadline:
                 raise Unavailable(f"log streams {closed} were created but do not take appends yet")
             await asyncio.sleep(POLL_SECONDS)
-
-    async def change_topic(self, name: str, *, streams: int | None = None, retention: Retention | None = None) -> None:
-        if streams is None and retention is None:
-            raise InvalidArgument("nothing to change: say how many log streams, or how long records are kept")
-        await self._done(r.ChangeTopicRequest(name, streams, retention))
 
     async def delete_topic(self, name: str) -> None:
         await self._done(r.DeleteTopicRequest(name), idempotent=False)

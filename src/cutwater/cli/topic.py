@@ -125,18 +125,22 @@ def _words(retention: Retention) -> str:
 @command(app, timeout=10.0)
 def change(
     name: NameArgument,
-    streams: Annotated[int | None, typer.Option(help="How many log streams shall take appends.")] = None,
+    streams: Annotated[
+        int | None, typer.Option(help="How many log streams shall take appends; those too many are sealed for good.")
+    ] = None,
     retention_hours: Annotated[float | None, typer.Option(min=0, help="How long records are kept.")] = None,
     retention_bytes: Annotated[int | None, typer.Option(min=0, help="How many bytes are kept.")] = None,
     *,
     log: Log,
 ) -> None:
-    """Change how many log streams a topic has, or how long its records are kept."""
+    """Change how many log streams a topic has, or how long its records are kept. Returns when new ones take appends."""
     retention = None
     if retention_hours is not None or retention_bytes is not None:
         retention = _retention(retention_hours or 0.0, retention_bytes or 0)
-    log.administer(lambda admin: admin.change_topic(name, streams=streams, retention=retention))
-    show({"topic": name}, f"topic {name!r} is changed")
+    with open_client(log) as client:
+        changed = client.change_topic(name, streams=streams, retention=retention)
+    having = f"log stream{'s' if len(changed.streams) > 1 else ''} {text(changed.streams)}"
+    show({"topic": name, "streams": changed.streams}, f"topic {name!r} is changed, and has {having}")
 
 
 @command(app, timeout=10.0)

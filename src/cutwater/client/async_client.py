@@ -262,7 +262,8 @@ class AsyncClient(PublishingCalls):
         retention: timedelta | Retention | None = None,
         timeout: float | None = None,
     ) -> Topic:
-        """Change what is given. A schema may only grow, by columns that may be null.
+        """Change what is given. Returns when there are as many log streams as asked for; if these are fewer than
+        before, the others are sealed for good. A schema may only grow, by columns that may be null.
 
         >>> old = log.create_topic("visits", schema={"page": pa.string()})
         >>> log.change_topic("visits", schema=old.schema.append(pa.field("country", pa.string()))).schema.names
@@ -420,7 +421,8 @@ class AsyncClient(PublishingCalls):
         idle_after: Duration = IDLE_AFTER,
         timeout: float | None = None,
     ) -> datetime | None:
-        """How far event time has come after this position, or at the end of the log; None if nothing is known yet.
+        """How far event time has come after this position, or at the end of the log; None if nothing is known yet, as
+        before the first position, which is 0.
 
         It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
         ``bound`` and a millisecond, or with ``punctuated`` what was declared with ``append(..., watermark=)``; of the
@@ -436,6 +438,8 @@ class AsyncClient(PublishingCalls):
         strategy = strategy_of(bound, punctuated, idle_after)
         if at is not None:
             glsn = GLSN(check_number("at", at, "a GLSN, if not the end of the log"))
+            if glsn < 0:
+                raise InvalidArgument(f"there is no GLSN {at}: positions begin with 1, and at=0 is before all of them")
         else:
             glsn = (await self._catalogs.fresh(deadline)).catalog.high_watermark
         return await self._watermarks.at(topic, glsn, strategy, deadline)

@@ -20,7 +20,7 @@ from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout
+from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
@@ -37,6 +37,8 @@ T = TypeVar("T")
 
 WAKE_SECONDS = 0.001
 """How long those who wait for room stay asleep while another thread has the lock."""
+HAND_OVER_TURNS = 5
+"""How many turns of the loop it takes until a thread has what a coroutine returns at once, and some more."""
 
 
 class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
@@ -50,7 +52,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         super().__init__(loop, wrapped)
         self._ready: deque[T] = deque()
         self._ahead: concurrent.futures.Future[list[T]] | None = None
-        self._is_over = False
+        self._is_over = self._is_closed = False
         # So that it is known from where on it delivers.
         loop.run(wrapped.begun())
         # Whoever leaves a loop over it early does not close it, and what is being fetched ahead would never end.
@@ -68,7 +70,10 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
 
     def take(self, timeout: float | None = None) -> list[T]:
         """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
-        seconds; if that is not said, as long as it takes if it follows the log."""
+        seconds; if that is not said, as long as it takes if it follows the log. With 0 it only gives what has come
+        already. ``DeadlineExceeded`` if there is nothing by then."""
+        if timeout is not None:
+            check_wait(timeout)
         if not self._ready:
             self._ready.extend(self._fetched(timeout))
         taken, self._ready = list(self._ready), deque()
@@ -79,30 +84,45 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
         return self._async.trouble
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("this subscription was closed: subscribe again")
+
     def close(self) -> None:
-        self._is_over = True
+        self._is_closed = True
         if self._ahead is not None:
             self._ahead.cancel()
         self._ready.clear()
         self._loop.run(self._async.close())
 
     def _fetched(self, timeout: float | None) -> list[T]:
+        self._check_open()
         if self._is_over:
             return []
         ahead = self._ahead or self._loop.begin(self._async.take())
         # It stays where it is if its user is interrupted while waiting, so nothing is lost.
         self._ahead = ahead
         try:
+            if timeout == 0 and not ahead.done():
+                self._loop.run(_some_turns())
             found = self._loop.wait(ahead, timeout)
         except TimeoutError:
             assert timeout is not None, "only what has a limit reaches it"
             raise self._async._nothing_came(timeout) from None
         except CutwaterError:
             self._ahead = None
+            # By another thread, perhaps.
+            self._check_open()
             raise
         self._is_over = not found
         self._ahead = None if self._is_over else self._loop.begin(self._async.take())
         return found
+
+
+async def _some_turns() -> None:
+    """What the loop has at hand is handed over."""
+    for _ in range(HAND_OVER_TURNS):
+        await asyncio.sleep(0)
 
 
 class Cursor(Blocking[AsyncCursor], NamedCursor):

@@ -39,10 +39,10 @@ class AsyncCursor(NamedCursor):
         return at.glsn
 
     async def commit(self, glsn: int, *, timeout: float | None = None) -> None:
-        """Everything up to this GLSN is done with. Durable when it returns."""
+        """Everything up to this GLSN is done with; 0: nothing is yet. Durable when it returns."""
         glsn = check_number("glsn", glsn, "a position")
         if glsn < 0:
-            raise InvalidArgument(f"a cursor cannot be at GLSN {glsn}: positions begin with 1")
+            raise InvalidArgument(f"a cursor cannot be at GLSN {glsn}: positions begin with 1, and 0 is before them")
         request = CommitCursorRequest(self.name, GLSN(glsn))
         await self._repository.ask(request, Done, timeout_ms=self._ms(timeout))
 

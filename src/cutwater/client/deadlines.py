@@ -19,6 +19,15 @@ def check_timeout(seconds: float) -> float:
     return seconds
 
 
+def check_wait(seconds: float) -> float:
+    """How long to wait for what may come; not at all is possible, too."""
+    if not isinstance(seconds, int | float):
+        raise InvalidArgument(f"a timeout is a number of seconds, not {seconds!r}")
+    if not 0 <= seconds <= TIMEOUT_SECONDS_MAX:
+        raise InvalidArgument(f"this timeout is from 0 to {TIMEOUT_SECONDS_MAX:.0f} seconds, not {seconds}")
+    return seconds
+
+
 class Deadline:
     """``at`` is in the time of the event loop."""
 

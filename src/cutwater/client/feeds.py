@@ -49,6 +49,8 @@ WINDOW_ITEMS = 256
 
 CATALOG_SECONDS = 2.0
 """How often the catalog is looked at when nothing shows that it changed: a replica that was left out says nothing."""
+CATALOG_SECONDS_ALONE = 0.2
+"""The same for who follows nothing, because no topic matches its pattern yet: nobody tells it of a new one."""
 SILENT_MS = 1_000
 """A replica that says nothing for this long, while there is more to be had, is left for another one."""
 CONNECT_SECONDS = 5.0
@@ -67,6 +69,8 @@ class Selection:
 
     def __init__(self, topics: str | Sequence[str] | re.Pattern[str]) -> None:
         self._pattern = topics if isinstance(topics, re.Pattern) else None
+        if self._pattern is not None and not isinstance(self._pattern.pattern, str):
+            raise InvalidArgument(f"names of topics are text, and so are patterns of them: {topics!r} is one of bytes")
         self._names: tuple[str, ...] = ()
         if not isinstance(topics, re.Pattern):
             given: Any = topics
@@ -168,16 +172,23 @@ class Feed:
     async def take(self) -> list[Run]:
         """What is ready, in order; waits until there is something, or the position has moved. After ``Trimmed`` it goes
         on behind what is gone."""
-        before = self.next_glsn
         while True:
             self._news.clear()
-            runs = self._machine.take_ready()
-            if runs or self.next_glsn > before:
-                self._room.set()
-                return self._with_fences(runs)
-            if self._error is not None:
-                raise self._error
+            runs = self.take_ready()
+            if runs is not None:
+                return runs
             await self._news.wait()
+
+    def take_ready(self) -> list[Run] | None:
+        """The same without waiting; None if there is nothing, and the position has not moved."""
+        before = self.next_glsn
+        runs = self._machine.take_ready()
+        if runs or self.next_glsn > before:
+            self._room.set()
+            return self._with_fences(runs)
+        if self._error is not None:
+            raise self._error
+        return None
 
     def _with_fences(self, runs: list[Run]) -> list[Run]:
         if not self._fences:
@@ -267,7 +278,7 @@ class Feed:
     async def _watch(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(CATALOG_SECONDS):
+                async with asyncio.timeout(CATALOG_SECONDS if self._readers else CATALOG_SECONDS_ALONE):
                     await self._catalog_is_old.wait()
             except TimeoutError:
                 pass

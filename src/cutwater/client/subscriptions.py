@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline
+from cutwater.client.deadlines import Deadline, check_wait
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.nodes import Nodes
@@ -121,11 +121,14 @@ class AsyncSubscription(Generic[T]):
 
     async def begun(self) -> AsyncSubscription[T]:
         async with self._opening:
-            if self._is_closed:
-                raise ClientClosed("this subscription was closed")
-            if self._feed is None:
+            self._check_open()
+            if self._feed is None and not self._is_over:
                 await self._open()
         return self
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("this subscription was closed: subscribe again")
 
     async def _open(self) -> None:
         self._range = found = await self._resolve(self._selection, Deadline(self._timeout))
@@ -155,13 +158,24 @@ class AsyncSubscription(Generic[T]):
 
     async def take(self, timeout: float | None = None) -> list[T]:
         """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
-        seconds; if that is not said, as long as it takes if it follows the log."""
+        seconds; if that is not said, as long as it takes if it follows the log. With 0 it only gives what has come
+        already. ``DeadlineExceeded`` if there is nothing by then."""
+        seconds = self._patience if timeout is None else check_wait(timeout)
         if not self._made:
-            await self._filled(self._patience if timeout is None else timeout)
+            await self._filled(seconds)
         made, self._made = list(self._made), deque()
         return made
 
     async def _filled(self, seconds: float | None) -> None:
+        self._check_open()
+        if seconds == 0:
+            # Others have a turn, so that whoever asks again and again does not keep records from coming.
+            await asyncio.sleep(0)
+            await self.begun()
+            await self._fill(waits=False)
+            if not self._made and not self._is_over:
+                raise self._nothing_came(seconds)
+            return
         try:
             async with asyncio.timeout(seconds):
                 await self._fill()
@@ -172,7 +186,7 @@ class AsyncSubscription(Generic[T]):
     def _nothing_came(self, seconds: float) -> DeadlineExceeded:
         """What to tell whoever has waited in vain; in any thread."""
         trouble, found = self.trouble, self._range
-        told = f"nothing came within {seconds:g} s"
+        told = f"nothing came within {seconds:g} s" if seconds else "nothing has come yet"
         if found is not None and found.stop is not None and self._reached <= found.view.catalog.high_watermark:
             told += f", though the log goes on at GLSN {self._reached}"
         return DeadlineExceeded(f"{told}: {trouble}" if trouble else told)
@@ -185,6 +199,11 @@ class AsyncSubscription(Generic[T]):
 
     async def close(self) -> None:
         self._is_closed = True
+        self._made.clear()
+        self._pieces.clear()
+        await self._end()
+
+    async def _end(self) -> None:
         feed, self._feed = self._feed, None
         if feed is not None:
             await feed.close()
@@ -205,8 +224,8 @@ class AsyncSubscription(Generic[T]):
 
     # What is ready.
 
-    async def _fill(self) -> None:
-        """Make the next few; nothing at the end."""
+    async def _fill(self, *, waits: bool = True) -> None:
+        """Make the next few; nothing at the end, or if it does not wait for what has yet to come."""
         while not self._made and not self._is_over:
             if self._pieces:
                 self._made.extend(self._make(self._take_pieces()))
@@ -217,15 +236,17 @@ class AsyncSubscription(Generic[T]):
             assert found is not None
             if found.stop is not None and self._reached >= found.stop:
                 self._is_over = True
-                await self.close()
+                await self._end()
                 return
             try:
-                runs = await self._taken(feed, found)
+                runs = await self._taken(feed, found) if waits else feed.take_ready()
             except Trimmed:
                 if not self._from_earliest or feed.next_glsn > found.start:
                     raise
                 # The log was trimmed between finding where it begins and reading there.
                 continue
+            if runs is None:
+                return
             self._reached = feed.next_glsn
             self._pieces.extend(self._clipped(runs))
 

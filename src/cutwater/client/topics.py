@@ -175,6 +175,8 @@ class Topics:
         deadline: Deadline,
     ) -> Topic:
         check_topic(name)
+        if streams is None and schema is None and retention is None:
+            raise InvalidArgument("nothing to change: say how many log streams, how long records are kept, or a schema")
         kept = None if retention is None else retention_of(retention)
         if streams is not None:
             streams = _check_streams(streams)
@@ -184,8 +186,26 @@ class Topics:
         encoded = b"" if schema is None or info is None else encode_schema(grown_schema(known, schema))
         request = ChangeTopicRequest(name, streams, kept, encoded, known.number)
         await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
-        await self._catalogs.fresh(deadline)
-        return topic_of(await self._catalogs.topic(name, deadline), self._catalogs.view)
+        return await self._grown(name, view, streams, deadline)
+
+    async def _grown(self, name: str, before: View, streams: int | None, deadline: Deadline) -> Topic:
+        """Wait until so many log streams take appends. What an operator has sealed, or a failure, counts, too: nobody
+        makes another one for it."""
+        old = before.topics.get(name)
+        sealed = [] if old is None else [s.stream for s in before.streams_of(old.topic) if not s.is_open]
+        while True:
+            view = await self._catalogs.fresh(deadline)
+            info = await self._catalogs.topic(name, deadline)
+            live = [s for s in view.streams_of(info.topic) if not s.final]
+            ready = sum(1 for s in live if s.is_open or s.stream in sealed)
+            if streams is None or ready >= streams:
+                return topic_of(info, view)
+            if deadline.left <= POLL_SECONDS:
+                raise Unavailable(
+                    f"topic {name!r} was changed, but only {ready} of its {streams} log streams take appends yet: the "
+                    "others will as soon as enough storage nodes can be used (`cutwater cluster health` says more)"
+                )
+            await deadline.pause(POLL_SECONDS)
 
     async def delete(self, name: str, deadline: Deadline) -> None:
         check_topic(name)

@@ -12,6 +12,7 @@ from cutwater.core.names import check_name, check_topic_name
 from cutwater.core.order_state import LogStream, Node, OrderState, Topic
 from cutwater.core.run_requests import Outcome, drop_run, open_run, publish, staged
 from cutwater.core.staffing import loads, place
+from cutwater.core.words import counted
 from cutwater.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -243,9 +244,18 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
         raise Refused(f"the schema of topic {topic.name!r} was changed by someone else: fetch it and try again")
+    seals = () if request.streams is None else _seal_surplus(state, topic, streams)
     if (streams, retention, schema) == (topic.streams, topic.retention, b""):
-        return (), r.Done()
-    return (d.ChangeTopic(topic.topic, streams, retention, schema),), r.Done()
+        return seals, r.Done()
+    return (d.ChangeTopic(topic.topic, streams, retention, schema), *seals), r.Done()
+
+
+def _seal_surplus(state: OrderState, topic: Topic, wanted: int) -> tuple[d.Seal, ...]:
+    """End the log streams that are too many: first those that take no appends anyway, then the newest."""
+    live = [s for s in state.streams_of(topic.topic) if not s.final]
+    live.sort(key=lambda stream: (not stream.is_open, stream.stream))
+    reason = f"topic {topic.name!r} shall have {counted(wanted, 'log stream')}"
+    return tuple(d.Seal(s.stream, s.epoch, s.committed_end, s.members, reason, final=True) for s in live[wanted:])
 
 
 def _check_schema(schema: bytes) -> None:

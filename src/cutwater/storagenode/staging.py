@@ -349,7 +349,8 @@ class Staging:
         while True:
             await asyncio.sleep(soon_seconds)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_short.wait(), every_seconds - soon_seconds)
+                async with asyncio.timeout(every_seconds - soon_seconds):
+                    await self._is_short.wait()
             self._is_short.clear()
             try:
                 await self.tidy(ask)

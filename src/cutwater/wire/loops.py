@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import os
 import threading
 from collections.abc import Coroutine
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ KEPT_BYTES = 128 * 1024 * 1024
 HEAP_STEP_BYTES = 16 * 1024 * 1024
 MAPPED_BYTES_MIN = 32 * 1024 * 1024
 """What is larger is mapped by itself, and given back at once; glibc takes no larger limit."""
+STANDARD_ERROR = 2
 _MALLOPT_SETTINGS = ((-1, KEPT_BYTES), (-2, HEAP_STEP_BYTES), (-3, MAPPED_BYTES_MIN))
 """``M_TRIM_THRESHOLD``, ``M_TOP_PAD`` and ``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 
@@ -35,7 +37,16 @@ def receive_buffer() -> memoryview:
     return _received.view
 
 
+def occupy_standard_descriptors() -> None:
+    """Whoever has closed standard input, output or error would get the next file or socket in its place. What is
+    printed would go there, and libuv ends the process when it is closed. So the null device takes the place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def new_event_loop() -> asyncio.AbstractEventLoop:
+    occupy_standard_descriptors()
     if find_spec("uvloop") is None:  # It does not exist for Windows.
         return asyncio.new_event_loop()
     import uvloop  # noqa: PLC0415
