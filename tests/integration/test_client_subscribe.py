@@ -124,14 +124,12 @@ def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_the
         assert (await anext(ended)).value == b"1"
         assert (await anext(ended)).value == b"2"
         assert await ended.take(timeout=0) == await ended.take() == []
-        await ended.close()
-        with pytest.raises(ClientClosed):
-            await anext(ended)
-        some = log.subscribe("t", follow=False)
-        await anext(some)
-        await some.close()
-        with pytest.raises(ClientClosed):
-            await anext(some)
+        some = log.subscribe("t")
+        async for record in some:
+            assert record.value == b"1"
+            await some.close()
+        with pytest.raises(ClientClosed, match="this subscription was closed"):
+            aiter(some)
 
     with_log(tmp_path, test)
 

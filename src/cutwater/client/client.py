@@ -59,11 +59,17 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         abandon_with(self, wrapped)
 
     def __iter__(self) -> Iterator[T]:
+        self._check_open()
         return self
 
     def __next__(self) -> T:
         if not self._ready:
-            self._ready.extend(self._fetched(None))
+            try:
+                self._ready.extend(self._fetched(None))
+            except ClientClosed:
+                # Whoever closes it ends the loops over it.
+                if not self._is_closed:
+                    raise
             if not self._ready:
                 raise StopIteration
         return self._ready.popleft()

@@ -147,11 +147,14 @@ class AsyncSubscription(Generic[T]):
         abandon_with(self, feed)
 
     def __aiter__(self) -> AsyncIterator[T]:
+        self._check_open()
         return self
 
     async def __anext__(self) -> T:
         if not self._made:
-            await self._filled(self._patience)
+            if not self._is_closed:
+                await self._filled(self._patience)
+            # Whoever closes it ends the loops over it.
             if not self._made:
                 raise StopAsyncIteration
         return self._made.popleft()
