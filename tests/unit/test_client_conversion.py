@@ -164,7 +164,7 @@ def test_text_becomes_a_number_if_it_says_no_more_than_that() -> None:
         (pa.float64(), "1e400"),
         (pa.decimal128(5, 2), "-007.5"),
     ]:
-        for given in (arrow("1", text), pl.DataFrame({"c": ["1", text]})):
+        for given in (arrow("1", text), arrow(b"1", text.encode()), pl.DataFrame({"c": ["1", text]})):
             assert refused(kind, given).row == 1
 
 
@@ -175,6 +175,37 @@ def test_large_whole_numbers_stay_exact() -> None:
         assert "whole numbers are exact up to 9007199254740992" in error.message
     assert stored(pa.float64(), arrow(Decimal("0.1"))) == [0.1]
     assert "from -9223372036854775808 to 9223372036854775807" in refused(pa.int64(), dicts(2**64)).message
+
+
+@pytest.mark.parametrize("given", ["", b""])
+@pytest.mark.parametrize("kind", [WHO, pa.map_(pa.string(), pa.int32()), pa.list_(pa.int32())])
+def test_text_is_nothing_else(kind: pa.DataType, given: Any) -> None:
+    """Arrow would take an empty one for a value without members."""
+    assert "is wanted, not" in refused(kind, dicts(given)).message
+
+
+def test_a_time_in_nanoseconds_is_one_in_every_zone() -> None:
+    for kind in (pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")):
+        assert refused(kind, dicts(0, 2**63 - 1)).row == 1
+        assert refused(kind, pa.table({"c": pa.array([0, -(2**63)]).view(kind)})).row == 1
+
+
+@pytest.mark.parametrize(
+    ("around", "wrap"),
+    [
+        (lambda kind: kind, lambda one: one),
+        (pa.list_, lambda one: [one, one]),
+        (lambda kind: pa.struct({"x": kind}), lambda one: {"x": one}),
+        (lambda kind: pa.map_(pa.string(), kind), lambda one: [("a", one)]),
+    ],
+)
+def test_lists_become_lists_of_fixed_size(around: Any, wrap: Any) -> None:
+    """Where one is null, Arrow itself would read beyond the end of its memory, and sometimes crash."""
+    kind, source = around(pa.list_(pa.timestamp("us"), 2)), around(pa.list_(pa.timestamp("us")))
+    pair = [datetime(2026, 1, 1), None]
+    for values in ([wrap(None)], [wrap(None), wrap(pair), None, wrap(pair)]):
+        assert stored(kind, pa.table({"c": pa.array(values, source)})) == values
+    assert refused(kind, pa.table({"c": pa.array([wrap(None), wrap(pair), wrap(pair * 2)], source)})).row == 2
 
 
 def test_arrays_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
@@ -206,6 +237,12 @@ def test_arrays_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
             [[("a", 1)], None],
             [("a", 1), ("b", None)],
             "c[1].value",
+        ),
+        (
+            pa.map_(pa.string(), pa.list_(pa.field("n", pa.int32(), nullable=False))),
+            [[("a", [1])], None],
+            [("a", [1]), ("b", [1, None])],
+            "c[1].value[1]",
         ),
     ],
 )

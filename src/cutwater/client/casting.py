@@ -131,6 +131,18 @@ def _item_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _tried(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    loose = _loose(column.type, kind)
+    if loose.equals(kind):
+        return _sliced_cast(column, kind)
+    # Where a list is null that becomes one of fixed size, Arrow reads beyond the end of its memory.
+    found = _sliced_cast(column, loose)
+    if pa.types.is_fixed_size_list(kind) and not pa.types.is_nested(kind.value_type):
+        places = pc.subtract(pc.cumulative_sum(found.is_valid().cast(pa.int64())), 1)
+        return found.drop_null().cast(kind).take(pc.if_else(found.is_valid(), places, None))
+    return pa.array(found.to_pylist(), kind)
+
+
+def _sliced_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return column.cast(kind)
     except ARROW_ERRORS:
@@ -139,6 +151,26 @@ def _tried(column: pa.Array, kind: pa.DataType) -> pa.Array:
     # Of lists, Arrow converts also what is before and after a slice. What is sent leaves that out.
     batch = pa.record_batch([column], names=["column"])
     return pa.ipc.read_record_batch(batch.serialize(), batch.schema).column(0).cast(kind)
+
+
+@lru_cache(maxsize=256)
+def _loose(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """The type that is wanted, but lists may have any size where those that were given may."""
+    pairs = _pairs(given, wanted)
+    inside = {step: _loose(before, after) for step, before, after in pairs}
+    is_fixed = pa.types.is_fixed_size_list(wanted) and not pa.types.is_fixed_size_list(given)
+    if not is_fixed and all(inside[step].equals(after) for step, _, after in pairs):
+        return wanted
+    if pa.types.is_struct(wanted):
+        return pa.struct([field.with_type(inside.get(f".{field.name}", field.type)) for field in wanted])
+    if pa.types.is_map(wanted) and pa.types.is_map(given):
+        return pa.map_(wanted.key_field, wanted.item_field.with_type(_loose(given.item_type, wanted.item_type)))
+    if "[]" not in inside or not is_list_type(wanted):
+        return wanted
+    item = wanted.value_field.with_type(inside["[]"])
+    if pa.types.is_fixed_size_list(wanted) and pa.types.is_fixed_size_list(given):
+        return pa.list_(item, wanted.list_size)
+    return pa.list_(item) if pa.types.is_list(wanted) or pa.types.is_fixed_size_list(wanted) else wanted
 
 
 def _casts(column: pa.Array, kind: pa.DataType) -> bool:
@@ -158,7 +190,7 @@ def _blamed(column: pa.Array, kind: pa.DataType) -> tuple[str, str, pa.DataType]
     parts = {step or "[]": part for step, _, _, (part,) in parts_of(column)}
     for step, _, wanted in _pairs(column.type, kind):
         part = parts[step]
-        if _casts(part, wanted):
+        if not len(part) or _casts(part, wanted):
             continue
         if step == "[]":
             index = _first_uncast(part, wanted)
@@ -237,7 +269,9 @@ def _floating_rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    """Also bytes, of which Arrow makes numbers as it does of text."""
+    texts = pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
+    return kind in texts
 
 
 def _not_back(before: pa.Array, after: pa.Array) -> pa.Array:

@@ -101,5 +101,8 @@ def as_list(column: pa.Array) -> pa.Array:
     kind = column.type
     if not pa.types.is_map(kind):
         return column
+    # Arrow's own way refuses nulls where there should be none, which are looked for here.
     pair = pa.struct([kind.key_field.with_name("key"), kind.item_field.with_name("value")])
-    return column.cast(pa.list_(pair))
+    pairs = pa.Array.from_buffers(pair, len(column.keys), [None], children=[column.keys, column.items])
+    buffers = column.buffers()[:2]
+    return pa.Array.from_buffers(pa.list_(pair), len(column), buffers, -1, column.offset, children=[pairs])

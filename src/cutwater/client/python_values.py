@@ -122,7 +122,7 @@ def _check(kind: pa.DataType) -> Check | None:
         return _infinite if kind.bit_width < 64 else None
     if kinds.is_struct(kind):
         return _unknown_members
-    return _texts if is_list_type(kind) else None
+    return _texts if kinds.is_map(kind) or is_list_type(kind) else None
 
 
 def _fault(plan: _Plan, values: Sequence[Any], is_pandas: bool) -> str | None:
@@ -241,6 +241,8 @@ def _infinite(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pan
 
 def _unknown_members(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
     """Arrow would leave them out."""
+    if (found := _texts(kind, values, types, is_pandas)) is not None:
+        return found
     known = frozenset(kind.names)
     for one in values:
         if isinstance(one, Mapping):
@@ -255,11 +257,11 @@ def _unknown_members(kind: pa.DataType, values: Sequence[Any], types: set[type],
 
 
 def _texts(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
-    """In the place of a list; Arrow would take it apart."""
+    """In the place of a list, a dict or pairs; Arrow would take it apart."""
     if not any(issubclass(own, str | bytes | bytearray) for own in types):
         return None
     one = next(one for one in values if isinstance(one, str | bytes | bytearray))
-    return f"a list is wanted, not {short(one)}"
+    return f"a {'list' if is_list_type(kind) else 'dict'} is wanted, not {short(one)}"
 
 
 # What values consist of.

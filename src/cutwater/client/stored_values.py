@@ -51,18 +51,18 @@ def _wrong(field: pa.Field, absent: int, column: pa.Array) -> str | None:
 
 
 def _has_times(kind: pa.DataType) -> bool:
-    """Whether a column of this type has times that may be too early, too late or too long. Nanoseconds, in 64 bits, are
-    those of the years 1677 to 2262."""
-    if pa.types.is_timestamp(kind):
-        return bool(kind.unit != "ns")
+    """Whether a column of this type has times that may be too early, too late or too long."""
     if pa.types.is_duration(kind) or pa.types.is_time(kind):
         return _numbers(kind) is not None
-    return bool(pa.types.is_date(kind))
+    return bool(pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
 
 def _numbers(kind: pa.DataType) -> range | None:
-    """Which numbers are durations or times of a day; None if all of them are."""
+    """Which numbers are durations, times of a day or times in nanoseconds; None if all of them are."""
     second = SECOND[kind.unit]
+    if pa.types.is_timestamp(kind):
+        # In any time zone. The first of all numbers is how pandas says that there is none.
+        return range(-(2**63) + 86_400 * second, 2**63 - 86_400 * second)
     if pa.types.is_time(kind):
         return range(86_400 * second)
     return range(-999_999_999 * 86_400 * second, 1_000_000_000 * 86_400 * second) if second <= 1_000 else None
@@ -72,7 +72,7 @@ def _untold(times: pa.Array) -> str | None:
     """What is wrong if Python cannot tell one of them: whoever reads records would stop at it, and never get to those
     after it. A time has a ``datetime`` in its own zone and in UTC."""
     kind = times.type
-    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+    if pa.types.is_duration(kind) or pa.types.is_time(kind) or (pa.types.is_timestamp(kind) and kind.unit == "ns"):
         numbers = _numbers(kind)
         found = pc.min_max(times.view(pa.int32() if kind.bit_width == 32 else pa.int64())).as_py()
         wrong = [one for one in (found["min"], found["max"]) if one is not None and numbers and one not in numbers]
@@ -80,6 +80,8 @@ def _untold(times: pa.Array) -> str | None:
             return None
         if pa.types.is_duration(kind):
             wanted = "no duration of at most 999,999,999 days: count in that unit, or give a timedelta"
+        elif pa.types.is_timestamp(kind):
+            wanted = "no time that nanoseconds can tell in every time zone, of the years 1677 to 2262"
         else:
             wanted = "no time of a day: count from midnight in that unit, or give a time"
         return f"{wrong[0]} as {kind} is {wanted}"
