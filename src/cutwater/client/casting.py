@@ -68,16 +68,17 @@ def _without_dictionaries(kind: pa.DataType, *, is_plain: bool) -> pa.DataType:
         views = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
         values = views.get(kind.value_type, kind.value_type)
         return values if is_plain else pa.dictionary(kind.index_type, values, kind.ordered)
-
-    def inner(field: pa.Field) -> pa.Field:
-        return field.with_type(_without_dictionaries(field.type, is_plain=is_plain))
-
     if not _has_dictionary(kind):
         return kind
+    return _rebuilt(kind, lambda field: field.with_type(_without_dictionaries(field.type, is_plain=is_plain)))
+
+
+def _rebuilt(kind: pa.DataType, inner: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """A nested type with other fields inside."""
     if pa.types.is_struct(kind):
         return pa.struct([inner(field) for field in kind])
     if pa.types.is_map(kind):
-        return pa.map_(inner(kind.key_field), inner(kind.item_field))
+        return pa.map_(kind.key_field, inner(kind.item_field))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(inner(kind.value_field), kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -131,6 +132,31 @@ def _item_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _tried(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Nulls inside of what must not be null are left for others to find: Arrow would also refuse those that are there
+    only because what is around them is null."""
+    detour = _detour(column.type, kind)
+    if not detour.equals(column.type):
+        column = _sliced_cast(column, detour)
+    if not _has_demands(kind):
+        return _fixed_cast(column, kind)
+    found = _fixed_cast(column, _without_demands(kind))
+    _, data = found.__arrow_c_array__()
+    return pa.Array._import_from_c_capsule(kind.__arrow_c_schema__(), data)
+
+
+@lru_cache(maxsize=256)
+def _has_demands(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or _has_demands(kind.item_type)
+    return any(not kind.field(i).nullable or _has_demands(kind.field(i).type) for i in range(kind.num_fields))
+
+
+@lru_cache(maxsize=256)
+def _without_demands(kind: pa.DataType) -> pa.DataType:
+    return _rebuilt(kind, lambda field: field.with_type(_without_demands(field.type)).with_nullable(True))
+
+
+def _fixed_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
     loose = _loose(column.type, kind)
     if loose.equals(kind):
         return _sliced_cast(column, kind)
@@ -158,19 +184,36 @@ def _loose(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
     """The type that is wanted, but lists may have any size where those that were given may."""
     pairs = _pairs(given, wanted)
     inside = {step: _loose(before, after) for step, before, after in pairs}
-    is_fixed = pa.types.is_fixed_size_list(wanted) and not pa.types.is_fixed_size_list(given)
-    if not is_fixed and all(inside[step].equals(after) for step, _, after in pairs):
+    if pairs and pa.types.is_fixed_size_list(wanted) and not pa.types.is_fixed_size_list(given):
+        return pa.list_(wanted.value_field.with_type(inside["[]"]))
+    if all(inside[step].equals(after) for step, _, after in pairs):
         return wanted
-    if pa.types.is_struct(wanted):
-        return pa.struct([field.with_type(inside.get(f".{field.name}", field.type)) for field in wanted])
-    if pa.types.is_map(wanted) and pa.types.is_map(given):
-        return pa.map_(wanted.key_field, wanted.item_field.with_type(_loose(given.item_type, wanted.item_type)))
-    if "[]" not in inside or not is_list_type(wanted):
-        return wanted
-    item = wanted.value_field.with_type(inside["[]"])
-    if pa.types.is_fixed_size_list(wanted) and pa.types.is_fixed_size_list(given):
-        return pa.list_(item, wanted.list_size)
-    return pa.list_(item) if pa.types.is_list(wanted) or pa.types.is_fixed_size_list(wanted) else wanted
+    return _with_inside(wanted, inside)
+
+
+@lru_cache(maxsize=256)
+def _detour(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """The type that was given, but with text where decimals become floating-point numbers: Arrow finds the nearest for
+    text, and for decimals often the one next to it."""
+    if pa.types.is_decimal(given) and pa.types.is_floating(wanted):
+        return pa.string()
+    pairs = _pairs(given, wanted)
+    inside = {step: _detour(before, after) for step, before, after in pairs}
+    if all(inside[step].equals(before) for step, before, _ in pairs):
+        return given
+    return _with_inside(given, inside)
+
+
+def _with_inside(kind: pa.DataType, inside: dict[str, pa.DataType]) -> pa.DataType:
+    """A nested type with other types inside, by the step to them."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        if pa.types.is_struct(kind):
+            return field.with_type(inside.get(f".{field.name}", field.type))
+        item = inside["[]"]
+        return field.with_type(item.field("value").type if pa.types.is_map(kind) else item)
+
+    return _rebuilt(kind, inner)
 
 
 def _casts(column: pa.Array, kind: pa.DataType) -> bool:
@@ -260,9 +303,10 @@ def _floating_rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
     if kinds.is_integer(before) and after.bit_width == 16:
         return _Rule(lambda before, after: _larger(before.cast(pa.decimal128(20)), whole_max), inexact)
     if kinds.is_decimal(before):
-        if before.scale == 0 and before.precision >= len(str(whole_max)):
-            return _Rule(lambda before, after: _larger(before, whole_max), inexact)
-        return _Rule(_infinite, beyond)
+        if before.scale < 0:
+            return _Rule(_infinite, beyond)
+        is_small = before.precision - before.scale < len(str(whole_max))
+        return None if is_small else _Rule(lambda before, after: _larger(before, whole_max), inexact)
     if _is_text(before):
         return _Rule(lambda before, after: pc.or_(_padded(before), _infinite(before, after)), _PADDED.way_out)
     return None
