@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.client import parts as client_parts
-from cutwater.client.conversion import TIMES, time_us, to_batch
+from cutwater.client.conversion import to_batch
 from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
@@ -28,6 +28,7 @@ from cutwater.client.schemas import (
     grown_schema,
     new_schema,
 )
+from cutwater.client.times import TIMES, time_us
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.projection import no_values, project, read_columns

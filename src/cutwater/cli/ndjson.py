@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from typing import Any
@@ -63,6 +64,11 @@ class Rows:
                     )
                 try:
                     value[name] = convert(text)
+                except _TooFine:
+                    raise InvalidArgument(
+                        f"{piece.place(row)}, column {name!r}: {text!r} is finer than microseconds, and nothing finer "
+                        "can be taken from a line: round it"
+                    ) from None
                 except ValueError:
                     what = (
                         "time in ISO 8601, such as 2026-01-31T12:00:00Z"
@@ -81,6 +87,13 @@ def _conversion(kind: pa.DataType) -> Callable[[str], datetime | date] | None:
     return date.fromisoformat if pa.types.is_date(kind) else None
 
 
+class _TooFine(ValueError):
+    pass
+
+
 def _time(text: str) -> datetime:
+    # Python would cut it off.
+    if re.search(r"[.,]\d{6}\d*[1-9]", text):
+        raise _TooFine
     found = datetime.fromisoformat(text)
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -16,12 +16,14 @@ from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
-from cutwater.client.conversion import TIMES, Records, Time, check_arrow, time_us, to_batch
+from cutwater.client.conversion import Records, to_batch
 from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, are_in_order, owned, values_of
 from cutwater.client.schemas import TopicSchema
+from cutwater.client.stored_values import check_arrow
+from cutwater.client.times import TIMES, Time, time_us
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound

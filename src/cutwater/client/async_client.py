@@ -23,7 +23,7 @@ from cutwater.client.appending import Shipping
 from cutwater.client.appends import Appends, Given, check_stream
 from cutwater.client.arguments import check_not_called, check_number, check_topic
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.conversion import Headers, Records, Time, Value
+from cutwater.client.conversion import Headers, Records, Value
 from cutwater.client.cursors import AsyncCursor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.client.encoding import Compression, Limits, check_compression
@@ -40,6 +40,7 @@ from cutwater.client.runs import Runs
 from cutwater.client.schemas import SchemaLike
 from cutwater.client.subscribing import Subscribing
 from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_records
+from cutwater.client.times import Time
 from cutwater.client.topics import Topic, Topics, Wanted, topic_of
 from cutwater.client.visits import Visit
 from cutwater.client.watermarks import Watermarks, strategy_of

@@ -89,7 +89,7 @@ def decode_schema(data: bytes) -> pa.Schema:
 
 def new_schema(given: SchemaLike, event_time: str, old: pa.Schema | None = None) -> pa.Schema:
     """The schema of a topic that is to be created, without what concerns only its maker, such as pandas metadata.
-    Time zones of columns that the old one has were accepted with it, and are not looked up once more."""
+    Columns that the old one has were accepted with it: their time zones, for instance, are not looked up once more."""
     try:
         if isinstance(given, str):
             schema = parse_schema(given)
@@ -117,6 +117,7 @@ def new_schema(given: SchemaLike, event_time: str, old: pa.Schema | None = None)
         _check_storable(field.name, field.type)
         if old is None or old.get_field_index(field.name) < 0:
             _check_zones(field.name, field.type)
+            _check_fillable(field.name, field.type)
     if event_time:
         _check_event_time(schema, event_time)
     return schema
@@ -175,6 +176,16 @@ def _check_storable(name: str, kind: pa.DataType) -> None:
         raise InvalidArgument(f"column {name!r} is of extension type {kind}: use its storage type, {kind.storage_type}")
     for i in range(kind.num_fields):
         _check_storable(name, kind.field(i).type)
+
+
+def _check_fillable(name: str, kind: pa.DataType) -> None:
+    """Arrow makes no unions and runs of rows, nor of columns of other types."""
+    if pa.types.is_union(kind):
+        raise InvalidArgument(f"column {name!r} is {kind}: use a struct with a member for each of its types")
+    if pa.types.is_run_end_encoded(kind):
+        raise InvalidArgument(f"column {name!r} is {kind}: use {kind.value_type}, and compression if it repeats itself")
+    for i in range(kind.num_fields):
+        _check_fillable(name, kind.field(i).type)
 
 
 def _check_zones(name: str, kind: pa.DataType) -> None:

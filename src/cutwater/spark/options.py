@@ -15,10 +15,10 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from cutwater.client.access import Access
-from cutwater.client.conversion import time_us
 from cutwater.client.encoding import COMPRESSIONS, Compression
 from cutwater.client.feeds import Selection
 from cutwater.client.repository import parse_servers
+from cutwater.client.times import time_us
 from cutwater.core.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime

@@ -1,0 +1,316 @@
+"""What is converted, what is refused because a value would be changed, and where it is said to be."""
+
+from __future__ import annotations
+
+import warnings
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from cutwater.client.conversion import to_batch
+from cutwater.client.errors import InvalidRecord
+from cutwater.client.schemas import TopicSchema, new_schema
+from cutwater.errors import InvalidArgument
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 123_456, tzinfo=UTC)
+FINE = pd.Timestamp("2026-01-02T12:00:00.123456789Z")
+WHO = pa.struct([("name", pa.string()), ("age", pa.int32())])
+
+
+def stored(kind: pa.DataType, records: Any) -> list[Any]:
+    """What becomes of column ``c``."""
+    batch = to_batch(TopicSchema("t", [pa.schema({"c": kind})]), records, now_us=0)
+    batch.validate(full=True)
+    return list(batch.column(0).to_pylist())
+
+
+def refused(kind: pa.DataType, records: Any) -> InvalidRecord:
+    with pytest.raises(InvalidRecord) as caught:
+        stored(kind, records)
+    assert caught.value.column == "c"
+    return caught.value
+
+
+def dicts(*values: Any) -> list[dict[str, Any]]:
+    return [{"c": value} for value in values]
+
+
+def arrow(*values: Any) -> pa.Table:
+    return pa.table({"c": pa.array(values)})
+
+
+def frame(*values: Any) -> pd.DataFrame:
+    return pd.DataFrame({"c": values})
+
+
+# Members of structs.
+
+
+@pytest.mark.parametrize("given", [dicts, arrow, frame, lambda *values: pl.DataFrame({"c": values})])
+def test_an_unknown_member_is_refused_and_a_lacking_one_is_null(given: Any) -> None:
+    assert stored(WHO, given({"age": 3}, None)) == [{"name": None, "age": 3}, None]
+    error = refused(WHO, given({"nmae": "ann", "age": 3}))
+    assert "there is no field 'nmae'" in error.message
+    assert "struct<name: string, age: int32>" in error.message
+    # Dicts have their own names, a column of Arrow has them in its type.
+    assert error.row in (0, None)
+    lists = pa.list_(WHO)
+    assert stored(lists, given([{"age": 3}])) == [[{"name": None, "age": 3}]]
+    assert "there is no field 'nmae'" in refused(lists, given([{"nmae": "ann"}])).message
+
+
+def test_the_place_inside_is_named() -> None:
+    lines = pa.struct({"lines": pa.list_(pa.struct({"price": pa.int8()}))})
+    fine, bad = {"lines": [{"price": 1}]}, {"lines": [{"price": 1}, {"price": 300}]}
+    assert "row 1: c.lines[1].price: 300 cannot be int8" in refused(lines, dicts(fine, bad)).message
+    assert "row 1: c.lines[1].price: 300 cannot be int8" in refused(lines, arrow(fine, bad)).message
+    # What is before a slice, and after it, does not count.
+    column = arrow(bad, fine, bad)["c"]
+    assert stored(lines, pa.table({"c": column.slice(1, 1)})) == [fine]
+    maps = pa.map_(pa.string(), WHO)
+    error = refused(maps, dicts({"a": {"age": 1}}, {"b": {"age": 1}, "d": {"age": 1.5}}))
+    assert "row 1: c['d'].age: 1.5 cannot be int32" in error.message
+    assert "row 0: c['b']: there is no field 'x'" in refused(maps, dicts({"b": {"x": 1}})).message
+
+
+# The index of a pandas frame.
+
+SALES = TopicSchema("sales", [pa.schema([("user", pa.string()), ("day", pa.int64()), ("amount", pa.float64())])])
+
+
+def test_the_index_of_a_frame_is_a_column_if_it_has_a_name() -> None:
+    frame = pd.DataFrame({"user": ["bob", "ann", "bob"], "day": [1, 1, 2], "amount": [1.0, 2.0, 4.0]})
+    of_users = to_batch(SALES, frame.groupby("user")[["amount"]].sum(), now_us=0)
+    assert of_users.to_pylist() == [
+        {"user": "ann", "day": None, "amount": 2.0},
+        {"user": "bob", "day": None, "amount": 5.0},
+    ]
+    both = to_batch(SALES, frame.groupby(["user", "day"]).sum(), now_us=0)
+    assert both.column("day").to_pylist() == [1, 1, 2]
+    assert both.column("user").to_pylist() == ["ann", "bob", "bob"]
+    # Without a name it is nothing, and neither is one that is a column as well.
+    assert to_batch(SALES, frame[frame.amount > 1], now_us=0).num_rows == 2
+    assert to_batch(SALES, frame.set_index("user", drop=False), now_us=0).to_pylist() == frame.to_dict("records")
+    with pytest.raises(InvalidRecord, match=r"'who': it is the index.*reset_index\(drop=True\)"):
+        to_batch(SALES, frame.set_index("user").rename_axis("who"), now_us=0)
+
+
+# Values that would be changed.
+
+
+@pytest.mark.parametrize(
+    ("kind", "fine", "bad"),
+    [
+        (pa.float32(), [1.5, 0.1, float("inf"), 3.4e38], [1e300, -1e39]),
+        (pa.float16(), [1.5], [1e10, 2049]),
+        (pa.int64(), [2.0, 3], [2.5]),
+        (pa.bool_(), [True], [7, 0.5]),
+        (pa.decimal128(5, 2), [1, Decimal("1.25")], [1.999, 1.255, Decimal("1.999")]),
+        (pa.float64(), [2**53], [2**53 + 1]),
+        (pa.timestamp("ms", "UTC"), [NOON.replace(microsecond=5_000)], [NOON]),
+        (pa.timestamp("s", "UTC"), [NOON.replace(microsecond=0)], [NOON]),
+        (pa.timestamp("us", "UTC"), [NOON, FINE.floor("us"), None], [FINE]),
+        (pa.timestamp("ns", "UTC"), [FINE], [datetime(3000, 1, 1, tzinfo=UTC)]),
+        (pa.time32("s"), [time(1, 2, 3)], [time(1, 2, 3, 4)]),
+        (pa.time64("us"), [time(1, 2, 3, 4)], [NOON]),
+        (pa.duration("s"), [timedelta(seconds=1)], [timedelta(seconds=1.5)]),
+        (pa.duration("us"), [timedelta(seconds=1)], [pd.Timedelta(1, "ns")]),
+        (
+            pa.date32(),
+            [date(2026, 1, 2), datetime(2026, 1, 2)],
+            [datetime(2026, 1, 2, 3), datetime(1, 1, 1, tzinfo=UTC)],
+        ),
+        (pa.date64(), [date(2026, 1, 2)], [datetime(2026, 1, 2, 3)]),
+        (pa.list_(pa.string()), [["abc"]], ["abc"]),
+    ],
+    ids=lambda one: str(one) if isinstance(one, pa.DataType) else "",
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_what_would_be_changed_is_refused(kind: pa.DataType, fine: list[Any], bad: list[Any], is_nested: bool) -> None:
+    def values(*given: Any) -> Any:
+        return [[one] for one in given] if is_nested else given
+
+    wanted = pa.list_(kind) if is_nested else kind
+    for value in bad:
+        error = refused(wanted, dicts(*values(*fine, value)))
+        assert error.row == len(fine), error
+        assert error.message.count("c[0]") == is_nested
+        assert refused(wanted, frame(*values(value))).row == 0
+        if isinstance(value, pd.Timestamp | pd.Timedelta):
+            # Others would have cut it off already.
+            continue
+        for given in (arrow(*values(value)), pl.DataFrame({"c": values(value)}, strict=False)):
+            assert refused(wanted, given).row == 0
+    for value in fine:
+        (found,) = stored(wanted, dicts(*values(value)))
+        found = found[0] if is_nested else found
+        expected = value.date() if pa.types.is_date(kind) and isinstance(value, datetime) else value
+        assert found == (pytest.approx(expected) if kind == pa.float32() else expected)
+
+
+def test_text_becomes_a_number_if_it_says_no_more_than_that() -> None:
+    assert stored(pa.int64(), arrow("7", "-7", "0")) == [7, -7, 0]
+    assert stored(pa.float64(), arrow("0.5", "1e3", "inf")) == [0.5, 1e3, float("inf")]
+    for kind, text in [
+        (pa.int64(), "007"),
+        (pa.int64(), "0x1F"),
+        (pa.float64(), "007"),
+        (pa.float64(), "1e400"),
+        (pa.decimal128(5, 2), "-007.5"),
+    ]:
+        for given in (arrow("1", text), arrow(b"1", text.encode()), pl.DataFrame({"c": ["1", text]})):
+            assert refused(kind, given).row == 1
+
+
+def test_large_whole_numbers_stay_exact() -> None:
+    for given in (dicts(1, 12345678901234567890123), arrow(Decimal(1), Decimal(2**60 + 1))):
+        error = refused(pa.float64(), given)
+        assert error.row == 1
+        assert "whole numbers are exact up to 9007199254740992" in error.message
+    # The nearest there is, which Arrow itself does not find for each of them.
+    tenths = [Decimal(i) / 10 for i in range(100)]
+    assert stored(pa.float64(), arrow(*tenths)) == list(map(float, tenths))
+    assert stored(pa.list_(pa.float64()), arrow(tenths)) == [list(map(float, tenths))]
+    assert "from -9223372036854775808 to 9223372036854775807" in refused(pa.int64(), dicts(2**64)).message
+
+
+@pytest.mark.parametrize("given", ["", b""])
+@pytest.mark.parametrize("kind", [WHO, pa.map_(pa.string(), pa.int32()), pa.list_(pa.int32())])
+def test_text_is_nothing_else(kind: pa.DataType, given: Any) -> None:
+    """Arrow would take an empty one for a value without members."""
+    assert "is wanted, not" in refused(kind, dicts(given)).message
+
+
+def test_a_time_in_nanoseconds_is_one_in_every_zone() -> None:
+    for kind in (pa.timestamp("ns"), pa.timestamp("ns", "Europe/Berlin")):
+        assert refused(kind, dicts(0, 2**63 - 1)).row == 1
+        assert refused(kind, pa.table({"c": pa.array([0, -(2**63)]).view(kind)})).row == 1
+
+
+@pytest.mark.parametrize(
+    ("around", "wrap"),
+    [
+        (lambda kind: kind, lambda one: one),
+        (pa.list_, lambda one: [one, one]),
+        (lambda kind: pa.struct({"x": kind}), lambda one: {"x": one}),
+        (lambda kind: pa.map_(pa.string(), kind), lambda one: [("a", one)]),
+    ],
+)
+def test_lists_become_lists_of_fixed_size(around: Any, wrap: Any) -> None:
+    """Where one is null, Arrow itself would read beyond the end of its memory, and sometimes crash."""
+    kind, source = around(pa.list_(pa.timestamp("us"), 2)), around(pa.list_(pa.timestamp("us")))
+    pair = [datetime(2026, 1, 1), None]
+    for values in ([wrap(None)], [wrap(None), wrap(pair), None, wrap(pair)]):
+        assert stored(kind, pa.table({"c": pa.array(values, source)})) == values
+    assert refused(kind, pa.table({"c": pa.array([wrap(None), wrap(pair), wrap(pair * 2)], source)})).row == 2
+
+
+def test_arrays_of_numpy_are_not_taken_for_numbers_of_another_unit() -> None:
+    kind = pa.list_(pa.timestamp("us"))
+    times = np.array(["2026-01-02T03:04:05"], "M8[us]")
+    assert stored(kind, dicts(times)) == [[datetime(2026, 1, 2, 3, 4, 5)]]
+    error = refused(kind, dicts(times, times.astype("M8[ms]")))
+    assert (error.row, ".astype('datetime64[us]')" in error.message) == (1, True)
+
+
+# Rules inside of nested values.
+
+
+@pytest.mark.parametrize(
+    ("kind", "fine", "bad", "path"),
+    [
+        (pa.list_(pa.field("item", pa.int32(), nullable=False)), [[1], None, []], [1, None], "c[1]"),
+        (pa.list_(pa.field("item", pa.int32(), nullable=False), 2), [[1, 2], None], [1, None], "c[1]"),
+        (pa.struct([pa.field("n", pa.int32(), nullable=False)]), [{"n": 1}, None], {"n": None}, "c.n"),
+        (pa.struct([pa.field("n", pa.int32(), nullable=False)]), [{"n": 1}, None], {}, "c.n"),
+        (
+            pa.list_(pa.struct([("s", pa.struct([pa.field("n", pa.int8(), nullable=False)]))])),
+            [[{"s": {"n": 1}}, {"s": None}, None], None],
+            [{"s": {"n": 1}}, {"s": {"n": None}}],
+            "c[1].s.n",
+        ),
+        (
+            pa.map_(pa.string(), pa.field("n", pa.int32(), nullable=False)),
+            [[("a", 1)], None],
+            [("a", 1), ("b", None)],
+            "c[1].value",
+        ),
+        (
+            pa.map_(pa.string(), pa.list_(pa.field("n", pa.int32(), nullable=False))),
+            [[("a", [1])], None],
+            [("a", [1]), ("b", [1, None])],
+            "c[1].value[1]",
+        ),
+    ],
+)
+def test_what_is_demanded_inside_is_demanded(kind: pa.DataType, fine: list[Any], bad: Any, path: str) -> None:
+    assert stored(kind, dicts(*fine)) == fine
+    column = pa.array([bad, *fine, bad, bad], kind)
+    assert stored(kind, pa.table({"c": column.slice(1, len(fine))})) == fine
+    tables = [pa.table({"c": column.slice(1)})]
+    if not pa.types.is_map(kind) and bad:
+        # Columns of other types, which demand nothing.
+        assert stored(kind, arrow(*fine)) == fine
+        tables.append(arrow(*fine, bad))
+    for given in (dicts(*fine, bad), *tables):
+        error = refused(kind, given)
+        assert error.row == len(fine)
+        assert f"{path}: there is no value, and one is demanded" in error.message
+
+
+@pytest.mark.parametrize("around", [lambda kind: kind, pa.list_, lambda kind: pa.struct({"x": kind})])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (pa.dense_union([pa.field("a", pa.int32()), pa.field("b", pa.string())]), "use a struct"),
+        (pa.run_end_encoded(pa.int32(), pa.int64()), "use int64"),
+    ],
+)
+def test_unions_and_runs_are_no_columns(around: Any, kind: pa.DataType, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"column 'c' is .*{said}"):
+        new_schema({"c": around(kind)}, "")
+
+
+# Frames, and how pandas says that there is nothing.
+
+
+def test_categories_of_polars_are_text() -> None:
+    given = ["a", None, "b"]
+    for kind in (pl.Categorical, pl.Enum(["a", "b"])):
+        assert stored(pa.string(), pl.DataFrame({"c": given}, schema={"c": kind})) == given
+        nested = pl.DataFrame({"c": [[{"x": one}] for one in given]}, schema={"c": pl.List(pl.Struct({"x": kind}))})
+        assert stored(pa.list_(pa.struct({"x": pa.string()})), nested) == [[{"x": one}] for one in given]
+    assert stored(pa.string(), pd.DataFrame({"c": pd.Categorical(given)})) == given
+    assert stored(pa.int64(), pa.table({"c": pa.array([1, 1, 2]).dictionary_encode()})) == [1, 1, 2]
+
+
+def test_a_lazy_frame_is_refused_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InvalidArgument, match="cannot be appended"):
+            stored(pa.string(), pl.DataFrame({"c": ["x"]}).lazy())
+
+
+def test_what_pandas_calls_missing_is_null() -> None:
+    for kind, value in [
+        (pa.timestamp("us", "UTC"), NOON),
+        (pa.date32(), NOON.date()),
+        (pa.duration("s"), timedelta(1)),
+    ]:
+        assert stored(kind, dicts(value, pd.NaT)) == [value, None]
+        assert stored(kind, frame(value, pd.NaT)) == [value, None]
+    assert stored(pa.int64(), dicts(1, pd.NA)) == [1, None]
+    assert "c[0]: NaT is how pandas says" in refused(pa.list_(pa.date32()), dicts([pd.NaT])).message
+
+
+def test_hints_fit() -> None:
+    for unit, given in [("us", dicts(FINE)), ("us", frame(FINE)), ("ns", dicts(datetime(3000, 1, 1, tzinfo=UTC)))]:
+        assert "for its beginning" not in refused(pa.timestamp(unit, "UTC"), given).message
+    error = refused(pa.timestamp("us", "UTC"), dicts(FINE))
+    assert "finer than microseconds: round it, as with .floor('us')" in error.message
