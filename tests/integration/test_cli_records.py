@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,23 @@ def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
     assert "code invalid_record" in told
     told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given='{"at":1777636800000}\n', code=2)
     assert "column 'at': a time is a text in ISO 8601" in told
+    told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=b'{"n":"\xff"}', code=2)
+    assert "error: standard input, line 1: this is not JSON: byte 0xff is not UTF-8" in told
+
+
+def test_what_subscribe_prints_can_be_appended_again(log: library.Client, path: str) -> None:
+    schema = pa.schema(
+        {"raw": pa.binary(), "price": pa.decimal128(5, 2), "x": pa.float64(), "at": pa.timestamp("ns", "UTC")}
+    )
+    log.create_topic("printed", schema=schema)
+    log.create_topic("again", schema=schema)
+    rows = [[b"abc", None], [Decimal("1.25"), None], [float("nan"), 0.1], [1_767_225_600_000_000_001, 0]]
+    log.append("printed", pa.table([pa.array(c, f.type) for c, f in zip(rows, schema, strict=True)], schema=schema))
+    printed = cutwater("subscribe", "printed", "-o", "value", "--path", path)
+    cutwater("append", "again", "--format", "ndjson", "--path", path, given=printed)
+    first, second = (log.table(name, columns=schema.names) for name in ("printed", "again"))
+    # No NaN equals itself.
+    assert [str(row) for row in first.to_pylist()] == [str(row) for row in second.to_pylist()]
 
 
 def test_what_was_appended_before_an_error_is_told(log: library.Client, path: str) -> None:
