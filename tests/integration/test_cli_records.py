@@ -416,6 +416,7 @@ def test_bench_without_a_log_makes_one_and_removes_it(tmp_path: Path) -> None:
     assert "for comparison: fdatasync of 4096 bytes" in told
     assert list(tmp_path.iterdir()) == []
     assert "there is no log in nowhere" in cutwater("bench", "--path", "nowhere", code=30, cwd=tmp_path)
+    assert "error: no log can be made in the current directory" in cutwater("bench", code=2, cwd=Path("/proc"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -427,7 +428,11 @@ def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, pat
             while not bench_topics(log):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+            # Whoever is impatient is not left with more than others.
             process.send_signal(number)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+            process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=SECONDS)
         finally:
             process.kill()
