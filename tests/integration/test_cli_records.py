@@ -196,18 +196,19 @@ def test_a_named_producer_appends_in_order(log: library.Client, path: str) -> No
     assert cutwater("subscribe", "produced", "-o", "value", "--path", path) == lines
 
 
-def test_lines_of_an_endless_input_are_appended_as_they_come(log: library.Client, path: str) -> None:
-    log.create_topic("endless")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_lines_of_an_endless_input_are_appended_as_they_come(log: library.Client, path: str, number: int) -> None:
+    log.create_topic("endless", exist_ok=True)
     command = [*COMMAND, "append", "endless", "--path", path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT) as child:
         try:
             assert child.stdin is not None
-            with log.subscribe("endless") as subscription:
+            with log.subscribe("endless", start=log.tail() + 1) as subscription:
                 for line in (b"first", b"second"):
                     child.stdin.write(line + b"\n")
                     child.stdin.flush()
                     assert [record.value for record in subscription.take(timeout=SECONDS)] == [line]
-            child.send_signal(signal.SIGINT)
+            child.send_signal(number)
             told, _ = child.communicate(timeout=SECONDS)
         finally:
             child.kill()

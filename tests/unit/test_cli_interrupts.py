@@ -29,12 +29,11 @@ def test_cleaning_up_after_the_first_signal_is_not_disturbed_by_others(number: s
             done.append("in the loop")
 
     before = [signal.getsignal(one) for one in SIGNALS]
-    with pytest.raises(asyncio.CancelledError), Interrupts() as interrupts:
-        try:
+    with Interrupts() as interrupts:
+        with pytest.raises(asyncio.CancelledError):
             interrupts.run(work())
-        finally:
-            signalled()
-            done.append("after it")
+        signalled()
+        done.append("after it")
     assert done == ["in the loop", "after it"]
     assert [signal.getsignal(one) for one in SIGNALS] == before
 

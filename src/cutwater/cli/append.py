@@ -20,6 +20,7 @@ from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.inputs import STANDARD_INPUT, Piece
+from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
@@ -123,7 +124,8 @@ def append(
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
         with _progress(paths, is_watched and not Settings.is_json) as advance:
             sending = _Sending(client, appended, advance, rows, key, producer)
-            _append(sending, _pieces(paths, form), appended)
+            with Interrupts():
+                _append(sending, _pieces(paths, form), appended)
     show(appended, str(appended))
 
 
@@ -139,11 +141,14 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
 def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended) -> None:
     """Whatever stops it, what was acknowledged until then is told."""
     try:
-        for piece in pieces:
-            sending.send(piece)
-        sending.settle(0)
+        try:
+            for piece in pieces:
+                sending.send(piece)
+            sending.settle(0)
+        except CutwaterError:
+            sending.give_up()
+            raise
     except CutwaterError:
-        sending.give_up()
         show(appended, str(appended))
         raise
     except KeyboardInterrupt:

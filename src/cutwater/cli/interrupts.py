@@ -1,8 +1,8 @@
 """What Ctrl-C and whoever else asks for an end (SIGTERM, SIGHUP) do to a command that has something to clean up or to
 tell.
 
-A ``KeyboardInterrupt`` that is raised somewhere inside an event loop can swallow the wake-up of a task, which then never
-ends. So while one runs here, the first signal cancels its main task instead. All later signals are left alone: what
+A ``KeyboardInterrupt`` that is raised somewhere inside an event loop can swallow the wake-up of a task, which then
+never ends. So while one runs here, the first signal cancels its main task instead. Later signals do nothing: what
 comes after the first is bounded in time.
 """
 
