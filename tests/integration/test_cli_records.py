@@ -299,6 +299,22 @@ def test_following_ends_quietly(log: library.Client, path: str) -> None:
             child.kill()
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_told(log: library.Client, path: str, unbuffered: str) -> None:
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "tail", "--path", path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            timeout=SECONDS,
+            check=False,
+        )
+    assert done.stderr.startswith(b"error: standard output cannot be written: No space left on device\n")
+    assert done.returncode == 2
+
+
 def test_a_subscriber_opens_the_log_when_its_holder_has_closed_it(tmp_path: Path) -> None:
     command = [*COMMAND, "subscribe", "t", "-f", "-o", "value", "--path", str(tmp_path)]
     with library.open(tmp_path) as first:
