@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +100,7 @@ class Log(Bundle):
         given: dict[Place, object] = {"servers": self.servers, "directory": self.directory, "path": self.path}
         for source in _SOURCES:
             found = [name for name in given if given[name] is not None and _said.get(name) == source]
-            if len(found) > 1:
-                raise InvalidArgument(_several(found, source))
+            check_one_place(found, source)
             if found:
                 return found[0]
         return None
@@ -178,11 +177,15 @@ def check_log(path: Path) -> None:
     raise NotFound(f"there is no log in {path}: `cutwater append TOPIC --create --path {path}` makes one")
 
 
-def _several(names: list[Place], source: str) -> str:
-    """What to say of several logs that are named in the same place."""
-    options = [_OPTIONS[name] for name in names]
+def check_one_place(names: Collection[str], source: str) -> None:
+    """Refuse several logs that are named in the same place, by the parameters that name them."""
+    if len(names) <= 1:
+        return
+    options = [option for name, option in _OPTIONS.items() if name in names]
     if source == "ENVIRONMENT":
         variables = " and ".join(f"CUTWATER_{option.removeprefix('--').upper()}" for option in options)
-        return f"{variables} are set, and each names a log: unset one, or say {' or '.join(options)} with the command"
+        raise InvalidArgument(
+            f"{variables} are set, and each names a log: unset one, or say {' or '.join(options)} with the command"
+        )
     where = "cutwater.toml: take one out" if source == "DEFAULT_MAP" else "the command: say one"
-    return f"{' and '.join(options)} each name a log, and several were said in {where}"
+    raise InvalidArgument(f"{' and '.join(options)} each name a log, and several were said in {where}")
