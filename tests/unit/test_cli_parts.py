@@ -21,11 +21,12 @@ from typer import rich_utils
 from typer.testing import CliRunner
 
 from cutwater.admin import checkup, local_cluster, local_etcd
-from cutwater.cli import inputs
+from cutwater.cli import inputs, servers
 from cutwater.cli.inputs import Piece
 from cutwater.cli.main import ENTRIES, app, load
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.record_output import RecordOutput, as_json, write_records
+from cutwater.cli.servers import Log
 from cutwater.cli.subscribe import LOOKS_BEFORE_WORD, _Printing
 from cutwater.cli.times import parse_position, parse_start, parse_time
 from cutwater.client.records import Record
@@ -229,6 +230,17 @@ def test_a_row_is_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     value, everything = capfdbinary.readouterr().out.splitlines()
     assert json.loads(value) == {"at": "2026-01-31T12:00:00Z", "n": 1, "raw": "/w=="}
     assert json.loads(everything)["row"] == json.loads(value)
+
+
+# Which log.
+
+
+def test_the_disk_is_that_of_the_log_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(servers="cutwater://far:1", directory=Path("cluster"), path=Path("embedded"))
+    for name, disk in (("directory", Path("cluster")), ("path", Path("embedded")), ("servers", None)):
+        said = {"servers": "DEFAULT_MAP", "directory": "", "path": "", name: "COMMANDLINE"}
+        monkeypatch.setattr(servers, "_said", said)
+        assert log.disk == disk
 
 
 # Starting.

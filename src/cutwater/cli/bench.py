@@ -72,7 +72,10 @@ def bench(
     try:
         # Whoever asks for an end does not want a topic or a directory to be left, however often they ask.
         with Interrupts() as interrupts, _served(log) as (url, disk):
-            found.fdatasync_ms = None if disk is None else sync_ms(disk)
+            if disk is not None:
+                # The directory of a cluster may be another user's.
+                with suppress(OSError):
+                    found.fdatasync_ms = sync_ms(disk)
             interrupts.run(_measure(url, log.access(), found))
     except (KeyboardInterrupt, asyncio.CancelledError):
         _show(found)
@@ -87,7 +90,7 @@ def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
     if log.nearest is not None:
         log.check_runs()
         with log.serving() as url:
-            yield url, {"path": log.path, "directory": log.directory}.get(log.nearest)
+            yield url, log.disk
         return
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     # Both servers come with it, which is much to load for those who need none.

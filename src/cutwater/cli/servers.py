@@ -110,6 +110,11 @@ class Log(Bundle):
         """The directory of the local cluster that the command is about, if it is one."""
         return self.directory.absolute() if self.nearest == "directory" and self.directory is not None else None
 
+    @property
+    def disk(self) -> Path | None:
+        """A directory on the disk of the log, if it is known to be on this machine."""
+        return {"path": self.path, "directory": self.directory}.get(self.nearest or "")
+
     def check_runs(self) -> None:
         """Whoever needs a local cluster that was stopped is told at once, and how it is started again."""
         if self.local is not None and not local_cluster.load(self.local).running():
