@@ -155,8 +155,22 @@ def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
     cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row)
     assert cutwater("subscribe", "rows", "-o", "value", "--path", path) == row
     told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row + '{"n":1,"m":2}\n', code=2)
-    assert "standard input, line 2: column 'm'" in told
+    assert "standard input, line 2, column 'm': topic 'rows' has no such column" in told
     assert "code invalid_record" in told
+    told = cutwater(
+        "append",
+        "rows",
+        "--format",
+        "ndjson",
+        "--path",
+        path,
+        given=row.replace(":9", ':"9').replace("}", '"}'),
+        code=2,
+    )
+    assert "standard input, line 1, column 'n': a whole number, without quotes, is wanted, not" in told
+    assert "have no key: leave out --key\n" in cutwater(
+        "append", "rows", "--format", "ndjson", "--key", "k", "--path", path, code=2
+    )
     told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given='{"at":1777636800000}\n', code=2)
     assert "column 'at': a time is a text in ISO 8601" in told
     told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=b'{"n":"\xff"}', code=2)
@@ -184,6 +198,9 @@ def test_what_was_appended_before_an_error_is_told(log: library.Client, path: st
     told = cutwater("append", "half", "--path", path, given=given, code=2)
     assert told.startswith("appended 3 records to topic 'half'")
     assert "error: standard input, line 4: a record has at most 1048576 bytes" in told
+    assert "code record_too_large, exit code 2" in told
+    told = cutwater("append", "half", "--path", path, given=b"x" * (1 << 20) + b"\n", code=2)
+    assert "error: standard input, line 1: this record has 10485" in told
     # Also before there is anything to append.
     told = cutwater("append", "nope", "--path", path, code=30)
     assert told.startswith("error: there is no topic 'nope'")

@@ -119,3 +119,23 @@ def test_what_would_be_changed_is_refused(kind: pa.DataType, json: bytes, told: 
 def test_bytes_that_are_no_json_name_their_line(line: bytes, told: str) -> None:
     with pytest.raises(InvalidArgument, match=f"it, line 2: this is not JSON: {told}"):
         Rows(None, None, None).of(piece_of(b"{}", line))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "told"),
+    [
+        (pa.string(), 7, "a text, in quotes, is wanted, not 7"),
+        (pa.int64(), "7", 'a whole number, without quotes, is wanted, not "7"'),
+        (pa.int32(), 2**31, f"a whole number from -2147483648 to 2147483647 is wanted, not {2**31}"),
+        (pa.uint8(), -1, "a whole number from 0 to 255 is wanted, not -1"),
+        (pa.bool_(), 1, "true or false is wanted, not 1"),
+        (pa.float64(), True, "a number, without quotes, is wanted, not true"),
+        (pa.struct({"a": pa.list_(pa.int64())}), {"a": [1, {}]}, "a whole number, without quotes, is wanted, not {}"),
+        (pa.struct({"a": pa.int64()}), {"a": None, "b": "x"}, ""),
+        (pa.list_(pa.string()), "abc", 'a list is wanted, not "abc"'),
+        (pa.int64(), 1.5, ""),
+        (pa.string(), None, ""),
+    ],
+)
+def test_a_value_of_another_kind_is_told_in_words_of_json(kind: pa.DataType, value: Any, told: str) -> None:
+    assert Rows(pa.schema({"c": kind}), None, None).mismatch({"c": value}, "c") == told

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,7 @@ from cutwater.cli.ndjson import Rows
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.client.client import Client, Producer
+from cutwater.client.errors import InvalidRecord
 from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
 from cutwater.types import Ack
@@ -188,13 +190,18 @@ class _Sending:
         if not records:
             return
         self._is_sending = True
-        with _placed(piece):
+        with _placed(piece, partial(self._why, records)):
             if self._producer is None:
                 self._count(piece, self._client.append(self._appended.topic, records, key=keys))
             else:
                 self._waiting.append((piece, self._producer.send(records, key=keys)))
         self._is_sending = False
         self.settle(IN_FLIGHT_MAX)
+
+    def _why(self, records: list[Any], error: InvalidRecord) -> str:
+        if self._rows is None or error.row is None:
+            return error.what
+        return self._rows.mismatch(records[error.row], error.column) or error.what
 
     def settle(self, most: int) -> None:
         """Wait until no more than ``most`` have no outcome yet. Each has a deadline of its own."""
@@ -218,14 +225,17 @@ class _Sending:
 
 
 @contextmanager
-def _placed(piece: Piece) -> Iterator[None]:
-    """An error about one record names it; one about a piece says where that begins."""
+def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: error.what) -> Iterator[None]:
+    """An error about one record names it; one about a piece says where that begins. ``why``: what is wrong with a
+    record, for those who write lines and files."""
     try:
         yield
     except CutwaterError as error:
         row = getattr(error, "row", None)
         after = "" if row is not None or len(piece.records) == 1 else " and after it"
-        error.message = f"{piece.place(row or 0)}{after}: {error.message}"
+        column = f", column {error.column!r}" if isinstance(error, InvalidRecord) and error.column else ""
+        told = why(error) if isinstance(error, InvalidRecord) else getattr(error, "what", error.message)
+        error.message = f"{piece.place(row or 0)}{after}{column}: {told}"
         raise
 
 

@@ -221,7 +221,7 @@ def _float(kind: pa.DataType, value: Any) -> Any:
         if isinf(found):
             raise ValueError(f"{value} is beyond the range of a double")
         return found
-    if isinstance(value, str) and pa.types.is_floating(kind):
+    if isinstance(value, str | bool) and pa.types.is_floating(kind):
         if value not in NO_NUMBERS:
             names = ", ".join(f'"{name}"' for name in NO_NUMBERS)
             raise ValueError(f"a number, without quotes, or one of {names}, is wanted, not {shown(value)}")
@@ -230,21 +230,30 @@ def _float(kind: pa.DataType, value: Any) -> Any:
 
 
 def mismatch(kind: pa.DataType, value: Any) -> str:
-    """What is wanted, if the value is of another kind than the column; nothing if it is not, or the column may hold
-    several."""
+    """What is wanted, if the value, or one inside it, is of another kind than the column; nothing if none is."""
     for is_kind, types, wanted in _KINDS:
-        if is_kind(kind):
-            fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
-            return "" if value is None or fits else f"{wanted} is wanted, not {shown(value)}"
+        if value is not None and is_kind(kind):
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                return f"{wanted} is wanted, not {shown(value)}"
+            if pa.types.is_integer(kind) and not (numbers := _numbers(kind))[0] <= value <= numbers[-1]:
+                return f"a whole number from {numbers[0]} to {numbers[-1]} is wanted, not {shown(value)}"
+            inner = [(field.type, value.get(field.name)) for field in kind] if pa.types.is_struct(kind) else []
+            inner += [(kind.value_type, one) for one in value] if _is_list(kind) else []
+            return next((told for part, one in inner if (told := mismatch(part, one))), "")
     return ""
 
 
-_KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[type, ...], str], ...] = (
+def _numbers(kind: pa.DataType) -> range:
+    if pa.types.is_unsigned_integer(kind):
+        return range(2**kind.bit_width)
+    return range(-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1))
+
+
+_KINDS: tuple[tuple[Callable[[pa.DataType], bool], tuple[type[Any], ...], str], ...] = (
     (_is_text, (str,), "a text, in quotes,"),
     (pa.types.is_boolean, (bool,), "true or false"),
     (pa.types.is_integer, (int, float), "a whole number, without quotes,"),
     (pa.types.is_floating, (int, float), "a number, without quotes,"),
     (pa.types.is_struct, (dict,), "an object"),
-    (pa.types.is_map, (dict, list), "an object, or a list of pairs,"),
     (_is_list, (list,), "a list"),
 )

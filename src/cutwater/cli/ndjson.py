@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.cli.inputs import Piece
-from cutwater.cli.json_columns import conversions, decoder, shown
+from cutwater.cli.json_columns import conversions, decoder, mismatch, shown
 from cutwater.errors import InvalidArgument
 
 
@@ -20,8 +20,10 @@ class Rows:
         self._key, self._key_field = key, key_field
         self._decode = decoder(schema)
         self._convert = {} if schema is None else conversions(schema)
-        if self._is_typed and key_field is not None:
-            raise InvalidArgument("the topic has a schema, so its records have no key: leave out --key-field")
+        self._types = {} if schema is None else {field.name: field.type for field in schema}
+        if self._is_typed and (key is not None or key_field is not None):
+            option = "--key" if key_field is None else "--key-field"
+            raise InvalidArgument(f"the topic has a schema, so its records have no key: leave out {option}")
 
     def of(self, piece: Piece) -> tuple[Piece, list[Any], Any]:
         """The piece without empty lines, its records, and their keys."""
@@ -32,6 +34,12 @@ class Rows:
             return piece, [self._converted(piece, row, value) for row, value in enumerate(found)], self._key
         keys = [self._key_of(piece, row, value) for row, value in enumerate(found)] if self._key_field else self._key
         return piece, list(piece.records), keys
+
+    def mismatch(self, record: Any, column: str) -> str:
+        """What a column wants that got a value of another kind, in words of JSON; nothing if that is not it."""
+        if column not in self._types or not isinstance(record, dict):
+            return ""
+        return mismatch(self._types[column], record.get(column))
 
     def _decoded(self, piece: Piece, row: int) -> Any:
         try:
