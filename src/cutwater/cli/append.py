@@ -26,7 +26,7 @@ from cutwater.cli.ndjson import Rows
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.client.client import Client, Producer
-from cutwater.client.errors import InvalidRecord
+from cutwater.client.errors import InvalidRecord, RecordTooLarge
 from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
 from cutwater.types import Ack
@@ -234,7 +234,9 @@ def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: er
         row = getattr(error, "row", None)
         after = "" if row is not None or len(piece.records) == 1 else " and after it"
         column = f", column {error.column!r}" if isinstance(error, InvalidRecord) and error.column else ""
-        told = why(error) if isinstance(error, InvalidRecord) else getattr(error, "what", error.message)
+        told = error.what if isinstance(error, RecordTooLarge) else error.message
+        if isinstance(error, InvalidRecord):
+            told = why(error)
         error.message = f"{piece.place(row or 0)}{after}{column}: {told}"
         raise
 
