@@ -30,7 +30,7 @@ def test_cleaning_up_after_the_first_signal_is_not_disturbed_by_others(number: s
 
     before = [signal.getsignal(one) for one in SIGNALS]
     with Interrupts() as interrupts:
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(KeyboardInterrupt):
             interrupts.run(work())
         signalled()
         done.append("after it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import tempfile
@@ -77,7 +76,7 @@ def bench(
                 with suppress(OSError):
                     found.fdatasync_ms = sync_ms(disk)
             interrupts.run(_measure(url, log.access(), found))
-    except (KeyboardInterrupt, asyncio.CancelledError):
+    except KeyboardInterrupt:
         _show(found)
         raise typer.Exit(INTERRUPTED) from None
     _show(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
@@ -20,15 +20,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """As long as this lasts, the first signal raises ``KeyboardInterrupt``, or cancels what ``run`` runs."""
+    """As long as this lasts, the first signal raises ``KeyboardInterrupt``, or cancels what ``run`` runs, which raises
+    it then."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self._signals = signals
         self._is_over = False
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        for number in SIGNALS:
+        for number in self._signals:
             # What was ignored when the process began stays so, as `nohup` wants it.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._interrupt)
@@ -54,7 +56,7 @@ class Interrupts:
         self._is_over = True
 
     def run(self, work: Awaitable[T]) -> T:
-        """As ``asyncio.run``; raises ``CancelledError`` at a signal."""
+        """As ``asyncio.run``."""
 
         async def noted() -> T:
             task = asyncio.current_task()
@@ -65,4 +67,7 @@ class Interrupts:
             finally:
                 self.hold_off()
 
-        return asyncio.run(noted())
+        try:
+            return asyncio.run(noted())
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ import typer
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
 from cutwater.cli.commands import Bundle
+from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.security import NOBODY, Security
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.directories import CLUSTER_FILE, FILES_OF_LOG, METADATA, check_no_address, other_files
@@ -154,8 +155,8 @@ class Log(Bundle):
                 return await work(admin)
 
         self.check_runs()
-        with self.serving(may_create=may_create) as url:
-            return asyncio.run(connected(url))
+        with self.serving(may_create=may_create) as url, Interrupts([signal.SIGINT]) as interrupts:
+            return interrupts.run(connected(url))
 
 
 @dataclass(frozen=True)
