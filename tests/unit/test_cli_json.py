@@ -9,9 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cutwater.cli.append import _placed
 from cutwater.cli.inputs import Piece
 from cutwater.cli.json_values import encode
 from cutwater.cli.ndjson import Rows
+from cutwater.client.errors import RecordTooLarge
 from cutwater.errors import InvalidArgument
 
 STRUCT = pa.struct({"at": pa.timestamp("ms", "UTC"), "raw": pa.list_(pa.binary())})
@@ -139,3 +141,19 @@ def test_bytes_that_are_no_json_name_their_line(line: bytes, told: str) -> None:
 )
 def test_a_value_of_another_kind_is_told_in_words_of_json(kind: pa.DataType, value: Any, told: str) -> None:
     assert Rows(pa.schema({"c": kind}), None, None).mismatch({"c": value}, "c") == told
+
+
+def test_rows_have_no_keys() -> None:
+    for key, field, option in (("k", None, "--key"), (None, "f", "--key-field")):
+        with pytest.raises(InvalidArgument, match=f"its records have no key: leave out {option}$"):
+            Rows(pa.schema({"c": pa.int64()}), key, field)
+
+
+def test_a_record_that_is_too_large_is_told_by_its_line() -> None:
+    def append() -> None:
+        with _placed(piece_of(b"x", b"y")):
+            raise RecordTooLarge(1, 20, 10)
+
+    with pytest.raises(RecordTooLarge) as caught:
+        append()
+    assert caught.value.message.startswith("it, line 2: this record has 20 bytes, 10 is the most: split it")
