@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +155,36 @@ def test_json_becomes_records_or_rows(log: library.Client, path: str) -> None:
     cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row)
     assert cutwater("subscribe", "rows", "-o", "value", "--path", path) == row
     told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given=row + '{"n":1,"m":2}\n', code=2)
-    assert "standard input, line 2: column 'm'" in told
+    assert "standard input, line 2, column 'm': topic 'rows' has no such column" in told
     assert "code invalid_record" in told
+    told = cutwater(
+        "append",
+        "rows",
+        "--format",
+        "ndjson",
+        "--path",
+        path,
+        given=row.replace(":9", ':"9').replace("}", '"}'),
+        code=2,
+    )
+    assert "standard input, line 1, column 'n': a whole number, without quotes, is wanted, not" in told
     told = cutwater("append", "rows", "--format", "ndjson", "--path", path, given='{"at":1777636800000}\n', code=2)
     assert "column 'at': a time is a text in ISO 8601" in told
+
+
+def test_what_subscribe_prints_can_be_appended_again(log: library.Client, path: str) -> None:
+    schema = pa.schema(
+        {"raw": pa.binary(), "price": pa.decimal128(5, 2), "x": pa.float64(), "at": pa.timestamp("ns", "UTC")}
+    )
+    log.create_topic("printed", schema=schema)
+    log.create_topic("again", schema=schema)
+    rows = [[b"abc", None], [Decimal("1.25"), None], [float("nan"), 0.1], [1_767_225_600_000_000_001, 0]]
+    log.append("printed", pa.table([pa.array(c, f.type) for c, f in zip(rows, schema, strict=True)], schema=schema))
+    printed = cutwater("subscribe", "printed", "-o", "value", "--path", path)
+    cutwater("append", "again", "--format", "ndjson", "--path", path, given=printed)
+    first, second = (log.table(name, columns=schema.names) for name in ("printed", "again"))
+    # No NaN equals itself.
+    assert [str(row) for row in first.to_pylist()] == [str(row) for row in second.to_pylist()]
 
 
 def test_what_was_appended_before_an_error_is_told(log: library.Client, path: str) -> None:
@@ -166,6 +193,7 @@ def test_what_was_appended_before_an_error_is_told(log: library.Client, path: st
     told = cutwater("append", "half", "--path", path, given=given, code=2)
     assert told.startswith("appended 3 records to topic 'half'")
     assert "error: standard input, line 4: a record has at most 1048576 bytes" in told
+    assert "code record_too_large, exit code 2" in told
     # Also before there is anything to append.
     told = cutwater("append", "nope", "--path", path, code=30)
     assert told.startswith("error: there is no topic 'nope'")
@@ -189,7 +217,8 @@ def test_lines_of_an_endless_input_are_appended_as_they_come(log: library.Client
                     child.stdin.write(line + b"\n")
                     child.stdin.flush()
                     assert [record.value for record in subscription.take(timeout=SECONDS)] == [line]
-            child.send_signal(signal.SIGINT)
+            # Whoever asks politely for an end is told the same as after Ctrl-C.
+            child.send_signal(signal.SIGTERM)
             told, _ = child.communicate(timeout=SECONDS)
         finally:
             child.kill()
@@ -278,6 +307,22 @@ def test_following_ends_quietly(log: library.Client, path: str) -> None:
             assert (child.stderr.read(), child.wait(SECONDS)) == (b"", 0)
         finally:
             child.kill()
+
+
+def test_an_output_that_is_full_is_told(log: library.Client, path: str) -> None:
+    # So it is noticed only when everything is printed.
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": ""}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*COMMAND, "tail", "--path", path],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            timeout=SECONDS,
+            check=False,
+        )
+    assert done.stderr.startswith(b"error: standard output cannot be written: No space left on device\n")
+    assert done.returncode == 2
 
 
 def test_a_subscriber_opens_the_log_when_its_holder_has_closed_it(tmp_path: Path) -> None:
@@ -398,6 +443,7 @@ def test_bench_without_a_log_makes_one_and_removes_it(tmp_path: Path) -> None:
     assert "for comparison: fdatasync of 4096 bytes" in told
     assert list(tmp_path.iterdir()) == []
     assert "there is no log in nowhere" in cutwater("bench", "--path", "nowhere", code=30, cwd=tmp_path)
+    assert "error: no log can be made in the current directory" in cutwater("bench", code=2, cwd=Path("/proc"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -409,7 +455,11 @@ def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, pat
             while not bench_topics(log):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
+            # Whoever is impatient is not left with more than others.
             process.send_signal(number)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.002)
+            process.send_signal(signal.SIGINT)
             out, _ = process.communicate(timeout=SECONDS)
         finally:
             process.kill()

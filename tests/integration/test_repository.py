@@ -12,13 +12,15 @@ from cutwater.client import repository
 from cutwater.client.repository import Repository
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import Answer, CursorAt, ReadCursorRequest, Request
-from cutwater.errors import DeadlineExceeded, Unavailable
+from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from cutwater.types import GLSN, MILLISECOND, ClusterId
+from cutwater.wire.errors import MalformedFrame
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.metadata_api import ASK
 from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Call
+from cutwater.wire.storage_api import STORAGE_NODE
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -102,3 +104,32 @@ async def test_when_the_time_is_up_the_last_reason_is_told() -> None:
 
 async def test_a_leader_explains_before_a_client_takes_it_for_dead() -> None:
     assert OrderOptions().publish_wait_us < repository.ATTEMPT_MS_MAX * MILLISECOND
+
+
+async def test_whoever_asks_a_storage_node_is_told_so() -> None:
+    listener = await listen(Endpoint(CLUSTER, STORAGE_NODE, "1", Methods()), "127.0.0.1", 0)
+    asks = Repository(Endpoint(CLUSTER, "client"), (f"127.0.0.1:{listener.port}",))
+    try:
+        with pytest.raises(InvalidArgument, match=f"127.0.0.1:{listener.port} is a storage node, and clients ask meta"):
+            await asks.ask(REQUEST, CursorAt, timeout_ms=5_000)
+    finally:
+        asks.close()
+        await listener.close(timeout_ms=500)
+
+
+async def test_whoever_asks_something_else_is_told_so() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/html\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    asks = Repository(Endpoint(CLUSTER, "client"), (address,))
+    try:
+        with pytest.raises(MalformedFrame, match=f"{address} is no Cutwater server"):
+            await asks.ask(REQUEST, CursorAt, timeout_ms=5_000)
+    finally:
+        asks.close()
+        server.close()
+        await server.wait_closed()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from cutwater.cli import config_file, main
 from cutwater.cli.config_file import Setting
@@ -90,6 +94,47 @@ def test_what_cannot_be_is_refused_and_says_what_can(home: Path, text: str, told
     Path("cutwater.toml").write_text(text)
     with pytest.raises(InvalidArgument, match=re.escape(told)):
         settings("append")
+
+
+def shown(*args: str) -> str:
+    return CliRunner().invoke(main.app, ["config", "show", *args]).output
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "told"),
+    [
+        ("timeout = nan", {}, "cutwater.toml: timeout = nan cannot be: Input should be greater than or equal to 0.1"),
+        ("", {"CUTWATER_TIMEOUT": "abc"}, "CUTWATER_TIMEOUT: timeout = 'abc' cannot be: Input should be a valid"),
+        ("path = 'a'\ndir = 'b'", {}, "--dir and --path each name a log, and several were said in cutwater.toml"),
+        ("", {"CUTWATER_PATH": "a", "CUTWATER_DIR": "b"}, "CUTWATER_DIR and CUTWATER_PATH are set, and each names"),
+    ],
+)
+def test_what_commands_refuse_is_not_shown_as_if_it_counted(
+    home: Path, monkeypatch: pytest.MonkeyPatch, text: str, variables: dict[str, str], told: str
+) -> None:
+    Path("cutwater.toml").write_text(text)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert f"error: {told}" in shown()
+
+
+def test_programs_get_values_as_they_are(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("cutwater.toml").write_text('path = "far"\n[append]\ncreate = true\n[sn.start]\nvolumes = ["a", "b"]\n')
+    monkeypatch.setenv("CUTWATER_TOPIC_CREATE_STREAMS", "4")
+    monkeypatch.setenv("CUTWATER_TOKEN", "t")
+    found = {one["option"]: one["value"] for one in json.loads(shown("-o", "json"))}
+    assert found == {"create": True, "path": "far", "streams": 4, "token": "(secret)", "volumes": ["a", "b"]}
+    # Who names a log closer takes back the one that was named further away.
+    monkeypatch.setenv("CUTWATER_DIR", "near")
+    assert "far" not in shown()
+
+
+def test_a_home_that_may_not_be_looked_into_has_no_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(path: object, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert config_file.read(NAMES) == ()
 
 
 def test_a_noun_takes_tables_of_its_commands_only(home: Path) -> None:

@@ -21,11 +21,12 @@ from typer import rich_utils
 from typer.testing import CliRunner
 
 from cutwater.admin import checkup, local_cluster, local_etcd
-from cutwater.cli import inputs
+from cutwater.cli import inputs, servers
 from cutwater.cli.inputs import Piece
 from cutwater.cli.main import ENTRIES, app, load
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.record_output import RecordOutput, as_json, write_records
+from cutwater.cli.servers import Log
 from cutwater.cli.subscribe import LOOKS_BEFORE_WORD, _Printing
 from cutwater.cli.times import parse_position, parse_start, parse_time
 from cutwater.client.records import Record
@@ -165,14 +166,14 @@ def test_json_for_a_topic_of_bytes_stays_as_it_is() -> None:
 def test_json_for_a_topic_with_a_schema_becomes_rows() -> None:
     schema = pa.schema({"at": pa.timestamp("us", "UTC"), "day": pa.date32(), "n": pa.int64()})
     _, rows, keys = Rows(schema, None, None).of(piece_of('{"at": "2026-01-31T12:00:00", "day": "2026-01-31", "n": 1}'))
-    assert (rows, keys) == ([{"at": NOW, "day": date(2026, 1, 31), "n": 1}], None)
+    assert (rows, keys) == ([{"at": NOW.timestamp() * 1_000_000, "day": date(2026, 1, 31), "n": 1}], None)
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
         ("{", "line 2: this is not JSON"),
-        ("[]", "line 2: a text or a number is wanted as field 'id', not None"),
+        ("[]", "line 2: a text or a number is wanted as field 'id', not null"),
         ('{"id": {}}', "line 2: a text or a number is wanted as field 'id', not {}"),
     ],
 )
@@ -183,13 +184,13 @@ def test_what_is_wrong_with_a_line_of_json_names_the_line(line: str, told: str) 
 
 def test_a_time_that_is_none_names_line_and_column() -> None:
     rows = Rows(pa.schema({"at": pa.timestamp("us", "UTC"), "day": pa.date32()}), None, None)
-    with pytest.raises(InvalidArgument, match=r"line 1, column 'at': a time in ISO 8601, .*, is wanted, not 'soon'"):
+    with pytest.raises(InvalidArgument, match=r"line 1, column 'at': a time in ISO 8601, .*, is wanted, not .soon."):
         rows.of(piece_of('{"at": "soon"}'))
     with pytest.raises(
-        InvalidArgument, match="line 1, column 'day': a date, such as 2026-01-31, is wanted, not 'soon'"
+        InvalidArgument, match=r"line 1, column 'day': a date, such as 2026-01-31, is wanted, not .soon."
     ):
         rows.of(piece_of('{"day": "soon"}'))
-    with pytest.raises(InvalidArgument, match=r"line 1, column 'at': .* is finer than microseconds.*round it"):
+    with pytest.raises(InvalidArgument, match=r"line 1, column 'at': .* cannot be timestamp.*without being changed"):
         rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456789Z"}'))
     assert rows.of(piece_of('{"at": "2026-01-31T12:00:00.123456000Z"}'))[1][0]["at"].microsecond == 123_456
 
@@ -232,6 +233,17 @@ def test_a_row_is_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     value, everything = capfdbinary.readouterr().out.splitlines()
     assert json.loads(value) == {"at": "2026-01-31T12:00:00Z", "n": 1, "raw": "/w=="}
     assert json.loads(everything)["row"] == json.loads(value)
+
+
+# Which log.
+
+
+def test_the_disk_is_that_of_the_log_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(servers="cutwater://far:1", directory=Path("cluster"), path=Path("embedded"))
+    for name, disk in (("directory", Path("cluster")), ("path", Path("embedded")), ("servers", None)):
+        said = {"servers": "DEFAULT_MAP", "directory": "", "path": "", name: "COMMANDLINE"}
+        monkeypatch.setattr(servers, "_said", said)
+        assert log.disk == disk
 
 
 # Starting.

@@ -247,8 +247,7 @@ def _earlier(directory: Path) -> LocalCluster | None:
 
 def is_up(member: Member | local_etcd.EtcdMember | Starter) -> bool:
     """Whether this very process runs, and not another one that got its number since."""
-    is_same = member.started in (0, processes.started_at(member.pid))
-    return is_same and processes.is_running(member.pid)
+    return processes.is_running(member.pid, member.started)
 
 
 def _start_all(directory: Path, cluster: LocalCluster) -> None:

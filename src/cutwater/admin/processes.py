@@ -8,9 +8,10 @@ import select
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from cutwater.errors import Unavailable
+from cutwater.errors import Refused, Unavailable
 
 START_SECONDS_MAX = 30.0
 LOG_TAIL_BYTES = 2_000
@@ -83,21 +84,13 @@ def tail(log: Path) -> str:
         return file.read().decode(errors="replace").strip()
 
 
-def is_running(pid: int) -> bool:
-    """Whether the process lives; a child that ended is put to rest on the way. One of another user is none of ours."""
-    if pid <= 0:
-        return False
-    try:
-        done, _ = os.waitpid(pid, os.WNOHANG)
-        if done == pid:
-            return False
-    except ChildProcessError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return _stat(pid)[:1] != ["Z"]
+def is_running(pid: int, started: int = 0) -> bool:
+    """As ``lives_on``, for processes that were started here or by a command: a child that ended is put to rest on the
+    way."""
+    if pid > 0:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return lives_on(pid, started)
 
 
 def started_at(pid: int) -> int:
@@ -109,7 +102,9 @@ def started_at(pid: int) -> int:
 
 def lives_on(pid: int, started: int) -> bool:
     """Whether the process lives that was started then, and not another that got its number since; 0 if it is not known
-    when. Unlike ``is_running``, for any process, whosever it or its parent is."""
+    when. Whosever it is: that it may not be signalled says that it is there. Its parent still hears of its end."""
+    if pid <= 0:
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -155,3 +150,5 @@ def _signal(pid: int, number: signal.Signals) -> None:
             os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         return
+    except PermissionError:
+        raise Refused(f"process {pid} belongs to another user, who can stop it") from None

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +21,12 @@ from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.inputs import STANDARD_INPUT, Piece
+from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.ndjson import Rows
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.client.client import Client, Producer
+from cutwater.client.errors import InvalidRecord, RecordTooLarge
 from cutwater.core.words import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
 from cutwater.types import Ack
@@ -123,7 +126,8 @@ def append(
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
         with _progress(paths, is_watched and not Settings.is_json) as advance:
             sending = _Sending(client, appended, advance, rows, key, producer)
-            _append(sending, _pieces(paths, form), appended)
+            with Interrupts():
+                _append(sending, _pieces(paths, form), appended)
     show(appended, str(appended))
 
 
@@ -139,11 +143,14 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
 def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended) -> None:
     """Whatever stops it, what was acknowledged until then is told."""
     try:
-        for piece in pieces:
-            sending.send(piece)
-        sending.settle(0)
+        try:
+            for piece in pieces:
+                sending.send(piece)
+            sending.settle(0)
+        except CutwaterError:
+            sending.give_up()
+            raise
     except CutwaterError:
-        sending.give_up()
         show(appended, str(appended))
         raise
     except KeyboardInterrupt:
@@ -183,13 +190,18 @@ class _Sending:
         if not records:
             return
         self._is_sending = True
-        with _placed(piece):
+        with _placed(piece, partial(self._why, records)):
             if self._producer is None:
                 self._count(piece, self._client.append(self._appended.topic, records, key=keys))
             else:
                 self._waiting.append((piece, self._producer.send(records, key=keys)))
         self._is_sending = False
         self.settle(IN_FLIGHT_MAX)
+
+    def _why(self, records: list[Any], error: InvalidRecord) -> str:
+        if self._rows is None or error.row is None:
+            return error.what
+        return self._rows.mismatch(records[error.row], error.column) or error.what
 
     def settle(self, most: int) -> None:
         """Wait until no more than ``most`` have no outcome yet. Each has a deadline of its own."""
@@ -213,14 +225,19 @@ class _Sending:
 
 
 @contextmanager
-def _placed(piece: Piece) -> Iterator[None]:
-    """An error about one record names it; one about a piece says where that begins."""
+def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: error.what) -> Iterator[None]:
+    """An error about one record names it; one about a piece says where that begins. ``why``: what is wrong with a
+    record, for those who write lines and files."""
     try:
         yield
     except CutwaterError as error:
         row = getattr(error, "row", None)
         after = "" if row is not None or len(piece.records) == 1 else " and after it"
-        error.message = f"{piece.place(row or 0)}{after}: {error.message}"
+        column = f", column {error.column!r}" if isinstance(error, InvalidRecord) and error.column else ""
+        told = error.what if isinstance(error, RecordTooLarge) else error.message
+        if isinstance(error, InvalidRecord):
+            told = why(error)
+        error.message = f"{piece.place(row or 0)}{after}{column}: {told}"
         raise
 
 

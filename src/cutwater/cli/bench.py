@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +17,12 @@ from cutwater.admin.checkup import SYNC_BYTES, sync_ms
 from cutwater.admin.measuring import Part, Plan, measure, own_topic
 from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import INTERRUPTED, Settings
+from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
 from cutwater.client.access import Access
 from cutwater.client.async_client import AsyncClient
+from cutwater.errors import InvalidArgument
 
 app = verbs()
 
@@ -67,13 +67,18 @@ def bench(
         streams=streams,
         replication=replication,
     )
-    with _served(log) as (url, disk):
-        found = Benchmark(plan, [], None if disk is None else sync_ms(disk))
-        try:
-            asyncio.run(_measure(url, log.access(), found))
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            _show(found)
-            raise typer.Exit(INTERRUPTED) from None
+    found = Benchmark(plan, [], None)
+    try:
+        # Whoever asks for an end does not want a topic or a directory to be left, however often they ask.
+        with Interrupts() as interrupts, _served(log) as (url, disk):
+            if disk is not None:
+                # The directory of a cluster may be another user's.
+                with suppress(OSError):
+                    found.fdatasync_ms = sync_ms(disk)
+            interrupts.run(_measure(url, log.access(), found))
+    except KeyboardInterrupt:
+        _show(found)
+        raise typer.Exit(INTERRUPTED) from None
     _show(found)
 
 
@@ -84,21 +89,30 @@ def _served(log: Log) -> Iterator[tuple[str, Path | None]]:
     if log.nearest is not None:
         log.check_runs()
         with log.serving() as url:
-            yield url, {"path": log.path, "directory": log.directory}.get(log.nearest)
+            yield url, log.disk
         return
     logging.getLogger("cutwater").setLevel(logging.ERROR)
     # Both servers come with it, which is much to load for those who need none.
     from cutwater import embedded  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=Path()) as folder, embedded.open(folder) as client:
-        yield client.servers, Path(folder)
+    with _folder() as folder, embedded.open(folder) as client:
+        yield client.servers, folder
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="cutwater-bench-", dir=Path())
+    except OSError as error:
+        raise InvalidArgument(
+            f"no log can be made in the current directory ({error.strerror}): run this in one that may be written, or "
+            "name a log with --path, --dir or --servers"
+        ) from None
+    with made as name:
+        yield Path(name)
 
 
 async def _measure(url: str, access: Access, found: Benchmark) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    # Whoever asks politely for an end does not want a topic to be left either.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     client = await AsyncClient.connect(url, tls=access.tls, token=access.token)
     async with client, own_topic(client, found.plan) as topic:
         _tell(f"measuring in topic {topic!r}, at most {found.plan.seconds:g} s for each of five parts")

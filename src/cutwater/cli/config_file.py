@@ -71,9 +71,14 @@ def paths() -> list[Path]:
     return [Path(base).expanduser() / "cutwater" / NAME, Path(NAME)]
 
 
+def is_there(path: Path) -> bool:
+    """Whoever may not look into a home, such as that of the user who called ``sudo``, has no file there."""
+    return os.path.exists(path)
+
+
 def read(commands: Collection[str]) -> tuple[ConfigFile, ...]:
     """All files that there are, in the order of ``paths``. Their tables are looked at when the command is known."""
-    return tuple(_checked(path, commands) for path in paths() if path.exists() or VARIABLE in os.environ)
+    return tuple(_checked(path, commands) for path in paths() if is_there(path) or VARIABLE in os.environ)
 
 
 def _checked(path: Path, commands: Collection[str]) -> ConfigFile:

@@ -34,7 +34,7 @@ def doctor(
 
     Exit code 0 unless something essential is wrong, then 3.
     """
-    checks = list(check_machine(disk or log.path or log.directory or Path()))
+    checks = list(check_machine(disk or log.disk or Path()))
     if log.nearest is not None:
         checks += _check_cluster(log)
     rows = [(check.verdict, check.name, check.found, check.advice or "-") for check in checks]

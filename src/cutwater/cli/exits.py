@@ -6,16 +6,18 @@ one. ``docs/operating.md`` shows the same table.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, InvalidArgument
 
 INTERNAL_ERROR = 1
 UNHEALTHY = 3
@@ -85,6 +87,37 @@ def leave_at_once(error: CutwaterError) -> NoReturn:
     os._exit(exit_code)
 
 
+def is_of_output(error: OSError) -> bool:
+    """Whether it says that standard output takes no more. An error about a file would name it."""
+    return error.filename is None and error.errno in _OUTPUT_ERRORS
+
+
+_OUTPUT_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+@contextmanager
+def output_told() -> Iterator[None]:
+    """Nothing of what a process prints gets lost in silence."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        if not is_of_output(error):
+            raise
+        _drop_output()
+        sys.exit(show(InvalidArgument(f"standard output cannot be written: {error.strerror}")))
+
+
+def _drop_output() -> None:
+    """What is still buffered must go somewhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def ended_well(work: Callable[[], None]) -> None:
     """Its errors become messages and exit codes; without a traceback, unless --debug was said."""
     try:
@@ -94,10 +127,10 @@ def ended_well(work: Callable[[], None]) -> None:
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:
-        # Whoever read the output, such as ``head``, has seen enough. What is still buffered must go somewhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output, such as ``head``, has seen enough.
+        _drop_output()
     except Exception as error:
-        if Settings.is_debug:
+        if Settings.is_debug or (isinstance(error, OSError) and is_of_output(error)):
             raise
         print(f"internal error: {error!r}\n  this is a bug; say --debug to see where", file=sys.stderr)
         raise typer.Exit(INTERNAL_ERROR) from None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cutwater.client.encoding import Limits
+from cutwater.client.errors import RecordTooLarge
 from cutwater.errors import InvalidArgument
 
 PIECE_BYTES = 512 * 1024
@@ -93,7 +94,7 @@ def _whole(fd: int, name: str) -> bytes:
         while data := os.read(fd, READ_BYTES):
             found += data
             if len(found) > RECORD_BYTES_MAX:
-                raise _too_long(name)
+                raise _too_long(name, len(found))
     except OSError as error:
         raise InvalidArgument(f"{name} cannot be read: {error.strerror}") from None
     return bytes(found)
@@ -107,7 +108,7 @@ def lines(fd: int, name: str) -> Iterator[Piece]:
     for data in _available(fd, name):
         *complete, rest = (rest + data).split(b"\n")
         if len(rest) > RECORD_BYTES_MAX:
-            raise _too_long(f"{source}{number + len(complete)}")
+            raise _too_long(f"{source}{number + len(complete)}", len(rest))
         for first in range(0, len(complete), RECORDS_MAX):
             records = complete[first : first + RECORDS_MAX]
             yield Piece(records, range(number, number + len(records)), source)
@@ -130,8 +131,11 @@ def _available(fd: int, name: str) -> Iterator[bytes]:
         raise InvalidArgument(f"{name} cannot be read: {error.strerror}") from None
 
 
-def _too_long(what: str) -> InvalidArgument:
-    return InvalidArgument(
+def _too_long(what: str, size: int) -> RecordTooLarge:
+    """It was not read to its end."""
+    error = RecordTooLarge(0, size, RECORD_BYTES_MAX)
+    error.message = (
         f"{what}: a record has at most {RECORD_BYTES_MAX} bytes, and this one has more: split it, or store it "
         "elsewhere and append where it is"
     )
+    return error

@@ -15,7 +15,7 @@ from typer._completion_classes import completion_init
 from cutwater import __version__
 from cutwater.cli import config_file
 from cutwater.cli.commands import Command, Group, asks_for_json, usage_told
-from cutwater.cli.exits import Settings, show
+from cutwater.cli.exits import Settings, output_told, show
 from cutwater.cli.options import DebugOption
 from cutwater.errors import CutwaterError
 
@@ -126,4 +126,5 @@ def root(
 def main() -> None:
     # Typer speaks with shells in its own way, also where it offers no options to set that up.
     completion_init()
-    app(prog_name="cutwater")
+    with output_told():
+        app(prog_name="cutwater")

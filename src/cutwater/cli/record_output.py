@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 
 from cutwater.cli.exits import Settings
+from cutwater.cli.json_values import encode
 
 if TYPE_CHECKING:
     from cutwater.client.records import Record
@@ -82,11 +82,11 @@ def _named(name: str, value: bytes) -> dict[str, str]:
 
 
 def _json_line(record: Record) -> bytes:
-    return msgspec.json.encode(as_json(record), enc_hook=str)
+    return encode(as_json(record))
 
 
 def _value(record: Record) -> bytes:
-    return msgspec.json.encode(record.row, enc_hook=str) if record.row else record.value
+    return encode(record.row) if record.row else record.value
 
 
 def _key_value(record: Record) -> bytes:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -17,6 +16,7 @@ import typer
 
 from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import Settings
+from cutwater.cli.json_values import encode
 from cutwater.cli.pipeline_output import size, time_of_ms
 from cutwater.cli.tables import show, table
 from cutwater.core.words import counted
@@ -208,7 +208,7 @@ def _timed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.json.encode(value).decode() if isinstance(value, dict | list | bytes) else value
+    return encode(value).decode() if isinstance(value, dict | list | bytes) else value
 
 
 def _write(rows: pa.Table, out: Path) -> None:
@@ -216,7 +216,7 @@ def _write(rows: pa.Table, out: Path) -> None:
         if out.suffix == ".parquet":
             pq.write_table(rows, out)
         else:
-            out.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows.to_pylist()))
+            out.write_bytes(b"".join(encode(row) + b"\n" for row in rows.to_pylist()))
     except OSError as error:
         raise InvalidArgument(f"{out} cannot be written: {error}") from error
 

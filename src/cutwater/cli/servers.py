@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+import signal
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import Admin
 from cutwater.cli.commands import Bundle
+from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.security import NOBODY, Security
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.directories import CLUSTER_FILE, FILES_OF_LOG, METADATA, check_no_address, other_files
@@ -100,8 +101,7 @@ class Log(Bundle):
         given: dict[Place, object] = {"servers": self.servers, "directory": self.directory, "path": self.path}
         for source in _SOURCES:
             found = [name for name in given if given[name] is not None and _said.get(name) == source]
-            if len(found) > 1:
-                raise InvalidArgument(_several(found, source))
+            check_one_place(found, source)
             if found:
                 return found[0]
         return None
@@ -110,6 +110,11 @@ class Log(Bundle):
     def local(self) -> Path | None:
         """The directory of the local cluster that the command is about, if it is one."""
         return self.directory.absolute() if self.nearest == "directory" and self.directory is not None else None
+
+    @property
+    def disk(self) -> Path | None:
+        """A directory on the disk of the log, if it is known to be on this machine."""
+        return {"path": self.path, "directory": self.directory}.get(self.nearest or "")
 
     def check_runs(self) -> None:
         """Whoever needs a local cluster that was stopped is told at once, and how it is started again."""
@@ -150,8 +155,8 @@ class Log(Bundle):
                 return await work(admin)
 
         self.check_runs()
-        with self.serving(may_create=may_create) as url:
-            return asyncio.run(connected(url))
+        with self.serving(may_create=may_create) as url, Interrupts([signal.SIGINT]) as interrupts:
+            return interrupts.run(connected(url))
 
 
 @dataclass(frozen=True)
@@ -178,11 +183,15 @@ def check_log(path: Path) -> None:
     raise NotFound(f"there is no log in {path}: `cutwater append TOPIC --create --path {path}` makes one")
 
 
-def _several(names: list[Place], source: str) -> str:
-    """What to say of several logs that are named in the same place."""
-    options = [_OPTIONS[name] for name in names]
+def check_one_place(names: Collection[str], source: str) -> None:
+    """Refuse several logs that are named in the same place, by the parameters that name them."""
+    if len(names) <= 1:
+        return
+    options = [option for name, option in _OPTIONS.items() if name in names]
     if source == "ENVIRONMENT":
         variables = " and ".join(f"CUTWATER_{option.removeprefix('--').upper()}" for option in options)
-        return f"{variables} are set, and each names a log: unset one, or say {' or '.join(options)} with the command"
+        raise InvalidArgument(
+            f"{variables} are set, and each names a log: unset one, or say {' or '.join(options)} with the command"
+        )
     where = "cutwater.toml: take one out" if source == "DEFAULT_MAP" else "the command: say one"
-    return f"{' and '.join(options)} each name a log, and several were said in {where}"
+    raise InvalidArgument(f"{' and '.join(options)} each name a log, and several were said in {where}")

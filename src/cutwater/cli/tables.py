@@ -6,9 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from cutwater.cli.exits import Settings
+from cutwater.cli.json_values import encode
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 def show(value: object, render: RenderableType) -> None:
     """The value itself for programs, what was made of it for people: whichever ``--output`` asks for."""
     if Settings.is_json:
-        print(msgspec.json.encode(value).decode())
+        print(encode(value).decode())
         return
     if isinstance(render, str):
         print(render)

@@ -17,7 +17,8 @@ from cutwater.errors import InvalidArgument, Refused
 
 
 class InvalidRecord(InvalidArgument):
-    """``row`` is None if a column as a whole is wrong, and ``column`` is empty if it is about no single one."""
+    """``row`` is None if a column as a whole is wrong, and ``column`` is empty if it is about no single one. ``what``
+    is the message without both, for those who have their own words for them."""
 
     code = "invalid_record"
 
@@ -26,22 +27,22 @@ class InvalidRecord(InvalidArgument):
             part for part in (f"column {column!r}" if column else "", "" if row is None else f"row {row}") if part
         )
         super().__init__(f"{where}: {message}" if where else message)
-        self.column, self.row = column, row
+        self.what, self.column, self.row = message, column, row
 
 
 class RecordTooLarge(InvalidArgument):
-    """``row`` is None if it is the batch as a whole that is too large."""
+    """``row`` is None if it is the batch as a whole that is too large. ``what`` is the message without it."""
 
     code = "record_too_large"
 
     def __init__(self, row: int | None, size: int, limit: int) -> None:
         if row is None:
-            message = f"the batch has {size} bytes, {limit} is the most: append it in parts"
+            self.what = f"the batch has {size} bytes, {limit} is the most: append it in parts"
+            super().__init__(self.what)
         else:
-            message = (
-                f"row {row} has {size} bytes, {limit} is the most: split it, or store it elsewhere and refer to it"
-            )
-        super().__init__(message)
+            told = f"has {size} bytes, {limit} is the most: split it, or store it elsewhere and refer to it"
+            self.what = f"this record {told}"
+            super().__init__(f"row {row} {told}")
         self.row, self.size, self.limit = row, size, limit
 
 

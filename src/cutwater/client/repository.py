@@ -17,7 +17,7 @@ from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.metadata_api import ASK
 from cutwater.wire.states import State
-from cutwater.wire.storage_api import COMPLAINT, Complaint
+from cutwater.wire.storage_api import COMPLAINT, STORAGE_NODE, Complaint
 
 A = TypeVar("A")
 
@@ -182,8 +182,15 @@ class Repository:
             address = self.addresses[self._turn % len(self.addresses)]
             left = int((deadline - asyncio.get_running_loop().time()) * 1_000)
             timeout_ms = max(1, min(left, CONNECT_MS_MAX))
-            self._connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
-            return self._connection
+            connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
+            if connection.peer is not None and connection.peer.role == STORAGE_NODE:
+                connection.abort()
+                raise InvalidArgument(
+                    f"{address} is a storage node, and clients ask metadata nodes first: name their addresses, which "
+                    "`cutwater mr start` prints, and `cutwater cluster status --dir DIR` for a local cluster"
+                )
+            self._connection = connection
+            return connection
 
 
 def _was_not_done(error: CutwaterError) -> bool:

@@ -111,11 +111,7 @@ class Job(Struct):
     @property
     def is_alive(self) -> bool:
         """Whether a process has it in hand."""
-        return (
-            self.state not in OVER
-            and self.started in (0, processes.started_at(self.pid))
-            and processes.is_running(self.pid)
-        )
+        return self.state not in OVER and processes.is_running(self.pid, self.started)
 
     @property
     def state_now(self) -> State:

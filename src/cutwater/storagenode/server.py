@@ -53,11 +53,7 @@ PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
 """Towards peers more may wait than towards clients: entries come as notices, and one that is refused seals its stream.
 What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
 
-
 STAGED_ASK_MS_MAX = 10_000
-
-ROLE = "storage node"
-"""What a storage node calls itself when it connects."""
 
 STOP_SECONDS_MORE = 1.0
 """How long the end of a node is waited for beyond its time, if it does not come to begin."""
@@ -210,11 +206,11 @@ class StorageNodeServer:
 
     def _endpoint(self, options: WireOptions) -> Endpoint:
         identity = self.volumes.identity
-        return Endpoint(identity.cluster, ROLE, str(identity.node), self._methods, options)
+        return Endpoint(identity.cluster, api.STORAGE_NODE, str(identity.node), self._methods, options)
 
     def _connected(self, connection: Connection) -> None:
         peer = connection.peer
-        if peer is not None and peer.role == ROLE:
+        if peer is not None and peer.role == api.STORAGE_NODE:
             self.peers.heard_from(peer.name)
 
     def _spawn(self, work: Awaitable[None]) -> None:

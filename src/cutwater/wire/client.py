@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
 from cutwater.wire import nearby
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost, Untrusted
+from cutwater.wire.errors import ConnectionLost, MalformedFrame, Untrusted
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.states import State
 
@@ -60,13 +60,16 @@ async def greeted(
     connection: Connection, attach: Callable[[], Awaitable[None]], address: str, timeout_ms: int
 ) -> Connection:
     """Attach a connection to a transport and wait until both sides have greeted each other."""
+    is_attached = False
     try:
         async with asyncio.timeout(timeout_ms / 1_000):
             await attach()
+            is_attached = True
             await connection.opened
     except TimeoutError:
         connection.abort()
-        raise DeadlineExceeded(f"{address} could not be connected to within {timeout_ms} ms") from None
+        silent = ": somebody listens there, but does not greet, and may be no Cutwater server" if is_attached else ""
+        raise DeadlineExceeded(f"{address} could not be connected to within {timeout_ms} ms{silent}") from None
     except ssl.SSLError as error:
         connection.abort()
         raise Untrusted(f"{address}: TLS failed: {error}") from error
@@ -84,6 +87,10 @@ async def greeted(
         assert connection.error is not None
         # Whoever asked for it does not get it, so nobody else would close it.
         connection.abort()
+        if isinstance(connection.error, MalformedFrame) and connection.peer is None:
+            raise MalformedFrame(
+                f"{address} is no Cutwater server, as it does not answer as one: check the address and the port"
+            ) from connection.error
         raise _definite(connection.error)
     return connection
 

@@ -44,6 +44,9 @@ from cutwater.types import (
 )
 from cutwater.wire.methods import Method, Notice, StreamMethod
 
+STORAGE_NODE = "storage node"
+"""What a storage node calls itself when it greets."""
+
 # Clients.
 
 

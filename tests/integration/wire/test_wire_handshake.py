@@ -203,8 +203,9 @@ async def test_who_greets_byte_by_byte_is_sent_away(network: Any) -> None:
 async def test_a_listener_that_says_nothing_is_not_waited_for(tcp: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        for more in ({}, {"tls": _any_tls()}):
-            with pytest.raises(DeadlineExceeded, match=f"127.0.0.1:{port} could not be connected to within 80 ms"):
+        for more, why in (({}, ": somebody listens there, but does not greet"), ({"tls": _any_tls()}, "$")):
+            told = f"127.0.0.1:{port} could not be connected to within 80 ms{why}"
+            with pytest.raises(DeadlineExceeded, match=told):
                 await connect(Endpoint(ClusterId(1), "client"), "127.0.0.1", port, timeout_ms=80, **more)
 
 
@@ -217,7 +218,7 @@ async def test_a_listener_that_is_something_else_is_noticed(tcp: Any) -> None:
     server = await asyncio.start_server(shout, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(CutwaterError, match=r"no frame|exceeds"):
+        with pytest.raises(CutwaterError, match=f"127.0.0.1:{port} is no Cutwater server"):
             await connect(Endpoint(ClusterId(1), "client"), "127.0.0.1", port, timeout_ms=2_000)
 
 
