@@ -130,6 +130,11 @@ def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_the
             await some.close()
         with pytest.raises(ClientClosed, match="this subscription was closed"):
             aiter(some)
+        waits = await log.subscribe("t", start="latest")
+        waiting = asyncio.create_task(anext(waits, None))
+        await asyncio.sleep(0)
+        await waits.close()
+        assert await waiting is None, "by another task: its loop ends, too"
 
     with_log(tmp_path, test)
 
