@@ -5,8 +5,8 @@ Everything lies under one directory; ``cluster.json`` there says which processes
     {"servers": "cutwater://…", "metadata": [{"id", "pid", "address"}], "storage_nodes": [{"id", "pid", "address"}]}
 
 It is there before the first process is, and each is noted as soon as it is started; so whatever a start leaves behind
-that is killed on the way is found by the next start, and by stop. A process that has not been noted yet ends by itself,
-when it finds nobody to tell that it serves.
+that is killed on the way is found by the next start, and by stop. A server that has not been noted yet ends by itself,
+when it finds nobody to tell that it serves; only etcd would not, which has nobody to tell.
 """
 
 from __future__ import annotations
