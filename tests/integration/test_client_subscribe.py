@@ -19,6 +19,7 @@ from cutwater.client.errors import ClientClosed
 from cutwater.client.records import Record
 from cutwater.client.subscriptions import AsyncSubscription
 from cutwater.core.requests import AddStreamRequest, SealRequest
+from cutwater.core.subscription import Run
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.types import LogStreamId
@@ -104,7 +105,9 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
-def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_there(tmp_path: Path) -> None:
+def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t")
         await log.append("t", [b"1", b"2"])
@@ -138,6 +141,18 @@ def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_the
         await asyncio.sleep(0)
         await waits.close()
         assert await waiting is None, "by another task: its loop ends, too"
+        last = await log.subscribe("t")
+        feed = last._feed
+        assert feed is not None
+        take = feed.take
+
+        async def taken() -> list[Run]:
+            runs = await take()
+            await last.close()
+            return runs
+
+        monkeypatch.setattr(feed, "take", taken)
+        assert [record async for record in last] == [], "not even what was just ready comes after it"
 
     with_log(tmp_path, test)
 

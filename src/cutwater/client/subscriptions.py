@@ -253,6 +253,8 @@ class AsyncSubscription(Generic[T]):
                 continue
             if runs is None:
                 return
+            # It may have been closed since they were ready.
+            self._check_open()
             self._reached = feed.next_glsn
             self._pieces.extend(self._clipped(runs))
 
