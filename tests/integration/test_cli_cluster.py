@@ -232,6 +232,30 @@ def test_a_start_that_is_killed_leaves_nothing_that_is_not_found(tmp_path: Path)
         processes.stop(local_cluster.load(tmp_path).running(), 1.0)
 
 
+@pytest.mark.skipif(not Path("/proc/self/comm").exists(), reason="only Linux tells the names of processes there")
+def test_when_a_process_was_started_is_known_whatever_its_name_is() -> None:
+    comm, started = Path("/proc/self/comm"), processes.started_at(os.getpid())
+    name = comm.read_bytes()
+    try:
+        comm.write_bytes(b"\xff) (")
+        assert processes.started_at(os.getpid()) == started > 0
+    finally:
+        comm.write_bytes(name.strip())
+
+
+def test_of_two_that_start_a_cluster_at_once_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one leaves the description alone, by which the processes of the first are found."""
+    first = local_cluster.LocalCluster("cutwater://127.0.0.1:1", [], [])
+
+    def meanwhile(*_: object) -> None:
+        first.save(tmp_path)
+
+    monkeypatch.setattr(local_cluster, "check_may_hold", meanwhile)
+    with pytest.raises(AlreadyExists, match="is being started by another process, too"):
+        local_cluster.start(tmp_path, program=("-c", "no server"))
+    assert local_cluster.load(tmp_path) == first
+
+
 def test_a_stopped_cluster_starts_again_with_its_data(tmp_path: Path) -> None:
     where = ("--dir", str(tmp_path))
     cutwater("cluster", "start", *where, "--storage-nodes", "1")

@@ -11,11 +11,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from cutwater.client import feeds
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.catalogs import Catalogs, View
+from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.records import Record
 from cutwater.client.subscriptions import AsyncSubscription
 from cutwater.core.requests import AddStreamRequest, SealRequest
+from cutwater.core.subscription import Run
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.types import LogStreamId
@@ -101,7 +105,9 @@ def test_where_it_starts_and_stops(tmp_path: Path) -> None:
     with_log(tmp_path, test)
 
 
-def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_there(tmp_path: Path) -> None:
+def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t")
         await log.append("t", [b"1", b"2"])
@@ -130,6 +136,47 @@ def test_what_is_closed_is_not_at_its_end_and_who_does_not_wait_gets_what_is_the
             await some.close()
         with pytest.raises(ClientClosed, match="this subscription was closed"):
             aiter(some)
+        waits = await log.subscribe("t", start="latest")
+        waiting = asyncio.create_task(anext(waits, None))
+        await asyncio.sleep(0)
+        await waits.close()
+        assert await waiting is None, "by another task: its loop ends, too"
+        last = await log.subscribe("t")
+        feed = last._feed
+        assert feed is not None
+        take = feed.take
+
+        async def taken() -> list[Run]:
+            runs = await take()
+            await last.close()
+            return runs
+
+        monkeypatch.setattr(feed, "take", taken)
+        assert [record async for record in last] == [], "not even what was just ready comes after it"
+
+    with_log(tmp_path, test)
+
+
+def test_who_has_everything_and_does_not_take_it_does_not_ask_for_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        await log.append("t", b"1")
+        monkeypatch.setattr(feeds, "CATALOG_SECONDS_ALONE", 0.001)
+        subscription = await log.subscribe("t", follow=False)
+        await asyncio.sleep(0.1)
+        asked, fresh = 0, Catalogs.fresh
+
+        async def counted(catalogs: Catalogs, deadline: Deadline) -> View:
+            nonlocal asked
+            asked += 1
+            return await fresh(catalogs, deadline)
+
+        monkeypatch.setattr(Catalogs, "fresh", counted)
+        await asyncio.sleep(0.2)
+        assert asked <= 1
+        await subscription.close()
 
     with_log(tmp_path, test)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from cutwater.client.loop_thread import LoopThread
 from cutwater.errors import DeadlineExceeded
+from cutwater.wire.loops import new_event_loop
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -132,3 +135,8 @@ taken = os.open(os.devnull, os.O_RDONLY)
 os._exit(0 if taken == 3 else 1)
 """
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+def test_so_can_one_where_there_is_no_null_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "devnull", str(tmp_path / "none"))
+    new_event_loop().close()

@@ -151,6 +151,20 @@ def test_log_streams_that_are_too_many_are_sealed_for_good() -> None:
     assert leader.state.index == index, "nothing new"
 
 
+def test_of_log_streams_that_take_no_appends_one_is_kept_that_will_by_itself() -> None:
+    nodes = cluster(streams=2)
+    leader = nodes.leader
+    leader.answer(r.SealRequest(LS1))
+    nodes.take(leader.run(NodeUnreachable(N2)))
+    assert not any(s.is_open for s in leader.state.streams.values())
+    assert leader.answer(r.ChangeTopicRequest("orders", streams=1)) == r.Done()
+    nodes.rounds(100)
+    assert {s.stream: (s.is_open, s.final) for s in leader.state.streams.values()} == {
+        LS1: (False, True),
+        LS2: (True, False),
+    }
+
+
 def test_cursors_are_read_and_dropped() -> None:
     leader = cluster().leader
     assert leader.answer(r.ReadCursorRequest("c")) == r.CursorAt(None)

@@ -5,13 +5,14 @@ Everything lies under one directory; ``cluster.json`` there says which processes
     {"servers": "cutwater://…", "metadata": [{"id", "pid", "address"}], "storage_nodes": [{"id", "pid", "address"}]}
 
 It is there before the first process is, and each is noted as soon as it is started; so whatever a start leaves behind
-that is killed on the way is found by the next start, and by stop. A process that has not been noted yet ends by itself,
-when it finds nobody to tell that it serves.
+that is killed on the way is found by the next start, and by stop. A server that has not been noted yet ends by itself,
+when it finds nobody to tell that it serves; only etcd would not, which has nobody to tell.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -145,34 +146,51 @@ def start(
     """Start a cluster, new or with the data that is there, and return when it can take appends. What is not said is as
     it was; for a new one, three storage nodes, three copies, one metadata node. Whatever goes wrong, no process stays
     behind; those of a start that was killed are ended first. ``program``: what Python runs."""
-    cluster = _earlier(directory)
-    is_new = cluster is None
-    if cluster is None:
+    before = _earlier(directory)
+    if before is None:
         options = {"metadata": list(metadata_flags), "storage": list(storage_flags), "program": list(program)}
         cluster = _new(3 if storage_nodes is None else storage_nodes, replication, metadata or 1, options)
     else:
+        cluster = before
         _check_stands_still(directory, cluster)
         _check_same(directory, cluster, storage_nodes, replication, metadata)
-        _stop_all(cluster, STOP_SECONDS)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if holds_log(directory):
-            raise InvalidArgument(f"{_has_log(directory)}; for a cluster, name another directory")
-        check_may_hold(directory, "local cluster", FILES_OF_CLUSTER, CLUSTER_FILE)
-        cluster.starting = Starter(os.getpid(), processes.started_at(os.getpid()))
-        cluster.save(directory)
-        _start_all(directory, cluster)
-        asyncio.run(_join(cluster))
-        cluster.starting = None
-        cluster.save(directory)
+        _claim(directory, cluster, before)
+        try:
+            _stop_all(cluster, STOP_SECONDS)
+            _start_all(directory, cluster)
+            asyncio.run(_join(cluster))
+            cluster.starting = None
+            cluster.save(directory)
+        except BaseException:
+            _give_up(directory, cluster, is_new=before is None)
+            raise
     except OSError as error:
-        _give_up(directory, cluster, is_new)
         what = f"{directory} cannot hold a cluster: {error}"
         raise InvalidArgument(f"{what}; name a directory that may be written") from error
-    except BaseException:
-        _give_up(directory, cluster, is_new)
-        raise
     return cluster
+
+
+def _claim(directory: Path, cluster: LocalCluster, before: LocalCluster | None) -> None:
+    """Note that this process starts the cluster. Of several that have seen the same description, one does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if holds_log(directory):
+        raise InvalidArgument(f"{_has_log(directory)}; for a cluster, name another directory")
+    check_may_hold(directory, "local cluster", FILES_OF_CLUSTER, CLUSTER_FILE)
+    # A lock on the directory itself leaves nothing behind.
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _earlier(directory) == before:
+                cluster.starting = Starter(os.getpid(), processes.started_at(os.getpid()))
+                cluster.save(directory)
+                return
+    finally:
+        os.close(lock)
+    raise AlreadyExists(
+        f"the cluster in {directory} is being started by another process, too: wait until that has done so"
+    )
 
 
 def _check_stands_still(directory: Path, cluster: LocalCluster) -> None:
@@ -188,11 +206,9 @@ def _check_stands_still(directory: Path, cluster: LocalCluster) -> None:
         )
 
 
-def _give_up(directory: Path, cluster: LocalCluster, is_new: bool) -> None:
+def _give_up(directory: Path, cluster: LocalCluster, *, is_new: bool) -> None:
     """End what was started. A cluster that has never run leaves no description, and may become another."""
     processes.stop(cluster.running(), 1.0)
-    if cluster.starting is None:
-        return
     cluster.starting = Starter()
     with suppress(OSError):
         if is_new:

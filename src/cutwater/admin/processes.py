@@ -120,7 +120,7 @@ def lives_on(pid: int, started: int) -> bool:
 def _stat(pid: int) -> list[str]:
     """What the system says of a process, from its state on."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

@@ -112,6 +112,7 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
             if timeout == 0 and not ahead.done():
                 self._loop.run(_some_turns())
             found = self._loop.wait(ahead, timeout)
+            self._check_open()
         except TimeoutError:
             assert timeout is not None, "only what has a limit reaches it"
             raise self._async._nothing_came(timeout) from None

@@ -278,7 +278,7 @@ class Feed:
     async def _watch(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(CATALOG_SECONDS if self._readers else CATALOG_SECONDS_ALONE):
+                async with asyncio.timeout(CATALOG_SECONDS if self._machine.topics else CATALOG_SECONDS_ALONE):
                     await self._catalog_is_old.wait()
             except TimeoutError:
                 pass

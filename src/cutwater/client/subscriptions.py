@@ -152,9 +152,12 @@ class AsyncSubscription(Generic[T]):
 
     async def __anext__(self) -> T:
         if not self._made:
-            if not self._is_closed:
+            try:
                 await self._filled(self._patience)
-            # Whoever closes it ends the loops over it.
+            except ClientClosed:
+                # Whoever closes it ends the loops over it.
+                if not self._is_closed:
+                    raise
             if not self._made:
                 raise StopAsyncIteration
         return self._made.popleft()
@@ -250,6 +253,8 @@ class AsyncSubscription(Generic[T]):
                 continue
             if runs is None:
                 return
+            # It may have been closed since they were ready.
+            self._check_open()
             self._reached = feed.next_glsn
             self._pieces.extend(self._clipped(runs))
 

@@ -251,9 +251,10 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
 
 
 def _seal_surplus(state: OrderState, topic: Topic, wanted: int) -> tuple[d.Seal, ...]:
-    """End the log streams that are too many: first those that take no appends anyway, then the newest."""
+    """End the log streams that are too many: first those that take no appends anyway, and of these the ones that an
+    operator holds, as the others open by themselves; then the newest."""
     live = [s for s in state.streams_of(topic.topic) if not s.final]
-    live.sort(key=lambda stream: (not stream.is_open, stream.stream))
+    live.sort(key=lambda stream: (not stream.is_open, stream.held, stream.stream))
     reason = f"topic {topic.name!r} shall have {counted(wanted, 'log stream')}"
     return tuple(d.Seal(s.stream, s.epoch, s.committed_end, s.members, reason, final=True) for s in live[wanted:])
 

@@ -8,6 +8,7 @@ import gc
 import os
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -39,10 +40,12 @@ def receive_buffer() -> memoryview:
 
 def occupy_standard_descriptors() -> None:
     """Whoever has closed standard input, output or error would get the next file or socket in its place. What is
-    printed would go there, and libuv ends the process when it is closed. So the null device takes the place."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
+    printed would go there, and libuv ends the process when it is closed. So the null device takes the place, if there
+    is one."""
+    with suppress(OSError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
+            os.set_inheritable(descriptor, True)
+        os.close(descriptor)
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from cutwater.core.requests import (
     AddNodeRequest,
     AddStreamRequest,
+    ChangeTopicRequest,
     Created,
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -236,7 +237,10 @@ class Nemesis:
         operator.request(TrimRequest(topic, before), trimmed)
 
     def _add_stream(self) -> None:
-        if len(self.cluster.operator.catalog.streams) < 8:
+        """Or have fewer, or more of them: those that are too many are sealed for good."""
+        if self.rng.random() < 0.3:
+            self.cluster.operator.request(ChangeTopicRequest(self.cluster.topic, streams=self.rng.randint(1, 4)))
+        elif len(self.cluster.operator.catalog.streams) < 8:
             self.cluster.operator.request(AddStreamRequest(self.cluster.topic))
 
     def _nodes_come_and_go(self) -> None:
