@@ -371,6 +371,9 @@ def test_list_views_become_lists(make: Any) -> None:
     for kind in (pa.list_(pa.int32()), pa.large_list(pa.int64())):
         assert stored(kind, pa.table({"c": column})) == values
         assert stored(kind, pa.table({"c": column.slice(1)})) == values[1:]
+        inside = pa.StructArray.from_arrays([column], ["x"])
+        assert "c.x: it is a" in refused(pa.struct({"x": kind}), pa.table({"c": inside})).message
+        assert stored(inside.type, pa.table({"c": inside})) == [{"x": one} for one in values]
 
 
 @pytest.mark.parametrize(

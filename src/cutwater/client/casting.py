@@ -57,7 +57,7 @@ def _plain(column: pa.Array) -> pa.Array:
     """The same values without dictionaries and runs. Arrow does not look up views of text in a dictionary."""
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
-    if pa.types.is_list_view(column.type) or pa.types.is_large_list_view(column.type):
+    if _is_view(column.type):
         ends = pc.cumulative_sum(column.value_lengths().cast(pa.int64()).fill_null(0))
         starts = pa.concat_arrays([pa.array([0], pa.int64()), ends])
         column = pa.LargeListArray.from_arrays(starts, column.flatten(), mask=column.is_null())
@@ -99,7 +99,10 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=256)
 def _unknown_member(given: pa.DataType, wanted: pa.DataType) -> Fault | None:
-    """Of structs that have one which the topic has not: Arrow would leave it out."""
+    """Of structs that have one which the topic has not: Arrow would leave it out. And list views inside of others, of
+    which Arrow makes lists that begin where they end."""
+    if _is_view(given) and is_list_type(wanted) and not _is_view(wanted):
+        return Fault("", f"it is a {given}, and {wanted} is wanted: give lists that are no views")
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         for field in given:
             if wanted.get_field_index(field.name) < 0:
@@ -130,6 +133,10 @@ def _pairs(given: pa.DataType, wanted: pa.DataType) -> list[tuple[str, pa.DataTy
 def is_list_type(kind: pa.DataType) -> bool:
     """Of any kind, but no map."""
     return bool(pa.types.is_nested(kind) and not pa.types.is_map(kind) and hasattr(kind, "value_field"))
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _item_type(kind: pa.DataType) -> pa.DataType:
