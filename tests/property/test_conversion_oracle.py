@@ -185,9 +185,9 @@ def is_same(kind: pa.DataType, given: Any, found: Any) -> bool:
     if isinstance(given, bool):
         return str(given).lower() == found if isinstance(found, str) else given == found
     if is_number(given) and isinstance(found, str):
-        return is_same(pa.float64(), float(given), float(found))
+        return is_told(float(given), float(found))
     if isinstance(given, float) and isinstance(found, Decimal):
-        return float(found) == given
+        return is_told(given, float(found))
     if isinstance(given, str) and is_number(found):
         return Decimal(given) == found and given.lstrip("-")[:2] not in ("00", "0x")
     if isinstance(given, str | bytes) and isinstance(found, str | bytes):
@@ -195,6 +195,12 @@ def is_same(kind: pa.DataType, given: Any, found: Any) -> bool:
             found.encode() if isinstance(found, str) else found
         )
     return bool(given == found)
+
+
+def is_told(given: float, found: float) -> bool:
+    """Whether digits tell this number, of 64 bits or of fewer."""
+    largest = {16: 6e4, 32: 3e38, 64: float("inf")}
+    return any(is_same_float(bits, found, given) for bits in largest if not abs(found) > largest[bits])
 
 
 def is_same_float(bits: int, given: Any, found: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -314,3 +315,98 @@ def test_hints_fit() -> None:
         assert "for its beginning" not in refused(pa.timestamp(unit, "UTC"), given).message
     error = refused(pa.timestamp("us", "UTC"), dicts(FINE))
     assert "finer than microseconds: round it, as with .floor('us')" in error.message
+
+
+def test_prices_become_decimals_and_back() -> None:
+    """Arrow's own way from decimals to floats does not come back to each of them."""
+    prices = [i / 100 for i in range(1, 1_000)]
+    wanted = [Decimal(i) / 100 for i in range(1, 1_000)]
+    for kind in (pa.decimal64(10, 2), pa.decimal128(10, 2), pa.decimal128(18, 6), pa.decimal256(60, 3)):
+        for given in (arrow(*prices), frame(*prices), pa.table({"c": pa.array(prices, pa.float32())})):
+            assert stored(kind, given) == wanted
+        # Whole numbers have room if they are small, whatever their type could hold.
+        assert stored(kind, arrow(1, -7, None)) == [1, -7, None]
+        assert refused(kind, arrow(1.25, 1 / 3)).row == 1
+    for given in (arrow(1, 2**32 + 1), arrow(Decimal(1), Decimal(2**32 + 1))):
+        assert refused(pa.decimal32(5, 0), given).row == 1
+    assert stored(pa.float16(), pa.table({"c": pa.array([1], pa.decimal32(5, 1))})) == [1]
+
+
+def test_text_of_whole_numbers_stays_exact() -> None:
+    for kind, whole_max in ((pa.float32(), 2**24), (pa.float64(), 2**53)):
+        assert stored(kind, arrow(str(whole_max), str(-whole_max), None)) == [whole_max, -whole_max, None]
+        assert refused(kind, arrow("1.5", str(whole_max + 1))).row == 1
+
+
+MAP = pa.map_(pa.string(), pa.int64())
+
+
+@pytest.mark.parametrize("given", [[None], [("a", 1), None], (None,), np.array([None]), [pd.NA], [float("nan")]])
+@pytest.mark.parametrize("around", [lambda kind: kind, pa.list_])
+def test_a_map_has_only_pairs(around: Any, given: Any) -> None:
+    """Arrow ends the process where there is nothing in the place of one."""
+    value = given if around(MAP) == MAP else [given]
+    for records in (dicts({}, value) if around(MAP) == MAP else dicts([], value), pd.DataFrame({"c": [None, value]})):
+        error = refused(around(MAP), records)
+        assert (error.row, "is no pair" in error.message) == (1, True)
+
+
+def test_pairs_of_a_map_may_be_dicts() -> None:
+    assert stored(MAP, dicts([{"key": "a", "value": 1}])) == [[("a", 1)]]
+    assert "c['a']: 1.5 cannot be int64" in refused(MAP, dicts([{"key": "a", "value": 1.5}])).message
+    assert "no field 'x'" in refused(MAP, dicts([{"key": "a", "value": 1, "x": 2}])).message
+
+
+def test_sets_fill_no_rows_but_their_own() -> None:
+    kind = pa.list_(pa.int64(), 2)
+    assert stored(kind, dicts({1, 2}, None, [3, 4])) == [[1, 2], None, [3, 4]]
+    assert refused(kind, dicts([1, 2], {1, 2, 3}, {4})).row == 1
+
+
+@pytest.mark.parametrize("make", [pa.list_view, pa.large_list_view])
+def test_list_views_become_lists(make: Any) -> None:
+    """Arrow makes lists of them that begin where they end."""
+    values = [[1, 2], None, [], [3]]
+    column = pa.array(values, make(pa.int64()))
+    for kind in (pa.list_(pa.int32()), pa.large_list(pa.int64())):
+        assert stored(kind, pa.table({"c": column})) == values
+        assert stored(kind, pa.table({"c": column.slice(1)})) == values[1:]
+        inside = pa.StructArray.from_arrays([column], ["x"])
+        assert "c.x: it is a" in refused(pa.struct({"x": kind}), pa.table({"c": inside})).message
+        assert stored(inside.type, pa.table({"c": inside})) == [{"x": one} for one in values]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (pa.int64(), dicts(10**5000)),
+        (pa.int64(), dicts(Decimal("1E+30"))),
+        (pa.list_(pa.int64()), dicts(np.array(5))),
+        (pa.float16(), dicts(np.int64(4097))),
+        (pa.int8(), pa.table({"c": pa.array([0]).view(pa.timestamp("us", "Mars/Olympus"))})),
+        (pa.int8(), pa.table({"c": pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([[1]]))})),
+        (pa.string(), pd.DataFrame({"c": pd.period_range("2026", periods=1, freq="D")})),
+    ],
+)
+def test_whatever_does_not_fit_is_named(kind: pa.DataType, given: Any) -> None:
+    assert refused(kind, given).row in (0, None)
+
+
+def test_an_index_with_one_name_twice_is_refused() -> None:
+    index = pd.MultiIndex.from_tuples([("a", "b")], names=["user", "user"])
+    with pytest.raises(InvalidRecord, match="'user': it is there twice"):
+        to_batch(SALES, pd.DataFrame({"amount": [1.0]}, index=index), now_us=0)
+
+
+def test_the_wrong_one_among_many_is_found_quickly() -> None:
+    """By halves, not one by one: each look takes tens of microseconds."""
+    start = monotonic()
+    count = 50_000
+    assert refused(pa.float32(), dicts(*[1.0] * count, 1e300)).row == count
+    assert f"c[{count}]: " in refused(pa.list_(pa.float32()), dicts([1.0] * count + [1e300])).message
+    # Of arrays of NumPy, their type says enough.
+    vectors = list(np.zeros((100, 10_000), "f4"))
+    assert stored(pa.list_(pa.float32()), dicts(*vectors[:1])) == [[0.0] * 10_000]
+    times = list(np.zeros((100, 10_000), "M8[us]"))
+    to_batch(TopicSchema("t", [pa.schema({"c": pa.list_(pa.timestamp("us"))})]), frame(*times), now_us=0)
+    assert monotonic() - start < 1.5

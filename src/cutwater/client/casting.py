@@ -28,7 +28,10 @@ def cast(name: str, column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa
     column = _one_chunk(column)
     if column.type.equals(kind):
         return column
-    column = _plain(column)
+    try:
+        column = _plain(column)
+    except ARROW_ERRORS as error:
+        raise fault_error(name, None, Fault("", f"{column.type} cannot be {kind}: {error}")) from error
     unknown = _unknown_member(column.type, kind)
     if unknown is not None:
         raise fault_error(name, None, unknown)
@@ -54,6 +57,10 @@ def _plain(column: pa.Array) -> pa.Array:
     """The same values without dictionaries and runs. Arrow does not look up views of text in a dictionary."""
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
+    if _is_view(column.type):
+        ends = pc.cumulative_sum(column.value_lengths().cast(pa.int64()).fill_null(0))
+        starts = pa.concat_arrays([pa.array([0], pa.int64()), ends])
+        column = pa.LargeListArray.from_arrays(starts, column.flatten(), mask=column.is_null())
     plain = _without_dictionaries(column.type, is_plain=True)
     if plain.equals(column.type):
         return column
@@ -92,7 +99,10 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 @lru_cache(maxsize=256)
 def _unknown_member(given: pa.DataType, wanted: pa.DataType) -> Fault | None:
-    """Of structs that have one which the topic has not: Arrow would leave it out."""
+    """Of structs that have one which the topic has not: Arrow would leave it out. And list views inside of others, of
+    which Arrow makes lists that begin where they end."""
+    if _is_view(given) and is_list_type(wanted) and not _is_view(wanted):
+        return Fault("", f"it is a {given}, and {wanted} is wanted: give lists that are no views")
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         for field in given:
             if wanted.get_field_index(field.name) < 0:
@@ -123,6 +133,10 @@ def _pairs(given: pa.DataType, wanted: pa.DataType) -> list[tuple[str, pa.DataTy
 def is_list_type(kind: pa.DataType) -> bool:
     """Of any kind, but no map."""
     return bool(pa.types.is_nested(kind) and not pa.types.is_map(kind) and hasattr(kind, "value_field"))
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _item_type(kind: pa.DataType) -> pa.DataType:
@@ -194,9 +208,12 @@ def _loose(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
 @lru_cache(maxsize=256)
 def _detour(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
     """The type that was given, but with text where decimals become floating-point numbers: Arrow finds the nearest for
-    text, and for decimals often the one next to it."""
+    text, and for decimals often the one next to it. Whole numbers become decimals of another size, because Arrow asks
+    for room for the largest of their type."""
     if pa.types.is_decimal(given) and pa.types.is_floating(wanted):
         return pa.string()
+    if pa.types.is_integer(given) and pa.types.is_decimal(wanted):
+        return pa.decimal128(20)
     pairs = _pairs(given, wanted)
     inside = {step: _detour(before, after) for step, before, after in pairs}
     if all(inside[step].equals(before) for step, before, _ in pairs):
@@ -280,6 +297,8 @@ def _rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
         return _floating_rule(before, after)
     if kinds.is_decimal(after) and kinds.is_floating(before):
         return _Rule(_not_back, f"round it to {after.scale} digits after the point, or give a Decimal")
+    if kinds.is_decimal32(after) and (kinds.is_integer(before) or kinds.is_decimal(before)):
+        return _Rule(_cut_short, f"it has more than {after.precision} digits")
     if kinds.is_boolean(after) and (kinds.is_integer(before) or kinds.is_floating(before)):
         return _Rule(_not_back, "only 0 and 1 are false and true")
     if (kinds.is_integer(after) or kinds.is_decimal(after)) and _is_text(before):
@@ -308,7 +327,7 @@ def _floating_rule(before: pa.DataType, after: pa.DataType) -> _Rule | None:
         is_small = before.precision - before.scale < len(str(whole_max))
         return None if is_small else _Rule(lambda before, after: _larger(before, whole_max), inexact)
     if _is_text(before):
-        return _Rule(lambda before, after: pc.or_(_padded(before), _infinite(before, after)), _PADDED.way_out)
+        return _Rule(lambda before, after: _no_float(before, after, whole_max), _PADDED.way_out)
     return None
 
 
@@ -319,10 +338,18 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _not_back(before: pa.Array, after: pa.Array) -> pa.Array:
-    back = after.cast(before.type, safe=False)
+    if pa.types.is_decimal(after.type):
+        # By way of text, as in _detour.
+        after = after.cast(pa.string())
     if pa.types.is_float16(before.type):
-        before, back = before.cast(pa.float32()), back.cast(pa.float32())
-    return pc.not_equal(back, before)
+        before = before.cast(pa.float32())
+    return pc.not_equal(after.cast(before.type, safe=False), before)
+
+
+def _cut_short(before: pa.Array, after: pa.Array) -> pa.Array:
+    """Of a decimal that has 32 bits, Arrow does not look at the others."""
+    wide = pa.decimal256(76, after.type.scale)
+    return pc.not_equal(before.cast(wide), after.cast(wide))
 
 
 def _infinite(before: pa.Array, after: pa.Array) -> pa.Array:
@@ -335,11 +362,22 @@ def _infinite(before: pa.Array, after: pa.Array) -> pa.Array:
 
 
 def _larger(before: pa.Array, whole_max: int) -> pa.Array:
+    if before.type.bit_width < 128:
+        before = before.cast(pa.decimal128(38, before.type.scale))
     return pc.greater(pc.abs(before), pa.scalar(Decimal(whole_max), before.type))
 
 
 def _padded(before: pa.Array, after: pa.Array | None = None) -> pa.Array:
     return pc.match_substring_regex(before.cast(pa.large_string()), "^[+-]?0[0-9xX]")
+
+
+def _no_float(before: pa.Array, after: pa.Array, whole_max: int) -> pa.Array:
+    """Text of which a floating-point number keeps less than it says."""
+    text = before.cast(pa.large_string())
+    is_large = pc.greater_equal(pc.abs(after.cast(pa.float64())), whole_max)
+    is_inexact = pc.and_(is_large, pc.match_substring_regex(text, "^[+-]?[0-9]+$"))
+    exact = pa.array([str(whole_max), str(-whole_max)], pa.large_string())
+    return pc.or_(pc.or_(_padded(text), _infinite(text, after)), pc.and_not(is_inexact, pc.is_in(text, exact)))
 
 
 def _any(before: pa.Array, after: pa.Array) -> pa.Array:

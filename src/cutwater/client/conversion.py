@@ -151,7 +151,12 @@ def _header_maps(given: Any, count: int) -> pa.Array:
                 column="headers",
                 row=row,
             )
-    array = pa.array([None if one is None else list(one.items()) for one in rows], HEADERS)
+    pairs = [None if one is None else list(one.items()) for one in rows]
+    try:
+        array = pa.array(pairs, HEADERS)
+    except ARROW_ERRORS:
+        # It says which of them is no text that can be stored.
+        array = of_values("headers", pairs, HEADERS)
     return _of_length("headers", array, count)
 
 
@@ -241,7 +246,12 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
             name: column if (found := _arrow_in(column)) is None else found for name, column in columns.items()
         }
     if _is_frame(records):
-        table = pa.table(records)
+        try:
+            table = pa.table(records)
+        except ARROW_ERRORS as error:
+            raise InvalidRecord(
+                f"this {type(records).__name__} has a column that Arrow does not know: {error}"
+            ) from error
         return _columns_of(schema, table)
     rows = _listed("value", records)
     known = frozenset(schema.newest.names)
@@ -273,6 +283,8 @@ def _index_columns(schema: TopicSchema, frame: Any) -> Columns:
                 f"reset_index(drop=True), or rename it: {describe(schema.newest)}",
                 column=str(name),
             )
+        if name in found:
+            raise InvalidRecord("it is there twice, in the index of this frame", column=str(name))
         found[name] = frame.index.get_level_values(level).to_series()
     return found
 
@@ -342,6 +354,9 @@ def _converted(field: pa.Field, column: Any) -> pa.Array:
         found = pa.Array.from_pandas(column)
     except ARROW_ERRORS as error:
         raise InvalidRecord(f"a pandas column of {column.dtype} cannot be {kind}: {error}", column=name) from error
+    if isinstance(found.type, pa.BaseExtensionType) and not (pa.types.is_integer(kind) or pa.types.is_struct(kind)):
+        # What periods are in Arrow are numbers of which only pandas knows the meaning.
+        return of_values(name, column.tolist(), kind, is_pandas=True)
     return cast(name, found, kind)
 
 

@@ -7,12 +7,12 @@ types of the values say already that there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -35,27 +35,25 @@ def of_values(name: str, values: list[Any], kind: pa.DataType, *, is_pandas: boo
         if any(map(is_missing, values)):
             return of_values(name, _without_missing(values), kind, is_pandas=is_pandas)
 
-        def fault(kind: pa.DataType, value: Any) -> str | None:
-            return _fault(_plan(kind), [value], is_pandas)
+        def fault(kind: pa.DataType, values: Sequence[Any]) -> str | None:
+            return _fault(_plan(kind), values, is_pandas)
 
-        row = next(row for row, value in enumerate(values) if fault(kind, value) is not None)
-        path, inner, value = _blamed(kind, values[row], lambda kind, value: fault(kind, value) is not None)
-        raise fault_error(name, row, Fault(path, fault(inner, value) or "it is wrong"))
+        row, path, inner, value = _blamed(kind, values, lambda kind, values: fault(kind, values) is not None)
+        raise fault_error(name, row, Fault(path, fault(inner, [value]) or "it is wrong"))
     try:
         return pa.array(values, kind, from_pandas=is_pandas)
     except ARROW_ERRORS as error:
         if any(map(is_missing, values)):
             return of_values(name, _without_missing(values), kind, is_pandas=is_pandas)
 
-        def is_wrong(kind: pa.DataType, values: list[Any]) -> bool:
+        def is_wrong(kind: pa.DataType, values: Sequence[Any]) -> bool:
             try:
                 pa.array(values, kind, from_pandas=is_pandas)
             except ARROW_ERRORS:
                 return True
             return False
 
-        row = first_wrong(len(values), lambda start, end: is_wrong(kind, values[start:end]))
-        path, inner, value = _blamed(kind, values[row], lambda kind, value: is_wrong(kind, [value]))
+        row, path, inner, value = _blamed(kind, values, is_wrong)
         raise fault_error(name, row, Fault(path, _unfit(inner, value, error))) from error
 
 
@@ -122,7 +120,11 @@ def _check(kind: pa.DataType) -> Check | None:
         return _infinite if kind.bit_width < 64 else None
     if kinds.is_struct(kind):
         return _unknown_members
-    return _texts if kinds.is_map(kind) or is_list_type(kind) else None
+    if kinds.is_map(kind):
+        return _no_pairs
+    if kinds.is_fixed_size_list(kind):
+        return _wrong_sizes
+    return _texts if is_list_type(kind) else None
 
 
 def _fault(plan: _Plan, values: Sequence[Any], is_pandas: bool) -> str | None:
@@ -209,10 +211,15 @@ def _fractions(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pa
     if types <= _WHOLE or not any(issubclass(own, Real | Decimal) and not issubclass(own, Integral) for own in types):
         return None
     for one in values:
-        if isinstance(one, Real | Decimal) and not _is_nan(one) and one != one // 1:
+        if isinstance(one, Real | Decimal) and not _is_nan(one) and one != _whole(one):
             other = "give a datetime" if pa.types.is_temporal(kind) else "let the column be double"
             return f"{shown(one)} cannot be {kind} without being changed: round it, or {other}"
     return None
+
+
+def _whole(number: Any) -> Any:
+    """Python divides no decimal that is much larger than 1."""
+    return number.to_integral_value() if isinstance(number, Decimal) else number // 1
 
 
 def _is_nan(number: Any) -> bool:
@@ -234,8 +241,8 @@ def _infinite(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pan
     if kind.bit_width == 16:
         whole_max = WHOLE_MAX[16]
         for one in values:
-            if isinstance(one, int) and abs(one) > whole_max:
-                return f"{one} cannot be {kind} without being changed: whole numbers are exact up to {whole_max}"
+            if isinstance(one, Integral) and abs(int(one)) > whole_max:
+                return f"{shown(one)} cannot be {kind} without being changed: whole numbers are exact up to {whole_max}"
     return None
 
 
@@ -264,6 +271,30 @@ def _texts(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas
     return f"a {'list' if is_list_type(kind) else 'dict'} is wanted, not {short(one)}"
 
 
+def _wrong_sizes(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
+    """Of sets, Arrow would put what is too much into the next row."""
+    if (found := _texts(kind, values, types, is_pandas)) is not None:
+        return found
+    for one in values:
+        if _is_list(one) and isinstance(one, Sized) and len(one) != kind.list_size:
+            return f"a list of {kind.list_size} is wanted, not {short(one)}, which has {len(one)}"
+    return None
+
+
+def _no_pairs(kind: pa.DataType, values: Sequence[Any], types: set[type], is_pandas: bool) -> str | None:
+    """Nothing in the place of a pair: Arrow would end the process."""
+    if (found := _texts(kind, values, types, is_pandas)) is not None:
+        return found
+    for one in values:
+        if not isinstance(one, Mapping) and _is_list(one):
+            for pair in one:
+                if not isinstance(pair, tuple | list | Mapping):
+                    return f"a dict or a list of pairs is wanted, and {short(pair)} is no pair"
+                if isinstance(pair, Mapping) and (unknown := [name for name in pair if name not in _pair_names(kind)]):
+                    return no_member(unknown[0], kind)
+    return None
+
+
 # What values consist of.
 
 
@@ -274,50 +305,79 @@ def _inside(plan: _Plan, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
         rows = [value for value in values if isinstance(value, Mapping)]
         others = [value for value in values if isinstance(value, tuple) and len(value) == len(plan.names)]
         pairs = [pair for value in values if isinstance(value, list) for pair in _pairs(value)]
-        for i, own in enumerate(plan.names):
+        for i, (own, part) in enumerate(zip(plan.names, plan.parts, strict=True)):
+            if part.check is None and not part.parts:
+                yield ()
+                continue
             members = [row.get(own) for row in rows] + [value[i] for value in others]
             yield members + [value for name, value in pairs if name == own]
     elif len(plan.parts) > 1:
-        pairs = [pair for value in values for pair in _pairs(value)]
+        names = _pair_names(plan.kind)
+        pairs = [pair for value in values for pair in _pairs(value, names)]
         yield from ([key for key, _ in pairs], [item for _, item in pairs])
     else:
-        yield [item for value in values if _is_list(value) for item in value]
+        kind = plan.kind.value_type
+        yield [item for value in values if _is_list(value) for item in _items(value, kind)]
 
 
 def _is_list(value: Any) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, Iterator)
+    # An array of NumPy may be of no dimension.
+    return isinstance(value, Iterable) and not isinstance(value, Iterator) and getattr(value, "ndim", 1) != 0
 
 
-def _pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Of a dict, or of a list of them."""
+def _items(values: Any, kind: pa.DataType) -> Iterable[Any]:
+    """Of an array of NumPy only the first if its type says that the others are no worse: arrays are long."""
+    if type(values).__module__ != "numpy":
+        return cast(Iterable[Any], values)
+    dtype = values.dtype
+    if dtype.kind == "f":
+        is_narrow = pa.types.is_floating(kind) and dtype.itemsize * 8 <= kind.bit_width
+        return cast(Iterable[Any], values[:1] if is_narrow else values.tolist())
+    return cast(Iterable[Any], values if dtype.kind not in "biumM" or pa.types.is_float16(kind) else values[:1])
+
+
+def _pair_names(kind: pa.DataType) -> tuple[str, str]:
+    return kind.key_field.name, kind.item_field.name
+
+
+def _pairs(value: Any, names: tuple[str, str] = ("", "")) -> list[tuple[Any, Any]]:
+    """Of a dict, or of a list of them; those of a map may be dicts with these names."""
     if isinstance(value, Mapping):
         return list(value.items())
-    given = value if isinstance(value, list | tuple) else ()
-    return [(pair[0], pair[1]) for pair in given if isinstance(pair, list | tuple) and len(pair) == 2]
+    given = value if _is_list(value) and not isinstance(value, str | bytes | bytearray) else ()
+    found = []
+    for pair in given:
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            found.append((pair[0], pair[1]))
+        elif isinstance(pair, Mapping):
+            found.append((pair.get(names[0]), pair.get(names[1])))
+    return found
 
 
 def _blamed(
-    kind: pa.DataType, value: Any, is_wrong: Callable[[pa.DataType, Any], bool]
-) -> tuple[str, pa.DataType, Any]:
-    """Which part of a value is to blame, as deep inside as it can be told."""
-    for step, inner, part in _parts(kind, value):
-        if is_wrong(inner, part):
-            path, *rest = _blamed(inner, part, is_wrong)
-            return step + path, *rest
-    return "", kind, value
+    kind: pa.DataType, values: Sequence[Any], is_wrong: Callable[[pa.DataType, Sequence[Any]], bool]
+) -> tuple[int, str, pa.DataType, Any]:
+    """Which of the values is the first that is to blame, and which part of it, as deep inside as it can be told."""
+    index = first_wrong(len(values), lambda start, end: is_wrong(kind, values[start:end]))
+    for step, inner, parts in _parts(kind, values[index]):
+        if parts and is_wrong(inner, parts):
+            place, path, *rest = _blamed(inner, parts, is_wrong)
+            return index, (step or f"[{place}]") + path, *rest
+    return index, "", kind, values[index]
 
 
-def _parts(kind: pa.DataType, value: Any) -> Iterator[tuple[str, pa.DataType, Any]]:
+def _parts(kind: pa.DataType, value: Any) -> Iterator[tuple[str, pa.DataType, Sequence[Any]]]:
+    """What a value consists of, with the step to it, which is empty for items of lists."""
     if pa.types.is_struct(kind):
         for i, field in enumerate(kind):
             if isinstance(value, tuple):
                 members = value[i : i + 1]
             else:
                 members = tuple(member for name, member in _pairs(value) if name == field.name)
-            yield from ((f".{field.name}", field.type, member) for member in members)
+            yield f".{field.name}", field.type, members
     elif pa.types.is_map(kind):
-        for key, item in _pairs(value):
-            yield f"[{shown(key)}]", kind.key_type, key
-            yield f"[{shown(key)}]", kind.item_type, item
+        for key, item in _pairs(value, _pair_names(kind)):
+            yield f"[{shown(key)}]", kind.key_type, [key]
+            yield f"[{shown(key)}]", kind.item_type, [item]
     elif is_list_type(kind) and _is_list(value) and not isinstance(value, str | bytes | bytearray):
-        yield from ((f"[{i}]", kind.value_type, item) for i, item in enumerate(value))
+        yield "", kind.value_type, list(value)

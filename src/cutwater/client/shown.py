@@ -12,16 +12,19 @@ SHOWN_MAX = 60
 
 def short(value: Any) -> str:
     """With its type, for those who did not expect it."""
-    return f"{cut_off(repr(value))} ({type(value).__name__})"
+    return f"{shown(value)} ({type(value).__name__})"
 
 
 def shown(value: Any) -> str:
     """Also of Arrow."""
     try:
         return cut_off(repr(value.as_py() if isinstance(value, pa.Scalar) else value))
-    except (OverflowError, ValueError):
-        # A time far beyond those that Python knows, or nanoseconds where there is no pandas.
-        return f"{value.value} ({value.type})"
+    except (OverflowError, ValueError, LookupError):
+        # A time far beyond those that Python knows, or of a zone that is unknown here, or nanoseconds where there is no
+        # pandas; or a number with thousands of digits.
+        if isinstance(value, pa.Scalar):
+            return f"{getattr(value, 'value', 'what was given')} ({value.type})"
+        return "a value too long to be shown"
 
 
 def cut_off(text: str) -> str:

@@ -7,7 +7,7 @@ from numbers import Real
 from typing import Any
 
 from cutwater.client.errors import InvalidRecord
-from cutwater.client.shown import short
+from cutwater.client.shown import short, shown
 
 Time = datetime | int
 
@@ -42,7 +42,7 @@ def time_us(time: Any, name: str = "timestamp", row: int | None = None) -> int:
     if isinstance(time, int) and not isinstance(time, bool):
         if time not in TIMES:
             raise InvalidRecord(
-                f"{time} µs is no time of the years 1 to 9999: an integer is microseconds since 1970 (of "
+                f"{shown(time)} µs is no time of the years 1 to 9999: an integer is microseconds since 1970 (of "
                 "nanoseconds, take // 1_000). Or give a datetime with a time zone",
                 column=name,
                 row=row,
