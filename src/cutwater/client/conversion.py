@@ -212,7 +212,8 @@ def _is_frame(records: Any) -> bool:
 
 
 def _is_pandas(records: Any) -> bool:
-    return type(records).__module__.partition(".")[0] == "pandas"
+    """Also of a class that somebody has made of one of theirs."""
+    return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(records).__mro__)
 
 
 def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
