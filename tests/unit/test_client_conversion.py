@@ -411,3 +411,10 @@ def test_the_wrong_one_among_many_is_found() -> None:
     assert stored(pa.list_(pa.float32()), dicts(*vectors[:1])) == [[0.0] * 10_000]
     times = list(np.zeros((100, 10_000), "M8[us]"))
     to_batch(TopicSchema("t", [pa.schema({"c": pa.list_(pa.timestamp("us"))})]), frame(*times), now_us=0)
+
+
+def test_objects_of_polars_and_zones_of_times_of_a_day_are_refused() -> None:
+    objects = pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)})
+    with pytest.raises(InvalidRecord, match="column 'c': its type is Object"):
+        to_batch(TopicSchema("t", [pa.schema({"c": pa.binary()})]), objects, now_us=0)
+    assert "has a time zone" in refused(pa.time64("us"), dicts(time(1), time(1, tzinfo=UTC))).message

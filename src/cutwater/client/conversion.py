@@ -212,8 +212,12 @@ def _is_frame(records: Any) -> bool:
 
 
 def _is_pandas(records: Any) -> bool:
+    return _is_of(records, "pandas")
+
+
+def _is_of(records: Any, package: str) -> bool:
     """Also of a class that somebody has made of one of theirs."""
-    return any(kind.__module__.partition(".")[0] == "pandas" for kind in type(records).__mro__)
+    return any(kind.__module__.partition(".")[0] == package for kind in type(records).__mro__)
 
 
 def _arrow_in(column: Any) -> pa.Array | pa.ChunkedArray | None:
@@ -247,6 +251,11 @@ def _columns_of(schema: TopicSchema, records: Any) -> tuple[int, Columns]:
             name: column if (found := _arrow_in(column)) is None else found for name, column in columns.items()
         }
     if _is_frame(records):
+        if _is_of(records, "polars"):
+            for name, kind in records.schema.items():
+                if str(kind) == "Object":
+                    # Polars would tell where in memory the objects are.
+                    raise InvalidRecord("its type is Object, of which there are no values to store", column=name)
         try:
             table = pa.table(records)
         except ARROW_ERRORS as error:

@@ -170,6 +170,10 @@ def _wrong_spans(kind: pa.DataType, values: Sequence[Any], types: set[type], is_
     if not is_pandas and any(own.__name__ == "NaTType" for own in types):
         # Arrow takes it for the first day of all.
         return "NaT is how pandas says that there is no time: write None"
+    if time in types:
+        for one in values:
+            if type(one) is time and one.tzinfo is not None:
+                return f"{short(one)} has a time zone, which would be lost: write .replace(tzinfo=None)"
     return (
         _fractions(kind, values, types, is_pandas) or _numpy_time(kind, values, types) or _too_fine(kind, values, types)
     )
