@@ -7,7 +7,7 @@ what the reader was told to be trimmed, and what was left of a topic when it was
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -259,6 +259,12 @@ steps = st.lists(st.tuples(st.integers(0, 19), st.integers(0, 15), st.integers(0
 beginnings = st.lists(st.integers(0, 63), max_size=4)
 
 
+# A run that begins before the first position wanted arrives before its cut is known.
+BEFORE_THE_START = [(0, 0, 0)] * 2 + [(3, 0, 0)] + [(5, 0, 0)] * 5 + [(0, 0, 0)] * 2 + [(5, 0, 0)] * 2 + [(17, 6, 0)]
+BEFORE_THE_START += [(0, 0, 0)] * 5 + [(9, 0, 0), (13, 0, 0)]
+
+
+@example(BEFORE_THE_START, [0, 0, 3, 2], 9, {T}, None)
 @given(
     steps,
     beginnings,

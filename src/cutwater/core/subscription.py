@@ -262,7 +262,8 @@ class Subscription:
         if topic is not None:
             through = min(through, GLSN(self._gaps[topic][0] - 1))
         ready: list[Run] = []
-        for source in self._sources.values():
+        # A run that holds the first position wanted may begin before it: that alone does not make it ready.
+        for source in self._sources.values() if through >= self.next_glsn else ():
             while source.runs and source.runs[0].first_glsn <= through:
                 ready.append(source.pop())
         ready.sort(key=lambda run: run.first_glsn)
