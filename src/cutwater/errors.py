@@ -12,6 +12,7 @@
      │   ├─ NotSealed                not_sealed             this needs a sealed log stream
      │   ├─ ConditionFailed          condition_failed       a conditional append found another end
      │   ├─ StagedExpired            staged_expired         the staged rows expired before they were decided on
+     │   ├─ OutputExists             output_exists          what the run would publish is in the log under its name
      │   ├─ WrongIdentity            wrong_identity         data or a key belongs to another cluster, node or log stream
      │   └─ LastCopy                 last_copy              would remove the last copy of committed records
      ├─ Fenced                       fenced                 someone newer has taken over
@@ -25,9 +26,11 @@
      ├─ AppendUnknown                append_unknown         the outcome is not known: it may or may not appear
      ├─ Trimmed                      trimmed                the position was trimmed; carries the first one left
      ├─ NotYetCommitted              not_yet_committed      the position is above the committed end        (retriable)
-     ├─ NoRecordHere                 no_record_here         the position is a tick or a fence, not a record
+     ├─ NoRecordHere                 no_record_here         the position is a tick, a fence or a declaration
      ├─ Damaged                      damaged                the stored bytes fail their checksum           (retriable)
-     │   └─ SavepointDamaged         savepoint_damaged      a file of a savepoint is not what was written
+     │   ├─ SavepointDamaged         savepoint_damaged      a file of a savepoint is not what was written
+     │   └─ CheckpointDamaged        checkpoint_damaged     a file of a checkpoint is missing or not what was written
+     ├─ Malformed                    malformed              stored bytes are intact, but hold no records of their topic
      ├─ Unavailable                  unavailable            cannot be served now                           (retriable)
      │   ├─ NotLeader                not_leader             ask the leader                                 (retriable)
      │   ├─ ReadOnly                 read_only              the disk is full                               (retriable)
@@ -126,6 +129,31 @@ class StagedExpired(Refused):
         self.run, self.given, self.current = run, given, current
 
 
+class OutputExists(Refused):
+    code = "output_exists"
+
+    def __init__(self, name: str, rows: int, glsn: GLSN, position: GLSN, what: str) -> None:
+        """``rows`` and ``position`` are -1 if they are not known. ``what`` was refused."""
+        published = "an unknown number of rows" if rows < 0 else f"{rows} row{'' if rows == 1 else 's'}"
+        last = f", the last at GLSN {glsn}" if glsn else ", not all of them in the log yet"
+        read = "an unknown position" if position < 0 else f"GLSN {position}"
+        beyond = (
+            ""
+            if position < 0
+            else (
+                f"begin after that input (start={position + 1}, --start {position + 1}), without the state of earlier "
+                "input: open windows, timers and values of keys are lost; "
+            )
+        )
+        super().__init__(
+            f"{name!r} has published {published}{last}, from input up to {read}, and {what} would publish rows of that "
+            f"input again. Go on with the checkpoint of before, or from a newer savepoint; {beyond}publish the rows a "
+            "second time (replay_output=True, --replay-output, option replayOutput); run under another name; or let "
+            f"the name begin anew with `cutwater run forget {name}`"
+        )
+        self.name, self.rows, self.glsn, self.position, self.what = name, rows, glsn, position, what
+
+
 class WrongIdentity(Refused):
     code = "wrong_identity"
 
@@ -193,6 +221,12 @@ class Trimmed(CutwaterError):
         super().__init__(f"GLSN {asked}{of_topic} was trimmed: the first one left is {first_left}, start there")
         self.asked, self.first_left, self.topic = asked, first_left, topic
 
+    def with_way_out(self, text: str) -> Trimmed:
+        """The same, for a reader that cannot simply start at the first position left."""
+        self.message = f"{self.message.removesuffix(', start there')}. {text}"
+        self.args = (self.message,)
+        return self
+
 
 class NotYetCommitted(CutwaterError):
     code = "not_yet_committed"
@@ -211,6 +245,25 @@ class Damaged(CutwaterError):
 class SavepointDamaged(Damaged):
     code = "savepoint_damaged"
     retriable = False
+
+
+class CheckpointDamaged(Damaged):
+    code = "checkpoint_damaged"
+    retriable = False
+
+
+class Malformed(CutwaterError):
+    """Only what versions stored that did not look into batches. All replicas have the same bytes."""
+
+    code = "malformed"
+
+    def __init__(self, first_glsn: GLSN, last_glsn: GLSN, topic: str, why: str) -> None:
+        of = f"GLSN {first_glsn} to {last_glsn}" if last_glsn > first_glsn else f"GLSN {first_glsn}"
+        super().__init__(
+            f"{of} of topic {topic!r} cannot be read: the checksum of the batch is right, but {why}. Its bytes are the "
+            "same on all replicas: on_malformed='skip' goes on behind it, or trim the topic"
+        )
+        self.first_glsn, self.last_glsn, self.topic, self.why = first_glsn, last_glsn, topic, why
 
 
 class Unavailable(CutwaterError):

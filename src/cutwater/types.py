@@ -113,6 +113,9 @@ class BatchKind(enum.IntEnum):
     DATA = 0
     FENCE = 1
     """One position that opens a producer's epoch in a log stream. Subscribers never see it."""
+    DECLARATION = 2
+    """One position that declares a watermark, idleness or both for its log stream, without a record. It has no body,
+    and subscribers never see it."""
 
 
 class ProducerTag(Struct, frozen=True):
@@ -165,8 +168,11 @@ class Batch(Struct, frozen=True):
     """Records that are appended together: one write, one cut, contiguous in LLSN and GLSN.
 
     The body is opaque to everything that orders and stores it. ``checksum`` covers the body and is computed once, by
-    the client. ``declared`` is a watermark that the producer promises with this batch. ``more``: the next entry belongs
-    to the same group and is committed by the same cut; the last one of a group has its ``group``.
+    the client. ``declared`` is a watermark that the producer promises with this batch. ``idle`` declares the log stream
+    idle from this batch until the stream's next entry. ``more``: the next entry belongs to the same group and is
+    committed by the same cut; the last one of a group has its ``group``. ``checked``: a storage node found the
+    body to be sound, and what is said of it here to be true, before the batch had a place in the log. Entries of older
+    versions were not looked into.
     """
 
     count: int
@@ -180,6 +186,8 @@ class Batch(Struct, frozen=True):
     schema: int = 0
     more: bool = False
     group: GroupTag | None = None
+    idle: bool = False
+    checked: bool = False
 
 
 class Entry(Struct, frozen=True):

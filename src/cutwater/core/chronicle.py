@@ -74,6 +74,8 @@ def _tell(decision: d.Decision) -> tuple[str, str]:
             return f"{told} of topic number {decision.topic}", decision.reason
         case d.DropRun():
             return f"run {decision.run} was dropped, and what it had not published is lost", decision.reason
+        case d.ForgetOutput():
+            return f"what was published under the name {decision.name!r} does not keep new runs from it any more", ""
         case d.ExpireStaged():
             return f"what was staged for run {decision.run} and not decided on expired", decision.reason
         case d.Cut() | d.CommitCursor() | d.OpenProducer() | d.DecideBatch() | d.GroupPublished():

@@ -103,12 +103,16 @@ class FoundCluster(Dated, frozen=True, tag=True):
 
 
 class AddNode(Dated, frozen=True, tag=True):
-    """The storage node belongs to the cluster and listens there; decided again when it moves or gets volumes."""
+    """The storage node belongs to the cluster and listens there; decided again when it moves or gets volumes.
+    ``server_key`` is the public key with which it proves that it is this node; empty until the leader has asked it.
+    ``renews``: it takes the place of the one before, see ``AddNodeRequest``."""
 
     node: StorageNodeId
     address: str = ""
     key: str = ""
     volumes: tuple[str, ...] = ()
+    server_key: str = ""
+    renews: bool = False
 
 
 class RemoveNode(Dated, frozen=True, tag=True):
@@ -125,15 +129,18 @@ class CreateTopic(Dated, frozen=True, tag=True):
     schema: bytes = b""
     event_time: str = ""
     retention: Retention = Retention()
+    event_time_ahead_us: int = 0
 
 
 class ChangeTopic(Dated, frozen=True, tag=True):
-    """How many streams shall be open, how long records are kept, and a schema that follows the last one, if any."""
+    """How many streams shall be open, how long records are kept, and a schema that follows the last one, if any. How
+    far event times may be ahead stays as it is if it is not said."""
 
     topic: TopicId
     streams: int
     retention: Retention
     schema: bytes = b""
+    event_time_ahead_us: int | None = None
 
 
 class DeleteTopic(Dated, frozen=True, tag=True):
@@ -224,6 +231,8 @@ class DecideBatch(Struct, frozen=True, tag=True):
     run: RunId
     batch: BatchNumber
     groups: tuple[GroupPlan, ...]
+    position: GLSN | None = None
+    """The input of the run was read up to here for this batch. None: the publisher did not say."""
 
 
 class GroupPublished(Struct, frozen=True, tag=True):
@@ -260,7 +269,13 @@ class DropRun(Dated, frozen=True, tag=True):
     reason: str = ""
 
 
-RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged | DropRun
+class ForgetOutput(Dated, frozen=True, tag=True):
+    """New runs may publish under the name although there is output under it. This fences no run."""
+
+    name: str
+
+
+RunDecision = OpenRun | DecideBatch | GroupPublished | MoveGroup | ExpireStaged | DropRun | ForgetOutput
 
 Decision = (
     Cut
@@ -288,6 +303,7 @@ Decision = (
     | MoveGroup
     | ExpireStaged
     | DropRun
+    | ForgetOutput
 )
 
 CATALOG_DECISIONS = (

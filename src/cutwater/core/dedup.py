@@ -26,6 +26,7 @@ from cutwater.errors import ProducerFenced, SequenceExpired, SequenceGap, Sequen
 from cutwater.types import (
     GLSN,
     LLSN,
+    Batch,
     BatchKind,
     CommitContext,
     Entry,
@@ -144,9 +145,9 @@ class Deduplicator:
                 f"producer {tag.producer!r} has not opened epoch {tag.epoch} in this log stream: open it first",
                 expected=Sequence(window.last_sequence + 1),
             )
-        return self._find_batch(window, tag, checksum)
+        return self._find_batch(window, tag, kind, checksum)
 
-    def _find_batch(self, window: _Window, tag: ProducerTag, checksum: int) -> Remembered | None:
+    def _find_batch(self, window: _Window, tag: ProducerTag, kind: BatchKind, checksum: int) -> Remembered | None:
         last = window.last_sequence
         if tag.sequence == last + 1:
             return None
@@ -156,8 +157,8 @@ class Deduplicator:
                 expected=Sequence(last + 1),
             )
         for batch in reversed(window.batches):
-            if batch.sequence == tag.sequence and batch.kind is BatchKind.DATA:
-                if batch.checksum != checksum:
+            if batch.sequence == tag.sequence and batch.kind is not BatchKind.FENCE:
+                if batch.checksum != checksum or batch.kind is not kind:
                     raise SequenceReused(
                         f"producer {tag.producer!r} sent sequence {tag.sequence} again with other bytes: "
                         "use a new sequence for new data"
@@ -166,6 +167,18 @@ class Deduplicator:
         raise SequenceExpired(
             f"producer {tag.producer!r} repeated sequence {tag.sequence}, older than the last {WINDOW_BATCHES_MAX} "
             "batches: whether it is in the log can no longer be told from here, read the log"
+        )
+
+    def has(self, batch: Batch) -> bool:
+        """Whether this very batch is remembered and committed, so that it gets no other place, whoever repeats it."""
+        tag = batch.producer
+        window = self._windows.get(tag.producer) if tag is not None else None
+        if tag is None or window is None:
+            return False
+        return any(
+            (known.sequence, known.kind, known.checksum) == (tag.sequence, batch.kind, batch.checksum)
+            for known in window.batches
+            if known.glsn is not None
         )
 
     def find_group(self, tag: GroupTag) -> RememberedGroup | None:

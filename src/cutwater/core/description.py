@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from cutwater.core.first_reports import FirstReports
 from cutwater.core.liveness import Liveness
 from cutwater.core.order_state import LogStream, OrderState
 from cutwater.core.publishing import Publisher
 from cutwater.core.reports import ReportBook
-from cutwater.core.requests import Description, NodeDescription, StreamDescription
+from cutwater.core.requests import Description, NodeDescription, OutputDescription, StreamDescription
 from cutwater.errors import OrderLayerLostMemory
 from cutwater.types import Instant, LeaderEpoch, LogStreamId, StorageNodeId
 
@@ -21,6 +22,7 @@ class Leader(Protocol):
     explanations: dict[LogStreamId, str]
     halted: OrderLayerLostMemory | None
     publisher: Publisher
+    first_reports: FirstReports
 
 
 def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant) -> Description:
@@ -36,6 +38,11 @@ def describe(leader: Leader, book: ReportBook, liveness: Liveness, now: Instant)
         tuple(_stream(leader, stream) for stream in sorted(state.streams.values(), key=lambda s: s.stream)),
         leader.publisher.describe(),
         state.runs.last,
+        leader.first_reports.missing,
+        tuple(
+            OutputDescription(output.name, output.run, output.batch, output.glsn, output.rows, output.position)
+            for output in state.runs.outputs
+        ),
     )
 
 
@@ -53,6 +60,7 @@ def _node(
         report.node_state if report is not None and is_alive else None,
         None if report is None else liveness.silence(node, now),
         len(state.streams_on(node)),
+        not is_alive and liveness.is_lost(node),
     )
 
 

@@ -72,6 +72,11 @@ class Herald:
                     report = self._book.newest(node)
                     if report is not None:
                         yield self._create(self._state.streams[decision.stream], report)
+            case d.ChangeTopic():
+                # Storage nodes ask for a newer catalog than they know. Without appends the next cut may be far off.
+                high_watermark, revision = self._state.high_watermark, self._state.revision
+                for node in self._roster.member_of:
+                    yield Send(node, CommitMessage(high_watermark, high_watermark, revision, (), ()))
             case d.Trim():
                 for stream in self._state.streams_of(decision.topic):
                     for node in stream.replicas:
@@ -187,7 +192,7 @@ class Herald:
             yield from self._answer(stream, node, ur, behind)
         elif ur.epoch < stream.epoch:
             # It was replaced: whoever still waits there has to hear that the stream went on.
-            yield Send(node, self._exclude(stream))
+            yield Send(node, self._exclude(stream, replaced=True))
 
     def _answer_node(self, report: Report) -> Iterator[Send]:
         """What concerns replicas that cannot be trusted, that should not be there, or that should."""
@@ -196,6 +201,9 @@ class Herald:
             stream = self._state.streams.get(lsid)
             if stream is not None and node in stream.replicas:
                 yield from self._trim(stream, node, GLSN(1))
+            elif stream is not None:
+                # The node holds leftovers of a replaced replica, and damage of those does not matter.
+                yield Send(node, self._exclude(stream, replaced=True))
         known = self._book.reported(node).union(report.invalid)
         for lsid in sorted(known):
             if self._state.was_deleted(lsid):
@@ -263,5 +271,5 @@ class Herald:
             stream.stream, self.leader_epoch, stream.epoch, stream.start, stream.members, stream.departed
         )
 
-    def _exclude(self, stream: LogStream) -> ExcludeReplica:
-        return ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch)
+    def _exclude(self, stream: LogStream, *, replaced: bool = False) -> ExcludeReplica:
+        return ExcludeReplica(stream.stream, self.leader_epoch, stream.epoch, replaced)

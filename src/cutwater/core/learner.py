@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
-from cutwater.core.replica_events import AskSync, ReplicaEffect
+from cutwater.core.replica_events import AskSync, FillEntry, ReplicaEffect
 from cutwater.core.sync import Extent, SyncPlan
 from cutwater.types import LLSN, CommitContext, StorageNodeId
 
@@ -33,6 +33,8 @@ class Learner:
         self._plan: SyncPlan | None = None
         self._end: SyncEnd | None = None
         self._committing = False
+        self._through = LLSN(0)
+        """Up to here the source has said what is committed, and it is here."""
 
     def start(self) -> Effects:
         """Ask for what is missing: everything, if not even the committed entries are all there."""
@@ -53,7 +55,10 @@ class Learner:
                 if wrong is not None:
                     return self._fail(wrong)
                 self._end = event
-                return self.entries_durable()
+                assert self._plan is not None
+                is_last = not event.more or self._replica.kept.end <= self._plan.copy.end
+                dropped = self._replica.drop_kept(self._plan.copy.end) if is_last else []
+                return [*dropped, *self.entries_durable()]
             case SyncFailed():
                 return [] if self._end is not None else self._fail(event.reason)
 
@@ -76,6 +81,7 @@ class Learner:
         if self._plan is not None:
             return []
         self._plan = event.plan
+        self._through = LLSN(event.plan.copy.first - 1)
         restart_at = event.plan.restart_at
         if restart_at is None and self._replica.has_lost_entries:
             restart_at = LLSN(1)
@@ -85,16 +91,31 @@ class Learner:
         replica = self._replica
         effects: Effects = []
         for entry in event.entries:
-            if self._plan is not None and entry.last_llsn <= replica.written_end:
+            if self._plan is not None and entry.last_llsn <= self._through:
                 continue
-            if self._plan is None or entry.first_llsn != replica.written_end + 1:
-                return self._fail(f"expected LLSN {replica.written_end + 1}, got {entry.first_llsn}")
-            effects += replica.write_copy(entry)
+            if self._plan is None or entry.first_llsn != self._through + 1:
+                return [*effects, *self._fail(f"expected LLSN {self._through + 1}, got {entry.first_llsn}")]
+            if replica.kept.has_hole_for(entry):
+                replica.kept.fill(entry)
+                effects.append(FillEntry(entry))
+            elif not replica.kept.holds(entry):
+                # From here on, the kept tail is of an epoch that went on without it.
+                effects += [*replica.drop_kept(self._through), *replica.write_copy(entry)]
+            self._through = entry.last_llsn
+        for missing in event.missing:
+            if (
+                self._plan is None
+                or missing.first_llsn != self._through + 1
+                or not replica.kept.covers(missing.first_llsn, missing.last_llsn, missing.epoch)
+            ):
+                lacks = f"LLSN {missing.first_llsn} to {missing.last_llsn}"
+                return [*effects, *self._fail(f"the source cannot read {lacks}, and there is no copy here either")]
+            self._through = missing.last_llsn
         return effects
 
     def _what_is_wrong(self, event: SyncEnd) -> str | None:
         """The commits must cover exactly the entries, and the deduplication state must be of their end."""
-        if self._plan is None or self._replica.written_end != self._plan.copy.end:
+        if self._plan is None or self._through != self._plan.copy.end:
             return "the source ended before it had sent everything"
         end = self._replica.committed_end
         contexts = self._new_contexts(event)

@@ -54,6 +54,7 @@ class Liveness:
     def __init__(self, nodes: Iterable[StorageNodeId], now: Instant, *, dead_after_us: int, links: Backoff) -> None:
         self._dead_after_us = dead_after_us
         self._heard = dict.fromkeys(nodes, now.monotonic)
+        self._lost: set[StorageNodeId] = set()
         self._behind: dict[tuple[LogStreamId, StorageNodeId], tuple[_Place, int]] = {}
         self._accusations: dict[tuple[LogStreamId, StorageNodeId], dict[StorageNodeId, int]] = {}
         self._links = links
@@ -63,14 +64,17 @@ class Liveness:
 
     def hear(self, node: StorageNodeId, now: Instant) -> None:
         self._heard[node] = now.monotonic
+        self._lost.discard(node)
 
     def lose(self, node: StorageNodeId, now: Instant) -> None:
         """The node is known to be dead: no need to wait until its silence says so. A report brings it back."""
         if node in self._heard:
             self._heard[node] = min(self._heard[node], now.monotonic - self._dead_after_us)
+            self._lost.add(node)
 
     def forget(self, node: StorageNodeId) -> None:
         self._heard.pop(node, None)
+        self._lost.discard(node)
 
     def forget_streams(self, known: Container[LogStreamId]) -> None:
         """Nothing is remembered of streams that exist no more."""
@@ -81,6 +85,10 @@ class Liveness:
         """For how long nothing was heard of the node, counted from the leader's beginning at most."""
         heard = self._heard.get(node)
         return None if heard is None else now.monotonic - heard
+
+    def is_lost(self, node: StorageNodeId) -> bool:
+        """Whether the node is dead for another reason than its silence."""
+        return node in self._lost
 
     def is_alive(self, node: StorageNodeId, now: Instant) -> bool:
         silence = self.silence(node, now)

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from cutwater.core.cut import StreamCommit
 from cutwater.core.dedup import DedupCheckpoint, Departure
-from cutwater.core.sync import Extent, SyncPlan
+from cutwater.core.sync import Extent, MissingEntries, SyncPlan
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -92,11 +92,13 @@ class UnsealReplica(Struct, frozen=True, tag=True):
 
 
 class ExcludeReplica(Struct, frozen=True, tag=True):
-    """The newest epoch of the stream goes on without this replica."""
+    """The newest epoch of the stream goes on without this replica. ``replaced``: and so will all later ones, because
+    other nodes hold the stream now."""
 
     stream: LogStreamId
     leader_epoch: LeaderEpoch
     epoch: Epoch
+    replaced: bool = False
 
 
 class LearnFrom(Struct, frozen=True, tag=True):
@@ -190,11 +192,13 @@ class GroupOutcome(Struct, frozen=True, tag=True):
 # Between storage nodes.
 
 
-class Replicate(Struct, frozen=True, tag=True):
-    """An entry on its way down the chain, exactly as the head has it."""
+class Replicate(Struct, frozen=True, tag=True, omit_defaults=True):
+    """An entry on its way down the chain, exactly as the head has it. ``sender`` is what the receiver knows of the
+    storage node from which it has this, and does not travel."""
 
     stream: LogStreamId
     entry: Entry
+    sender: StorageNodeId | None = None
 
 
 class SyncRequest(Struct, frozen=True, tag=True):
@@ -215,11 +219,13 @@ class SyncBegin(Struct, frozen=True, tag=True):
 
 
 class SyncEntries(Struct, frozen=True, tag=True):
-    """Committed entries of the plan's range, in LLSN order."""
+    """Committed entries of the plan's range, in LLSN order. ``missing`` come after them: committed as well, but the
+    source cannot read them."""
 
     stream: LogStreamId
     attempt: int
     entries: tuple[Entry, ...]
+    missing: tuple[MissingEntries, ...] = ()
 
 
 class SyncEnd(Struct, frozen=True, tag=True):
@@ -230,6 +236,8 @@ class SyncEnd(Struct, frozen=True, tag=True):
     contexts: tuple[CommitContext, ...]
     dedup: DedupCheckpoint
     trimmed_before: GLSN
+    more: bool = False
+    """The source has committed more than this round brought."""
 
 
 class SyncFailed(Struct, frozen=True, tag=True):

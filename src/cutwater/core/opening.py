@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from cutwater.core.dedup import DedupCheckpoint, Deduplicator
-from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.recovery import Found, Invalid, Valid, judge, without_hard_state
 from cutwater.core.replica import Replica
 from cutwater.errors import Damaged
 from cutwater.types import LLSN, CommitContext, Entry, LogStreamId, StorageNodeId
@@ -69,9 +69,21 @@ def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) 
                 files.truncate(verdict.keep_end)
     except Damaged as error:
         verdict, damage = Invalid(error.message, kept), error
+    if isinstance(verdict, Invalid) and kept is not None:
+        # The tail does not count, but it is kept until a source has shown which entries are committed.
+        tail = list(found.tail)
     problem = verdict.reason if isinstance(verdict, Invalid) else ""
-    hard_state = found.hard_state or HardState()
-    replica = Replica(node, stream, hard_state, verdict, first_llsn=files.first_llsn, tail=tail, dedup=dedup)
+    replica = Replica(
+        node,
+        stream,
+        found.hard_state or without_hard_state(found),
+        verdict,
+        first_llsn=files.first_llsn,
+        tail=tail,
+        dedup=dedup,
+        # Where entries are missing at the end, something has to be cut off as well before one can be written.
+        files_end=max(found.entries_end, found.damaged or LLSN(0)),
+    )
     return Opening(replica, problem, damage, replayed)
 
 

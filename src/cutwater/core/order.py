@@ -15,13 +15,14 @@ What always holds:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
 from cutwater.core import decisions as d
-from cutwater.core.cut import Candidate, make_cut, next_cut_time
+from cutwater.core.cutting import Cutter
 from cutwater.core.description import describe
+from cutwater.core.first_reports import FirstReports
 from cutwater.core.herald import Herald
 from cutwater.core.liveness import Backoff, Liveness
 from cutwater.core.messages import LeaderHello
@@ -51,7 +52,7 @@ from cutwater.core.outlook import Outlook
 from cutwater.core.publishing import Publisher
 from cutwater.core.repair import is_ready
 from cutwater.core.reports import ReportBook
-from cutwater.core.requests import QUESTIONS, Answer, LearnRequest, PublishRequest
+from cutwater.core.requests import ABOUT_THE_CLUSTER, Answer, LearnRequest, PublishRequest
 from cutwater.core.roster import Roster
 from cutwater.core.staffing import Load, loads, reassign, replacements, survivors
 from cutwater.core.watch import Kind, Trouble, Watch
@@ -66,7 +67,6 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.types import (
-    GLSN,
     LLSN,
     CutTime,
     Epoch,
@@ -109,6 +109,8 @@ class OrderLayer:
         self._watch = Watch(state, self._book, self._liveness, self._roster)
         self._with_history = {lsid for lsid, history in state.histories.items() if history}
         self._outlook = Outlook(state, self._book, self._liveness, options, now)
+        self.first_reports = FirstReports(state, options.first_reports_wait_us)
+        self._cutter = Cutter(state, self._book, options, now)
         self._requests: deque[Asked] = deque()
         self._in_flight: tuple[d.Decision, ...] | None = None
         self._alarms: Effects = []
@@ -118,8 +120,6 @@ class OrderLayer:
         """Waits for the write in flight: answers to requests, and messages that follow from what is being stored."""
         self.has_news = True
         """Whether something may follow from what was taken in since the last turn, or is being published."""
-        self._moved: set[LogStreamId] = set()
-        """Open streams of which something may be committed."""
         self._spoke: dict[StorageNodeId, set[LogStreamId]] = {}
         """Who reported since the last turn what may call for an answer, and of which streams."""
         self._attention: set[LogStreamId] = set()
@@ -130,9 +130,6 @@ class OrderLayer:
         """Topics that may have fewer open streams than they should."""
         self._admissions = Backoff(options.retry_us_min, options.retry_us_max)
         self._wakes = 0
-        self._last_wall = now.wall
-        self._last_cut = now.monotonic
-        self._tick_wait = options.tick_us_min
         self._compacted_at = state.snapshot_index
         self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
         """Cuts up to the first are so old that whoever has not heard of them has lost a message."""
@@ -177,8 +174,9 @@ class OrderLayer:
     # Taking in.
 
     def _take_request(self, asked: Asked) -> Sequence[OrderEffect]:
-        if len(self._requests) >= self.options.requests_max:
-            error = ResourceExhausted(f"{len(self._requests)} requests wait already", retry_ms=100)
+        waiting = len(self._requests) + self.first_reports.waiting
+        if waiting >= self.options.requests_max:
+            error = ResourceExhausted(f"{waiting} requests wait already", retry_ms=100)
             return (Reply(asked.request_id, error),)
         self._requests.append(asked)
         return ()
@@ -208,7 +206,7 @@ class OrderLayer:
             if stream is None or not self._herald.is_settled(stream, node, ur):
                 unusual.append(ur)
             elif self._has_more(stream):
-                self._moved.add(stream.stream)
+                self._cutter.moved.add(stream.stream)
                 self.has_news = True
         if unusual or not self._herald.is_content(report, self._settled_high_watermark):
             self.has_news = True
@@ -218,7 +216,19 @@ class OrderLayer:
         for lsid in report.invalid:
             if lsid in self.state.streams:
                 self._distrust(self.state.streams[lsid], node, "its stored data is damaged or incomplete")
+        if self.first_reports.are_missing and self.halted is None:
+            self._hear_first(node, admitted.changed)
         return ()
+
+    def _hear_first(self, node: StorageNodeId, reports: Iterable[UncommitReport]) -> None:
+        """Note members whose reports are not newer than the state that the store gave to this leader."""
+        for ur in reports:
+            stream = self.state.streams.get(ur.log_stream_id)
+            if stream is None or node not in stream.members or node in self._distrusted.get(stream.stream, ()):
+                continue
+            if self._can_be(stream, ur):
+                self.first_reports.hear(stream.stream)
+        self.has_news = self.has_news or not self.first_reports.are_missing
 
     def _has_more(self, stream: LogStream) -> bool:
         """Whether every replica has told of records that are not committed."""
@@ -283,7 +293,7 @@ class OrderLayer:
         elif ur.epoch == stream.epoch and ur.state is ReplicaState.SEALED:
             self._halt(f"storage node {node} reports {ur}, but the stream is open")
         if ur.epoch == stream.epoch and self._has_more(stream):
-            self._moved.add(stream.stream)
+            self._cutter.moved.add(stream.stream)
 
     def _trim_history(self, stream: LogStream, now: Instant) -> None:
         """Forget the ranges that no replica will ask for."""
@@ -321,7 +331,10 @@ class OrderLayer:
     def _halt(self, what: str) -> None:
         """No more cuts: the order layer has lost its memory, or this leader has been deposed without noticing."""
         if self.halted is None:
-            self.halted = OrderLayerLostMemory(f"no more cuts at {self._position()}: {what}")
+            self.halted = OrderLayerLostMemory(
+                f"no more cuts at {self._position()}: {what}. The store of the metadata repository is older than what "
+                "storage nodes hold: was an old copy put back? Stop the metadata nodes and start them on the newest one"
+            )
             self._alarm(self.halted)
 
     def _position(self) -> str:
@@ -331,6 +344,8 @@ class OrderLayer:
         self._liveness.wake(now)
         for asked, why in self.publisher.take_overdue(now):
             self._held.append(Reply(asked.request_id, Unavailable(f"{why}: ask again")))
+        for asked in self.first_reports.take_overdue(now):
+            self._held.append(Reply(asked.request_id, self.first_reports.error()))
         self._wakes += 1
         if self._wakes % FINISHED_STREAMS_EVERY_WAKES == 0:
             self._short_topics = list(self.state.topics.values())
@@ -378,7 +393,7 @@ class OrderLayer:
         if self.halted is not None:
             self._answer_questions(self.halted, now)
         else:
-            if is_publishing:
+            if is_publishing and not self.first_reports.are_missing:
                 effects += self.publisher.messages(now, self._outlook)
             if self._spoke:
                 effects += self._answers()
@@ -412,7 +427,14 @@ class OrderLayer:
         """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
         decided: list[d.Decision] = []
         self._load = None
-        cut = (self._next_cut(now) if self._moved else None) or self._due_tick(now)
+        if self.first_reports.are_missing:
+            self.first_reports.look()
+        if self.first_reports.are_missing:
+            self._decide_unheard(now, decided)
+            return decided
+        if self.first_reports.waiting:
+            self._requests.extendleft(reversed(self.first_reports.take_waiting()))
+        cut = self._cutter.due(self._distrusted, now)
         if cut is not None:
             self._apply(cut, decided, now)
         if is_publishing:
@@ -433,6 +455,16 @@ class OrderLayer:
                 self._decide_replacements(topic, now, decided)
             self._short_topics = []
         return decided
+
+    def _decide_unheard(self, now: Instant, decided: list[d.Decision]) -> None:
+        """A store that was rolled back may have given out the next GLSNs and epochs before. So all that follows from
+        reports waits, but for seals of streams of which no member can tell any more: those end the wait."""
+        if self._requests:
+            self._decide_requests(now, decided)
+        for lsid in self.first_reports.missing:
+            stream, distrusted = self.state.streams[lsid], self._distrusted.get(lsid, ())
+            if not any(self._liveness.is_alive(node, now) for node in stream.members if node not in distrusted):
+                self._decide_seal(stream, self._seals.pop(lsid, "no member of it has reported"), decided, now)
 
     def _apply(self, decision: d.Decision, decided: list[d.Decision], now: Instant) -> None:
         if isinstance(decision, d.Cut):
@@ -459,7 +491,7 @@ class OrderLayer:
     def _forget_streams(self) -> None:
         """Nothing is remembered of streams that exist no more."""
         known = self.state.streams
-        self._moved &= known.keys()
+        self._cutter.moved &= known.keys()
         self._attention &= known.keys()
         self._with_history &= known.keys()
         self._seals = {lsid: reason for lsid, reason in self._seals.items() if lsid in known}
@@ -468,51 +500,13 @@ class OrderLayer:
         self._liveness.forget_streams(known)
         self.explanations = {lsid: why for lsid, why in self.explanations.items() if lsid in known}
 
-    def _next_cut(self, now: Instant) -> d.Cut | None:
-        candidates = []
-        for lsid in self._moved:
-            if lsid not in self._distrusted:
-                candidates.append(self._candidate(self.state.streams[lsid]))
-        self._moved.clear()
-        time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
-        commits = make_cut(self.state.high_watermark, time, candidates)
-        if not commits:
-            return None
-        self._tick_wait = self.options.tick_us_min
-        self._last_wall, self._last_cut = now.wall, now.monotonic
-        return d.Cut(commits[0].context.high_watermark, self.state.high_watermark, time, self.state.revision, commits)
-
-    def _due_tick(self, now: Instant) -> d.Cut | None:
-        """Time moves only at positions, so while nothing is appended it takes one for itself."""
-        if now.monotonic - self._last_cut < self._tick_wait:
-            return None
-        self._tick_wait = min(self._tick_wait * 2, self.options.tick_us_max)
-        time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
-        self._last_wall, self._last_cut = now.wall, now.monotonic
-        last = self.state.high_watermark
-        return d.Cut(GLSN(last + 1), last, time, self.state.revision, ())
-
-    def _candidate(self, stream: LogStream) -> Candidate:
-        ends = self._durable_ends(stream) if stream.is_open else ()
-        return Candidate(stream.stream, stream.epoch, stream.committed_end, ends)
-
-    def _durable_ends(self, stream: LogStream) -> tuple[LLSN | None, ...]:
-        """The durable end of each replica that counts; None if it has not reported in this epoch."""
-        reports = self._book.of_stream(stream.stream)
-        ends: list[LLSN | None] = []
-        for node in stream.members:
-            ur = reports.get(node)
-            if ur is None or ur.epoch != stream.epoch or ur.state is ReplicaState.LEARNING:
-                ends.append(None)
-            else:
-                ends.append(ur.durable_end)
-        return tuple(ends)
-
     def _decide_requests(self, now: Instant, decided: list[d.Decision]) -> None:
         around = self._surroundings(now)
         taken = 0
         while self._requests and taken < self.options.requests_per_turn_max:
             asked = self._requests.popleft()
+            if self.first_reports.holds(asked, now):
+                continue
             taken += 1
             try:
                 decisions, answer = decide(asked.request, self.state, around)
@@ -543,15 +537,16 @@ class OrderLayer:
             usable=lambda node: self._outlook.is_usable(node, now),
             ready=lambda stream, node: self._outlook.is_ready(stream, node, now),
             describe=lambda: describe(self, self._book, self._liveness, now),
-            time=next_cut_time(self.state.cut_time, self._last_wall, now.wall),
+            time=self._cutter.time(now),
             staged_expire_after_us=self.options.staged_expire_after_us,
         )
 
     def _answer_questions(self, halted: CutwaterError, now: Instant) -> None:
-        """Nothing is decided any more, but whoever only wants to know something is told."""
-        for asked in (*self.publisher.take_waiting(), *self._requests):
+        """Nothing is decided any more. Operators are told how the cluster is; catalog, cursors and clock are refused,
+        since there are newer ones."""
+        for asked in (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self._requests):
             outcome: Answer | CutwaterError | None = halted
-            if isinstance(asked.request, QUESTIONS):
+            if isinstance(asked.request, ABOUT_THE_CLUSTER):
                 _, outcome = decide(asked.request, self.state, self._surroundings(now))
             assert outcome is not None
             self._held.append(Reply(asked.request_id, outcome))
@@ -591,7 +586,7 @@ class OrderLayer:
     def _decide_replacements(self, topic: Topic, now: Instant, decided: list[d.Decision]) -> None:
         if topic.topic not in self.state.topics:
             return
-        time = next_cut_time(self.state.cut_time, self._last_wall, now.wall)
+        time = self._cutter.time(now)
         least = max(1, self.options.min_replication)
         for create in replacements(
             self.state, topic, self._outlook.staff(now), self._loads(now), time, min_replication=least
@@ -622,7 +617,7 @@ class OrderLayer:
     def _step_down(self, reason: str) -> Effects:
         self.over, self.has_news = True, False
         effects: Effects = [StepDown(reason)]
-        for asked in (*self.publisher.take_waiting(), *self._requests):
+        for asked in (*self.publisher.take_waiting(), *self.first_reports.take_waiting(), *self._requests):
             effects.append(Reply(asked.request_id, NotLeader("another node leads now: ask it")))
         for held in self._held:
             if isinstance(held, Reply):

@@ -26,6 +26,9 @@ class OrderOptions(Struct, frozen=True):
     publish_wait_us: int = 2 * SECOND
     """How long the request to publish a batch waits for its end before it has to be repeated. Less than a client waits
     for one node, which would take the leader for dead and never hear why it has to wait."""
+    first_reports_wait_us: int = 2 * SECOND
+    """How long a request waits, after a start or a takeover, until a replica of every open stream has reported. Less
+    than a client waits for one node."""
     staged_expire_after_us: int = 3_600 * SECOND
     """Rows that were staged so long ago, and not decided on, expire."""
     replace_node_after_us: int = 60 * SECOND

@@ -9,8 +9,8 @@ from msgspec import Struct, structs
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.names import check_name, check_topic_name
-from cutwater.core.order_state import LogStream, Node, OrderState, Topic
-from cutwater.core.run_requests import Outcome, drop_run, open_run, publish, staged
+from cutwater.core.order_state import LogStream, Node, OrderState, Producer, Topic
+from cutwater.core.run_requests import Outcome, drop_run, forget_output, open_run, publish, staged
 from cutwater.core.staffing import loads, place
 from cutwater.core.words import counted
 from cutwater.errors import (
@@ -43,6 +43,7 @@ PRODUCERS_PER_TOPIC_MAX = 10_000
 """Each is remembered by the metadata repository and, with its last batches, by the replicas of its log stream."""
 MARKS_MAX = 100_000
 SCHEMA_BYTES_MAX = 64 * 1024
+AHEAD_US_MAX = 1_000 * 365 * 86_400 * SECOND
 
 
 class Surroundings(Struct, frozen=True):
@@ -66,8 +67,7 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
         case r.JoinRequest():
             if request.node not in state.nodes:
                 return (), r.Joined(known=False)
-            decisions, _ = _add_node(r.AddNodeRequest(*structs.astuple(request)), state)
-            return decisions, r.Joined(known=True)
+            return _join(request, state), r.Joined(known=True)
         case r.RemoveNodeRequest():
             return _remove_node(request, state, around)
         case r.CreateTopicRequest():
@@ -95,6 +95,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return _open_producer(request, state)
         case r.MoveProducerRequest():
             return _move_producer(request, state)
+        case r.RenewProducerRequest():
+            return _renew_producer(request, state)
         case r.CommitCursorRequest():
             check_name("cursor", request.cursor)
             if request.glsn > state.high_watermark:
@@ -110,6 +112,8 @@ def decide(request: r.Request, state: OrderState, around: Surroundings) -> Outco
             return publish(request, state)
         case r.DropRunRequest():
             return drop_run(request, state)
+        case r.ForgetOutputRequest():
+            return forget_output(request, state)
         case r.StagedRequest():
             return staged(request, state, around.staged_expire_after_us)
         case r.CatalogRequest():
@@ -131,7 +135,15 @@ def catalog(state: OrderState) -> r.Catalog:
         cut_time=state.cut_time,
         topics=tuple(
             r.TopicInfo(
-                t.topic, t.name, t.trimmed_before, t.replication, t.streams, t.schemas, t.event_time, t.retention
+                t.topic,
+                t.name,
+                t.trimmed_before,
+                t.replication,
+                t.streams,
+                t.schemas,
+                t.event_time,
+                t.retention,
+                t.event_time_ahead_us,
             )
             for t in state.topics.values()
         ),
@@ -150,6 +162,7 @@ def catalog(state: OrderState) -> r.Catalog:
                 s.created_at,
                 s.created_time,
                 s.final_at,
+                s.start,
             )
             for s in state.streams.values()
         ),
@@ -200,6 +213,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
     if request.replication < 1:
         raise InvalidArgument(f"replication is at least 1, not {request.replication}")
     _check_retention(request.retention)
+    _check_ahead(request.event_time_ahead_us)
     _check_schema(request.schema)
     if state.topic_named(request.name) is not None:
         raise AlreadyExists(
@@ -227,6 +241,7 @@ def _create_topic(request: r.CreateTopicRequest, state: OrderState, around: Surr
         request.schema,
         request.event_time,
         request.retention,
+        request.event_time_ahead_us,
     )
     return (create, *streams), created
 
@@ -244,10 +259,14 @@ def _change_topic(request: r.ChangeTopicRequest, state: OrderState) -> Outcome:
         raise Refused(f"topic {topic.name!r} has records of key and value: it cannot get a schema; create another one")
     if schema and request.schema_after != len(topic.schemas):
         raise Refused(f"the schema of topic {topic.name!r} was changed by someone else: fetch it and try again")
+    ahead_us = request.event_time_ahead_us
+    if ahead_us is not None:
+        _check_ahead(ahead_us)
     seals = () if request.streams is None else _seal_surplus(state, topic, streams)
-    if (streams, retention, schema) == (topic.streams, topic.retention, b""):
+    is_ahead_same = ahead_us in (None, topic.event_time_ahead_us)
+    if (streams, retention, schema) == (topic.streams, topic.retention, b"") and is_ahead_same:
         return seals, r.Done()
-    return (d.ChangeTopic(topic.topic, streams, retention, schema), *seals), r.Done()
+    return (d.ChangeTopic(topic.topic, streams, retention, schema, ahead_us), *seals), r.Done()
 
 
 def _seal_surplus(state: OrderState, topic: Topic, wanted: int) -> tuple[d.Seal, ...]:
@@ -264,20 +283,63 @@ def _check_schema(schema: bytes) -> None:
         raise InvalidArgument(f"a schema has at most {SCHEMA_BYTES_MAX} bytes, not {len(schema)}: use fewer columns")
 
 
+def _check_ahead(ahead_us: int) -> None:
+    if not 0 <= ahead_us <= AHEAD_US_MAX:
+        raise InvalidArgument(
+            f"how far event times may be ahead is 0 (without bound) to {AHEAD_US_MAX} microseconds, not {ahead_us}"
+        )
+
+
 def _check_retention(retention: Retention) -> None:
     if retention.time_us < 0 or retention.bytes < 0:
         raise InvalidArgument(f"retention is 0 (without bound) or more, not {retention}")
 
 
 def _add_node(request: r.AddNodeRequest, state: OrderState) -> Outcome:
+    """A node that is known keeps its address: only the node itself, which can prove that it is this one, moves it."""
     known = state.nodes.get(request.node)
-    if known is not None and known.key not in ("", request.key):
+    if known is None:
+        new = d.AddNode(request.node, request.address, request.key, request.volumes, request.server_key)
+        return (new,), r.Done()
+    renews = request.renews and request.server_key not in ("", known.server_key) and known.key == request.key != ""
+    _check_keys(known, request.key, "" if renews else request.server_key)
+    if known.address and request.address not in ("", known.address):
+        raise Refused(
+            f"storage node {known.node} belongs to the cluster already and listens at {known.address}: a node that was "
+            "moved says so itself, when it is started elsewhere with its volumes; one that is lost is removed first"
+        )
+    node = Node(
+        known.node,
+        known.address or request.address,
+        known.key or request.key,
+        known.volumes or request.volumes,
+        request.server_key if renews else known.server_key or request.server_key,
+    )
+    changed = d.AddNode(node.node, node.address, node.key, node.volumes, node.server_key, renews=renews)
+    return ((), r.Done()) if known == node else ((changed,), r.Done())
+
+
+def _join(request: r.JoinRequest, state: OrderState) -> tuple[d.AddNode, ...]:
+    known = state.nodes[request.node]
+    _check_keys(known, request.key, request.server_key)
+    if known.server_key and not request.server_key:
+        raise WrongIdentity(f"storage node {known.node} has not proved that it is this node")
+    if not known.server_key and request.asked_at != (known.address or None):
+        # The node was added, or added again elsewhere, while its key was looked for.
+        raise Unavailable(
+            f"storage node {known.node} was added to the cluster a moment ago, and nobody has asked for its key at "
+            f"{known.address or 'its address'} yet: ask again"
+        )
+    node = Node(known.node, request.address, request.key or known.key, request.volumes, request.server_key)
+    return () if known == node else (d.AddNode(*structs.astuple(node)),)
+
+
+def _check_keys(known: Node, key: str, server_key: str) -> None:
+    if (known.key and key and known.key != key) or (known.server_key and server_key and known.server_key != server_key):
         raise WrongIdentity(
-            f"storage node {request.node} of this cluster has another key: this one has its number but not its data. "
+            f"storage node {known.node} of this cluster has another key: this one has its number but not its data. "
             "Start it with the volumes it had, or with another --id"
         )
-    node = Node(request.node, request.address, request.key, request.volumes)
-    return ((), r.Done()) if known == node else ((d.AddNode(*structs.astuple(node)),), r.Done())
 
 
 def _learn(request: r.LearnRequest, state: OrderState) -> Outcome:
@@ -414,14 +476,9 @@ def _open_producer(request: r.OpenProducerRequest, state: OrderState) -> Outcome
 
 
 def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome:
-    producer = state.producers.get(request.producer)
-    if producer is None:
-        raise NotFound(f"there is no producer {request.producer!r}: open it; if it was open, its topic was deleted")
-    if producer.session == request.session and producer.epoch == request.epoch + 1:
-        # Asked again after the first answer was lost: nothing but this move lies between the two epochs.
+    producer, is_done = _held(request, state)
+    if is_done:
         return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
-    if producer.session != request.session or producer.epoch != request.epoch:
-        raise ProducerFenced(f"producer {request.producer!r} was opened again (epoch {producer.epoch}): stop using it")
     stream = state.streams[producer.stream]
     if stream.is_open or stream.epoch != request.stream_epoch:
         raise NotSealed(
@@ -431,6 +488,27 @@ def _move_producer(request: r.MoveProducerRequest, state: OrderState) -> Outcome
     target = _choose_stream(state, state.topics[stream.topic], stream.stream)
     grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), target, request.last_sequence)
     return (d.MoveProducer(request.producer, grant.epoch, target, request.last_sequence),), grant
+
+
+def _renew_producer(request: r.RenewProducerRequest, state: OrderState) -> Outcome:
+    """As if the holder of the name opened it once more, which somebody else may have done meanwhile."""
+    producer, is_done = _held(request, state)
+    if is_done:
+        return (), r.ProducerGrant(producer.epoch, producer.stream, producer.last_sequence)
+    grant = r.ProducerGrant(ProducerEpoch(producer.epoch + 1), producer.stream, producer.last_sequence)
+    return (d.OpenProducer(request.producer, grant.epoch, grant.stream, request.session),), grant
+
+
+def _held(request: r.MoveProducerRequest | r.RenewProducerRequest, state: OrderState) -> tuple[Producer, bool]:
+    """The producer, if the session that asks for its next epoch has the name; and whether it has that epoch already:
+    it asks again after the first answer was lost, for it wants nothing else before it knows the next epoch."""
+    producer = state.producers.get(request.producer)
+    if producer is None:
+        raise NotFound(f"there is no producer {request.producer!r}: open it; if it was open, its topic was deleted")
+    is_done = producer.epoch == request.epoch + 1
+    if producer.session != request.session or not (is_done or producer.epoch == request.epoch):
+        raise ProducerFenced(f"producer {request.producer!r} was opened again (epoch {producer.epoch}): stop using it")
+    return producer, is_done
 
 
 def _choose_stream(state: OrderState, topic: Topic, not_this: LogStreamId | None) -> LogStreamId:

@@ -18,7 +18,7 @@ from cutwater.core.dedup import Departure
 from cutwater.core.history import CommitHistory
 from cutwater.core.journal import Journal
 from cutwater.core.requests import Event
-from cutwater.core.runs import Run, Runs
+from cutwater.core.runs import Output, Run, Runs
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
     GLSN,
@@ -46,12 +46,14 @@ _ON_STREAMS = (
 
 
 class Node(Struct, frozen=True):
-    """A storage node of the cluster: where it listens, how one knows it, and which volumes it said it has."""
+    """A storage node of the cluster: where it listens, how one knows it, and which volumes it said it has. ``key``
+    tells its data from another node's and proves nothing; ``server_key`` is the public half of what does."""
 
     node: StorageNodeId
     address: str = ""
     key: str = ""
     volumes: tuple[str, ...] = ()
+    server_key: str = ""
 
 
 class Topic(Struct):
@@ -65,6 +67,7 @@ class Topic(Struct):
     event_time: str = ""
     retention: Retention = Retention()
     trimmed_before: GLSN = GLSN(1)
+    event_time_ahead_us: int = 0
 
 
 class LogStream(Struct):
@@ -134,6 +137,8 @@ class Snapshot(Struct, frozen=True):
     clock_recent: tuple[Mark, ...] = ()
     last_run: RunId = RunId(0)
     runs: tuple[Run, ...] = ()
+    outputs: tuple[Output, ...] | None = None
+    """What was published under each name. None: stored before this was kept; the runs tell what is known."""
 
 
 class OrderState:
@@ -155,7 +160,7 @@ class OrderState:
         self.cursors = dict(start.cursors)
         self.events = deque(start.events, EVENTS_MAX)
         self.clock = Clock(start.clock_blocks, start.clock_recent)
-        self.runs = Runs(start.last_run, start.runs)
+        self.runs = Runs(start.last_run, start.runs, start.outputs)
         self._journal = Journal("order layer")
         for decision in decisions:
             self.apply(decision)
@@ -183,6 +188,7 @@ class OrderState:
             clock_recent=self.clock.recent,
             last_run=self.runs.last,
             runs=self.runs.snapshot(),
+            outputs=self.runs.outputs_snapshot(),
         )
 
     def topic_named(self, name: str) -> Topic | None:
@@ -228,7 +234,11 @@ class OrderState:
             case d.AddNode():
                 known = self.nodes.get(decision.node)
                 self._require(known is None or known.key in ("", decision.key), decision, "its key is another one")
-                self.nodes[decision.node] = Node(decision.node, decision.address, decision.key, decision.volumes)
+                is_same = known is None or decision.renews or known.server_key in ("", decision.server_key)
+                self._require(is_same, decision, "its public key is another one")
+                self.nodes[decision.node] = Node(
+                    decision.node, decision.address, decision.key, decision.volumes, decision.server_key
+                )
             case d.RemoveNode():
                 self._require(not self.streams_on(decision.node), decision, "the node still has replicas")
                 self.nodes.pop(decision.node, None)
@@ -243,10 +253,13 @@ class OrderState:
                     (decision.schema,) if decision.schema else (),
                     decision.event_time,
                     decision.retention,
+                    event_time_ahead_us=decision.event_time_ahead_us,
                 )
             case d.ChangeTopic():
                 topic = self.topics[decision.topic]
                 topic.streams, topic.retention = decision.streams, decision.retention
+                if decision.event_time_ahead_us is not None:
+                    topic.event_time_ahead_us = decision.event_time_ahead_us
                 if decision.schema:
                     topic.schemas = (*topic.schemas, decision.schema)
             case d.DeleteTopic():
@@ -278,7 +291,15 @@ class OrderState:
                 self.cursors[decision.cursor] = decision.glsn
             case d.DropCursor():
                 self.cursors.pop(decision.cursor, None)
-            case d.OpenRun() | d.DecideBatch() | d.GroupPublished() | d.MoveGroup() | d.ExpireStaged() | d.DropRun():
+            case (
+                d.OpenRun()
+                | d.DecideBatch()
+                | d.GroupPublished()
+                | d.MoveGroup()
+                | d.ExpireStaged()
+                | d.DropRun()
+                | d.ForgetOutput()
+            ):
                 takes_appends = {s.stream: s.topic for s in self.streams.values() if s.is_open}
                 problem = self.runs.problem(decision, takes_appends)
                 self._require(not problem, decision, problem)

@@ -19,6 +19,7 @@ class Outlook:
         self, state: OrderState, book: ReportBook, liveness: Liveness, options: OrderOptions, now: Instant
     ) -> None:
         self._state, self._book, self._liveness, self._options = state, book, liveness, options
+        self._invalid_since: dict[tuple[LogStreamId, StorageNodeId], int] = {}
         self._sealed_since = {s.stream: now.monotonic for s in state.streams.values() if not s.is_open}
 
     # How long streams are sealed.
@@ -33,6 +34,7 @@ class Outlook:
     def forget_streams(self) -> None:
         known = self._state.streams
         self._sealed_since = {lsid: since for lsid, since in self._sealed_since.items() if lsid in known}
+        self._invalid_since = {key: since for key, since in self._invalid_since.items() if key[0] in known}
 
     def is_patient(self, stream: LogStream, now: Instant) -> bool:
         return now.monotonic - self._sealed_since.get(stream.stream, 0) < self._options.reopen_patience_us
@@ -58,6 +60,15 @@ class Outlook:
         report = self._book.newest(node)
         return report is not None and lsid in report.invalid
 
+    def is_unfit(self, node: StorageNodeId, lsid: LogStreamId, now: Instant) -> bool:
+        """Whether the replica has been damaged for longer than a repair in place takes."""
+        key = (lsid, node)
+        if not self.is_invalid(node, lsid):
+            self._invalid_since.pop(key, None)
+            return False
+        since = self._invalid_since.setdefault(key, now.monotonic)
+        return now.monotonic - since >= self._options.reopen_patience_us
+
     def can_spare(self, stream: LogStream, node: StorageNodeId, now: Instant) -> bool:
         """Whether the stream can go on without one of its members."""
         others = sum(1 for other in stream.members if other != node and self.is_usable(other, now))
@@ -68,6 +79,7 @@ class Outlook:
     def staff(self, now: Instant) -> Staff:
         return Staff(
             gone=lambda node: self.is_gone(node, now),
+            unfit=lambda stream, node: self.is_unfit(node, stream.stream, now),
             ready=lambda stream, node: self.is_ready(stream, node, now),
             given_up=lambda stream: self.is_given_up(stream, now),
         )
@@ -85,12 +97,14 @@ class Outlook:
             turn=now.monotonic // (2 * SECOND),
         )
         history = self._state.histories[lsid]
+        wanted = self._state.topics[stream.topic].replication
         if stream.is_open:
-            return plan_open(stream, history, view, admit=admit)
+            return plan_open(stream, history, view, admit=admit and len(stream.members) < wanted)
         return plan_sealed(
             stream,
             history,
             view,
-            min_replication=min(self._options.min_replication, self._state.topics[stream.topic].replication),
+            min_replication=min(self._options.min_replication, wanted),
             patient=self.is_patient(stream, now),
+            wanted=wanted,
         )

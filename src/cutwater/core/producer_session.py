@@ -5,7 +5,10 @@ The session numbers batches and keeps them until their fate is known. It
 1. opens with a fence in its stream, so that nothing of an earlier holder of the name can enter afterwards;
 2. repeats unsettled batches on the *same* stream, in order, where deduplication gives the same answer again;
 3. changes streams only by a decision of the metadata repository, after the old stream is sealed and a replica that is
-   sealed at the end of that epoch has told the fate of every sequence.
+   sealed at the end of that epoch has told the fate of every sequence;
+4. believes that a batch was refused for its content only behind a fence of its own next epoch. The check may depend on
+   the time, so another attempt of the same batch may have been taken, or would be. Behind the fence none is: what the
+   fence does not count is not in the log, and its number is free for the next batch.
 
 Late answers do no harm: every step that a session takes has its own epoch or question, and an answer to another one is
 ignored.
@@ -18,7 +21,7 @@ import enum
 from msgspec import Struct, structs
 
 from cutwater.core.dedup import WINDOW_BATCHES_MAX, Remembered
-from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant
+from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant, RenewProducerRequest
 from cutwater.errors import NotFound, ProducerFenced, ProtocolViolation, ResourceExhausted
 from cutwater.types import (
     Ack,
@@ -52,6 +55,7 @@ class Phase(enum.Enum):
     READY = "sends"
     SETTLING = "waits to hear the fate of its batches in a sealed stream"
     MOVING = "waits for another stream"
+    RENEWING = "waits for its next epoch, because a batch was refused"
     FENCED = "someone else has opened the name"
     GONE = "its topic was deleted"
 
@@ -69,7 +73,7 @@ class AskFate(Struct, frozen=True):
 
 
 class AskMetadata(Struct, frozen=True):
-    request: OpenProducerRequest | MoveProducerRequest
+    request: OpenProducerRequest | MoveProducerRequest | RenewProducerRequest
 
 
 class Settled(Struct, frozen=True):
@@ -79,7 +83,15 @@ class Settled(Struct, frozen=True):
     ack: Ack
 
 
-SessionEffect = SendBatch | AskFate | AskMetadata | Settled
+class Withdrawn(Struct, frozen=True):
+    """These are not in the log and never will be, under these numbers: the ``refused`` ones for their content, the
+    others because they came behind them. Submit again, in this order, what shall be there."""
+
+    sequences: tuple[Sequence, ...]
+    refused: frozenset[Sequence]
+
+
+SessionEffect = SendBatch | AskFate | AskMetadata | Settled | Withdrawn
 
 
 class ProducerSession:
@@ -94,9 +106,15 @@ class ProducerSession:
         """Where we append and under which epoch; nothing is granted under epoch 0."""
         self._is_open = False
         """Whether a fence was ever committed: before that the numbers of earlier holders are not known."""
+        self._first_epoch = ProducerEpoch(0)
+        """With which it opened. Nobody else had the name since, so all epochs from there on are its own."""
         self._question: AskFate | None = None
-        self._move: MoveProducerRequest | None = None
+        self._wish: MoveProducerRequest | RenewProducerRequest | None = None
         self._unsettled: dict[Sequence, Batch] = {}
+        self._taken = Sequence(0)
+        """What the last fence counted: unsettled batches up to here are in the log."""
+        self._refused: dict[Sequence, ProducerEpoch] = {}
+        """Unsettled batches of which an attempt was refused for its content, and the epoch of that attempt."""
 
     @property
     def stream(self) -> LogStreamId:
@@ -130,9 +148,11 @@ class ProducerSession:
 
     def granted(self, grant: ProducerGrant) -> list[SessionEffect]:
         """The metadata repository gave an epoch and a stream: put the fence there. Once open, the session takes only
-        the next epoch, which its own move has: with a later one, somebody else has used the same numbers meanwhile."""
+        the next epoch, which it asked for itself: with a later one, somebody else has used the same numbers
+        meanwhile."""
         if self._is_open:
-            is_next = self.phase is Phase.MOVING and grant.epoch == self._grant.epoch + 1
+            is_asked = self.phase in (Phase.MOVING, Phase.RENEWING)
+            is_next = is_asked and grant.epoch == self._grant.epoch + 1
         else:
             is_next = not self.is_over and grant.epoch > self._grant.epoch
         if not is_next:
@@ -141,12 +161,16 @@ class ProducerSession:
         return [self._fence()]
 
     def fence_committed(self, fence: ProducerTag, last_sequence: Sequence) -> list[SessionEffect]:
-        """Nothing of an older epoch comes after this; what is unsettled may now be sent (again)."""
+        """Nothing of an older epoch comes after this; what is unsettled may now be sent (again), up to the first batch
+        that was refused under an older epoch and is not in the log."""
         if self.phase is not Phase.FENCING or fence.epoch != self._grant.epoch:
             return []
-        self.phase, self._is_open = Phase.READY, True
+        if not self._is_open:
+            self._is_open, self._first_epoch = True, fence.epoch
+        self.phase, self._taken = Phase.READY, last_sequence
         self.last_sequence = max(self.last_sequence, last_sequence)
-        return self._resend()
+        withdrawn = self._withdraw(fence.epoch)
+        return [*self._resend(), *withdrawn, *self._renew()]
 
     # Sending.
 
@@ -167,7 +191,16 @@ class ProducerSession:
     def acked(self, sequence: Sequence, ack: Ack) -> list[SessionEffect]:
         if self._unsettled.pop(sequence, None) is None:
             return []
-        return [Settled(sequence, ack)]
+        self._refused.pop(sequence, None)
+        return [Settled(sequence, ack), *self._renew()]
+
+    def refused(self, tag: ProducerTag) -> list[SessionEffect]:
+        """The head says that the content of this batch cannot be taken. That is so for good behind a fence."""
+        is_present = tag.epoch == self._grant.epoch and self.phase in (Phase.READY, Phase.RENEWING)
+        if not is_present or tag.sequence not in self._unsettled or tag.sequence <= self._taken:
+            return []
+        self._refused[tag.sequence] = tag.epoch
+        return self._renew()
 
     def retry(self) -> list[SessionEffect]:
         """No answer for a while: do the present step again. Nothing here is done twice by it."""
@@ -181,9 +214,9 @@ class ProducerSession:
             case Phase.SETTLING:
                 assert self._question is not None
                 return [self._question]
-            case Phase.MOVING:
-                assert self._move is not None
-                return [AskMetadata(self._move)]
+            case Phase.MOVING | Phase.RENEWING:
+                assert self._wish is not None
+                return [AskMetadata(self._wish)]
             case Phase.FENCED | Phase.GONE:
                 return []
 
@@ -213,30 +246,31 @@ class ProducerSession:
             return []
         effects: list[SessionEffect] = []
         for known in fate.batches:
-            if known.kind is BatchKind.DATA and self._is_ours(known):
+            if known.kind is not BatchKind.FENCE and self._is_ours(known):
                 if known.glsn is None:
                     raise ProtocolViolation(f"sealed log stream {fate.stream} has an uncommitted batch {known}")
                 effects += self.acked(known.sequence, Ack(known.glsn, known.first_llsn, fate.stream, known.count))
         last_sequence = max(fate.last_sequence, self._base())
         self.phase = Phase.MOVING
-        self._move = MoveProducerRequest(
+        self._wish = MoveProducerRequest(
             self.producer, self.session, self._grant.epoch, fate.stream_epoch, last_sequence
         )
-        return [*effects, AskMetadata(self._move)]
+        return [*effects, AskMetadata(self._wish)]
 
     def move_refused(self, request: MoveProducerRequest) -> list[SessionEffect]:
         """The stream is open again, or its epoch went on, so this move will never be: stay."""
-        if self.phase is not Phase.MOVING or request != self._move:
+        if self.phase is not Phase.MOVING or request != self._wish:
             return []
         return self._stay()
 
-    def fenced(self, refused: ProducerTag | MoveProducerRequest) -> None:
-        """Someone newer has the name, says whoever refused this batch or this request. While we are moving, the stream
-        that we leave may say so of ourselves; then only the metadata repository knows."""
+    def fenced(self, refused: ProducerTag | MoveProducerRequest | RenewProducerRequest) -> None:
+        """Someone newer has the name, says the server that refused this batch or this request. While we are moving,
+        the stream that we leave may say so of ourselves; then only the metadata repository knows."""
+        is_asked = self.phase in (Phase.MOVING, Phase.RENEWING)
         if isinstance(refused, ProducerTag):
-            is_over = refused.epoch == self._grant.epoch and self.phase is not Phase.MOVING
+            is_over = refused.epoch == self._grant.epoch and not is_asked
         else:
-            is_over = refused == self._move and self.phase is Phase.MOVING
+            is_over = refused == self._wish and is_asked
         if is_over:
             self.phase = Phase.FENCED
 
@@ -251,9 +285,32 @@ class ProducerSession:
         self.phase = Phase.FENCING
         return [self._fence()]
 
+    def _renew(self) -> list[SessionEffect]:
+        """Ask for the fence that settles what was refused. What the last fence counted is settled before: each fence
+        takes a place in what a replica remembers, so that a batch must not wait for many of them."""
+        if self.phase is not Phase.READY or not self._refused or min(self._unsettled) <= self._taken:
+            return []
+        self.phase = Phase.RENEWING
+        self._wish = RenewProducerRequest(self.producer, self.session, self._grant.epoch)
+        return [AskMetadata(self._wish)]
+
+    def _withdraw(self, fence: ProducerEpoch) -> list[SessionEffect]:
+        """Take back what was refused before this fence and not counted by it, and whatever has later numbers. Attempts
+        under the fence's own epoch may still be taken, so of them nothing is known yet."""
+        refused = frozenset(sequence for sequence, epoch in self._refused.items() if epoch < fence)
+        self._refused = {sequence: epoch for sequence, epoch in self._refused.items() if sequence not in refused}
+        first = min((sequence for sequence in refused if sequence > self._taken), default=None)
+        if first is None:
+            return []
+        withdrawn = tuple(sequence for sequence in self._unsettled if sequence >= first)
+        for sequence in withdrawn:
+            del self._unsettled[sequence]
+        self.last_sequence = Sequence(first - 1)
+        return [Withdrawn(withdrawn, refused.intersection(withdrawn))]
+
     def _is_ours(self, known: Remembered) -> bool:
         batch = self._unsettled.get(known.sequence)
-        return batch is not None and known.epoch == self._grant.epoch and batch.checksum == known.checksum
+        return batch is not None and known.epoch >= self._first_epoch and batch.checksum == known.checksum
 
     def _distance(self) -> int:
         """How far the numbers have gone on since the oldest unsettled batch; a replica remembers only so many."""

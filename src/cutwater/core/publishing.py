@@ -111,6 +111,9 @@ class Publisher:
         group = run.group(stream.topic) if run is not None and stream is not None else None
         if run is None or stream is None or group is None or run.batch != outcome.batch or group.is_published:
             return
+        if outcome.node not in stream.replicas:
+            # It has nothing of this log stream.
+            return
         if group.stream != outcome.stream:
             # It was moved away since: what is said of a stream that is sealed says nothing new.
             return

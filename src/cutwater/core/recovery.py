@@ -7,6 +7,7 @@ commit contexts                entries                                  verdict
 =============================  =======================================  ==============================================
 none                           none, but there is a hard state          valid: nothing yet
 none                           none, and no hard state                  invalid: an empty mount is not a new replica
+some, or entries                but the hard state is lost               invalid: what is committed is kept
 none                           some                                     valid: nothing committed yet
 some                           none, all of them trimmed                valid
 some                           reach the end of the last commit         valid
@@ -53,8 +54,8 @@ class HardState(Struct, frozen=True):
 class Found(Struct, frozen=True):
     """What opening the files gave, all of it synced.
 
-    ``tail`` are the entries above the last commit, with verified checksums and without their bodies, which may be more
-    than memory holds, and ``entries_end`` is the last LLSN of the contiguous entries. ``damaged`` is the first LLSN at
+    ``tail`` are the entries above the last commit that are intact, without their bodies, which may be more than memory
+    holds, and ``entries_end`` is the last LLSN of the contiguous entries. ``damaged`` is the first LLSN at
     or below the last durable mark whose checksum is wrong; a torn tail above the mark is not damage, the storage has
     already cut it.
     """
@@ -65,6 +66,10 @@ class Found(Struct, frozen=True):
     entries_end: LLSN
     tail: tuple[Entry, ...]
     damaged: LLSN | None = None
+    lost: str = ""
+    """Which of the small files cannot be read, in words: hard state, deduplication or commits."""
+    lacks_dedup: bool = False
+    """Entries do not begin with the first one, and there is no checkpoint of deduplication."""
 
 
 class Valid(Struct, frozen=True):
@@ -79,20 +84,22 @@ class Invalid(Struct, frozen=True):
     """The replica's data cannot be trusted to be complete: it stays silent until it has been synced.
 
     ``kept`` is the committed prefix that is as good as ever and need not be copied again; None if there is none.
+    ``forgot_epochs``: its hard state is lost.
     """
 
     reason: str
     kept: Valid | None = None
+    forgot_epochs: bool = False
 
 
 def judge(found: Found) -> Valid | Invalid:
     """Apply the matrix."""
     hard = found.hard_state
     nothing = found.last_commit is None and found.entries_end < found.first_llsn
-    if hard is None:
-        if not nothing:
-            return Invalid("entries or commits without a hard state")
+    if hard is None and nothing and not found.lost:
         return Invalid("no data where a replica used to be: an empty mount?")
+    is_lost = hard is None
+    hard = hard or without_hard_state(found)
     committed_end = found.last_commit.last_llsn if found.last_commit else hard.base_llsn
     high_watermark = found.last_commit.high_watermark if found.last_commit else hard.base_glsn
     if found.entries_end < committed_end:
@@ -101,17 +108,31 @@ def judge(found: Found) -> Valid | Invalid:
         return Invalid(f"the last commit ends at LLSN {committed_end}, inside a batch")
     if found.first_llsn > committed_end + 1 or (found.last_commit is None and found.first_llsn <= committed_end):
         return Invalid(f"committed to LLSN {committed_end}, but entries begin at {found.first_llsn}")
-    if found.first_llsn == committed_end + 1 and committed_end > hard.base_llsn and not _all_trimmed(found, hard):
+    has_none = found.first_llsn == committed_end + 1 and committed_end > hard.base_llsn
+    if has_none and not is_lost and not _all_trimmed(found, hard):
         return Invalid(f"committed to LLSN {committed_end}, but there are no entries, and nobody trimmed them")
     kept = Valid(committed_end, high_watermark, committed_end)
     if found.damaged is not None and found.damaged <= committed_end:
         return Invalid(f"the entry at LLSN {found.damaged} fails its checksum")
+    if is_lost or found.lost:
+        return Invalid(found.lost or "its hard state, the file state, is missing", kept, forgot_epochs=is_lost)
+    if hard.chain and found.tail and found.tail[0].epoch < hard.epoch:
+        # A member of an epoch had committed everything of the epochs before, on disk.
+        return Invalid(f"the commits from LLSN {committed_end + 1} on are missing", kept)
     if hard.learning:
         # Commit contexts are copied last, so what they cover is complete.
         return Invalid("an interrupted sync", kept)
     if found.damaged is not None:
         return Invalid(f"the entry at LLSN {found.damaged} fails its checksum", kept)
+    if found.lacks_dedup and committed_end > 0:
+        # A replica saves it before it trims, and before it learns from one that has trimmed.
+        return Invalid("its deduplication state is missing, and the entries that it came from are trimmed", kept)
     return Valid(committed_end, high_watermark, _keep_end(found.tail, hard, committed_end))
+
+
+def without_hard_state(found: Found) -> HardState:
+    """The replacement for a lost hard state: the replica learns in any case, and takes its epochs from the leader."""
+    return HardState(learning=True, base_llsn=LLSN(found.first_llsn - 1))
 
 
 def _all_trimmed(found: Found, hard: HardState) -> bool:

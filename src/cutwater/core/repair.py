@@ -64,12 +64,22 @@ def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport
     return history.after(report.committed_end) is None
 
 
-def plan_sealed(stream: LogStream, history: CommitHistory, view: View, *, min_replication: int, patient: bool) -> Plan:
-    """Open the stream again on all that hold everything, as soon as waiting for the others makes no sense."""
+def plan_sealed(
+    stream: LogStream,
+    history: CommitHistory,
+    view: View,
+    *,
+    min_replication: int,
+    patient: bool,
+    wanted: int | None = None,
+) -> Plan:
+    """Open the stream again on all that hold everything, as soon as waiting for the others makes no sense; on no more
+    than are ``wanted``, if a spare node was brought in."""
     sources = [node for node in stream.replicas if view.alive(node) and is_ready(stream, view.report(node))]
     ready = tuple(node for node in sources if view.usable(node))
     if len(ready) < min_replication:
         ready = tuple(node for node in sources if view.fallback(node))
+    ready = ready[:wanted]
     coming = [node for node in stream.replicas if node not in ready and (view.usable(node) or view.is_unheard(node))]
     learners = _learners(stream, history, view, coming, sources)
     others = _told(stream, history, view, [node for node in stream.replicas if node not in ready])
@@ -83,7 +93,7 @@ def plan_sealed(stream: LogStream, history: CommitHistory, view: View, *, min_re
             f"{len(ready)} do{others}",
             learners=learners,
         )
-    if coming and patient:
+    if coming and patient and (wanted is None or len(ready) < wanted):
         return Plan(f"it waits a moment for {nodes_in_words(coming)}{others}", learners=learners)
     return Plan(f"{hold(ready)} every record{others}", chain=ready, learners=learners)
 
@@ -124,6 +134,8 @@ def _tell(stream: LogStream, history: CommitHistory, view: View, node: StorageNo
     if view.is_unheard(node):
         return "has yet to report to this leader"
     if view.invalid(node):
+        if stream.replicas == (node,):
+            return "has damaged data there, and no other storage node holds a copy: it goes on when that is restored"
         return "has damaged data there and copies a peer's"
     if report is None:
         return "has yet to say what it has"

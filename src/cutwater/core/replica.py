@@ -27,6 +27,7 @@ from cutwater.core.dedup import Deduplicator
 from cutwater.core.groups import GroupBounds
 from cutwater.core.head import Head
 from cutwater.core.journal import Journal
+from cutwater.core.kept_tail import KeptTail
 from cutwater.core.learner import Learner
 from cutwater.core.pending import PendingEntries
 from cutwater.core.producer_session import Fate
@@ -76,12 +77,15 @@ class Replica:
         first_llsn: LLSN,
         tail: Iterable[Entry],
         dedup: Deduplicator,
+        files_end: LLSN | None = None,
     ) -> None:
         """``recovered`` is what the files hold, all of it synced; ``tail`` is what of it is uncommitted and kept. The
-        files of an invalid replica stay as they are until a source has answered."""
+        files of an invalid replica stay as they are until a source has answered, up to ``files_end``."""
         self.node, self.stream = node, stream
         self.hard_state = hard_state
-        self.state = ReplicaState.SEALING
+        # One that has forgotten its epochs takes part in nothing but learning.
+        is_lost = not isinstance(recovered, Valid) and recovered.forgot_epochs
+        self.state = ReplicaState.LEARNING if is_lost else ReplicaState.SEALING
         self.trusted = isinstance(recovered, Valid)
         kept = recovered if isinstance(recovered, Valid) else recovered.kept
         self.has_lost_entries = kept is None
@@ -91,6 +95,11 @@ class Replica:
         self.durable_committed_end = self.committed_end
         self.durable_high_watermark = kept.high_watermark if kept else GLSN(0)
         self.written_end = self.durable_end = kept.keep_end if kept else LLSN(0)
+        self.kept = KeptTail(self.committed_end, () if self.trusted else tail)
+        """The entries of a learning replica above its committed end."""
+        if not self.trusted:
+            self.written_end = self.durable_end = self.kept.end
+        self._files_end = LLSN(0) if self.trusted else files_end or LLSN(0)
         self.complete_through = GLSN(0)
         self.revision = Revision(0)
         self.generation = self.commits_generation = 0
@@ -112,7 +121,7 @@ class Replica:
         self._journal = Journal(f"replica of log stream {stream} on storage node {node}")
         self._handlers = self._table()
         self.dedup.depart(hard_state.departed)
-        for entry in tail:
+        for entry in tail if self.trusted else ():
             if entry.last_llsn <= self.durable_end:
                 self._register(entry)
 
@@ -213,10 +222,14 @@ class Replica:
         self._register(entry, waiters)
         self.written_end = entry.last_llsn
         write = e.WriteEntry(entry, self.generation)
+        after = self.neighbour(1)
+        return [write] if after is None else [write, e.Forward(after, m.Replicate(self.stream, entry))]
+
+    def neighbour(self, by: int) -> StorageNodeId | None:
+        """The node before (-1) or after (1) this replica in the chain of its epoch."""
         chain = self.hard_state.chain
-        if chain[-1] == self.node:
-            return [write]
-        return [write, e.Forward(chain[chain.index(self.node) + 1], m.Replicate(self.stream, entry))]
+        at = chain.index(self.node) + by if self.node in chain else -1
+        return chain[at] if 0 <= at < len(chain) else None
 
     def _register(self, entry: Entry, waiters: Iterable[e.Waiter] = ()) -> None:
         batch = entry.batch
@@ -229,6 +242,8 @@ class Replica:
         self.check_epoch(entry.epoch)
         if self.state is not ReplicaState.RUNNING:
             raise StreamSealed(f"the replica of log stream {self.stream} on storage node {self.node} is not running")
+        if event.sender is not None and event.sender != self.neighbour(-1):
+            raise Refused(f"storage node {event.sender} is not before storage node {self.node} in the chain")
         if entry.first_llsn == self.written_end + 1:
             return self._take(entry, ())
         last_llsn = entry.last_llsn
@@ -439,8 +454,11 @@ class Replica:
         if next_state(self.state, Step.LEARN) is None:
             raise Refused(f"log stream {self.stream} on storage node {self.node} is {self.state.name}: it cannot learn")
         self._step(Step.LEARN, f"from storage node {event.source}")
+        return self._begin_learning(event.source)
+
+    def _begin_learning(self, source: StorageNodeId) -> Effects:
         self._attempts += 1
-        self.learner = Learner(self, self._attempts, event.source)
+        self.learner = Learner(self, self._attempts, source)
         return self.learner.start()
 
     def _sync(self, event: m.SyncBegin | m.SyncEntries | m.SyncEnd | m.SyncFailed) -> Effects:
@@ -460,46 +478,72 @@ class Replica:
         return effects if learner.learned is None else [*effects, *self._learned(learner.learned)]
 
     def begin_copy(self, restart_at: LLSN | None, base_glsn: GLSN) -> Effects:
-        """From here on the files change, so from here on the replica does not count until it is done. Entries begin
-        anew at ``restart_at`` if that is given."""
+        """From here on the files change, so from here on the replica does not count until it is done. Entries begin at
+        ``restart_at`` if that is given. Only committed records are copied: the tail of a replica that was trusted goes,
+        since the others have sealed without it and hold what is committed. Any other tail is kept until the source has
+        shown what is committed."""
         if restart_at is None:
-            return [*self._save(learning=True), *self._drop_uncommitted()]
+            counted = self._counts_its_tail
+            saved = self._save(learning=True)
+            if not counted:
+                return saved
+            self.kept = KeptTail(self.committed_end)
+            return [*saved, *self._cut_tail(self.committed_end, definite=False)]
         self._ends_before = self._durable_ends()
         base = LLSN(restart_at - 1)
-        effects = self._save(learning=True, base_llsn=base, base_glsn=base_glsn)
-        if not self.has_lost_entries:
-            effects += self._drop_uncommitted()
+        effects: Effects = []
+        kept = self.kept.beginning_at(restart_at)
+        if self._counts_its_tail:
+            effects, kept = self._cut_tail(self.committed_end, definite=False), KeptTail(base)
+        effects = [*self._save(learning=True, base_llsn=base, base_glsn=base_glsn), *effects]
         self.generation += 1
         self.commits_generation += 1
         self.first_llsn = restart_at
-        self.written_end = self.durable_end = self.committed_end = self.durable_committed_end = base
+        self.kept, self._files_end = kept, LLSN(0)
+        self.written_end = self.durable_end = kept.end
+        self.committed_end = self.durable_committed_end = base
         self.durable_high_watermark = base_glsn
         self.complete_through = GLSN(0)
         self.has_lost_entries = False
         self.dedup = Deduplicator()
-        return [*effects, e.Restart(restart_at, self.generation)]
+        return [*effects, e.Restart(restart_at, self.generation, kept.end)]
 
-    def _drop_uncommitted(self) -> Effects:
-        """Only committed records are copied, so what is uncommitted would lie in their way; in the files of a replica
-        that cannot be trusted there may be more than it knows of."""
-        effects = self._cut_tail(self.committed_end, definite=False)
-        if not effects and not self.trusted:
-            self.generation += 1
-            effects = [e.Truncate(self.committed_end, self.generation)]
-        return effects
+    @property
+    def _counts_its_tail(self) -> bool:
+        """Whether what lies above the committed end was reported, and somebody may wait for it."""
+        return self.trusted and not self.hard_state.learning
+
+    def drop_kept(self, end: LLSN) -> Effects:
+        """Nothing above ``end`` is committed, or what is committed there is something else. What cannot be read behind
+        the tail goes too, and what lies behind that."""
+        if max(self.written_end, self._files_end) <= end:
+            return []
+        self._files_end = LLSN(0)
+        self._ends_before = self._ends_before or self._durable_ends()
+        self.generation += 1
+        self.kept.cut(end)
+        # The barrier makes everything up to there durable.
+        self.written_end = self.durable_end = end
+        return [e.Truncate(end, self.generation)]
 
     def write_copy(self, entry: Entry) -> Effects:
         assert entry.first_llsn == self.written_end + 1
         self.written_end = entry.last_llsn
+        self.kept.add(entry)
         return [e.WriteEntry(entry, self.generation)]
 
     def commit_copy(self, contexts: Iterable[CommitContext], end: LLSN) -> Effects:
         assert end <= self.durable_end
         self.committed_end = end
+        self.kept.commit(end)
         return [e.WriteCommit(context, self.commits_generation) for context in contexts]
 
     def _learned(self, end: m.SyncEnd) -> Effects:
         """All that the source had committed is on disk, entries and commits."""
+        if end.more and self.kept.end > self.committed_end:
+            # The source has not shown yet which entries of the rest of the tail are committed.
+            assert self.learner is not None
+            return self._begin_learning(self.learner.source)
         self.learner = None
         self.trusted = True
         self.dedup = Deduplicator(end.dedup)
@@ -523,7 +567,9 @@ class Replica:
         if self.has_lost_entries:
             return []
         # What cannot be read may be trimmed by now; then nobody has a copy of it, and nobody needs one.
-        return [*self._save(trimmed_before=event.before), e.Reopen(None, None, f"trimmed before {event.before}")]
+        is_learning = self.hard_state.learning
+        saved = self._save(trimmed_before=event.before, learning=is_learning)
+        return [*saved, e.Reopen(None, None, f"trimmed before {event.before}")]
 
     def _dropped(self, event: e.Dropped) -> Effects:
         self.first_llsn = max(self.first_llsn, event.first_llsn)
@@ -547,6 +593,9 @@ class Replica:
     def _replicate_failed(self, event: e.ReplicateFailed) -> Effects:
         if event.epoch != self.hard_state.epoch or self.state is not ReplicaState.RUNNING:
             return []
+        if event.peer != self.neighbour(1):
+            # It was given nothing, so it says nothing of the chain.
+            return []
         self._step(Step.FAULT, f"cannot replicate to storage node {event.peer}: {event.reason}")
         return [e.Complain(event.peer), e.ReportNow()]
 
@@ -559,7 +608,9 @@ class Replica:
     def _durable_ends(self) -> _Ends:
         """What is known to be on disk. Of a replica that has lost entries nothing is: nobody knows where the good part
         ends, and a peer may need what is left."""
-        return (None, None) if self.has_lost_entries else (self.durable_end, self.durable_committed_end)
+        if self.has_lost_entries or (not self.trusted and self.learner is None):
+            return None, None
+        return self.durable_end, self.durable_committed_end
 
     # Helpers.
 
@@ -577,6 +628,9 @@ class Replica:
         return self._save(leader_epoch=leader_epoch) if leader_epoch > self.hard_state.leader_epoch else []
 
     def _save(self, **changes: object) -> Effects:
+        if not self.trusted:
+            # The saved state must not look like that of a replica that counts when it is opened again.
+            changes.setdefault("learning", True)
         self.hard_state = structs.replace(self.hard_state, **changes)
         return [e.SaveHardState(self.hard_state)]
 

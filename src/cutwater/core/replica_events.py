@@ -168,10 +168,19 @@ class Truncate(Struct, frozen=True):
 
 
 class Restart(Struct, frozen=True):
-    """Barrier: remove all entries and commit contexts; the next entry written is ``first_llsn``."""
+    """Barrier: remove all commit contexts, and all entries but those from ``first_llsn`` to ``keep_end``; without such
+    the next entry written is ``first_llsn``."""
 
     first_llsn: LLSN
     generation: int
+    keep_end: LLSN = LLSN(0)
+
+
+class FillEntry(Struct, frozen=True):
+    """Barrier: put the entry in the place of one that cannot be read. If it does not fit there, remove everything from
+    there on, and fail."""
+
+    entry: Entry
 
 
 class WriteEntry(Struct, frozen=True):
@@ -269,6 +278,7 @@ ReplicaEffect = (
     | SaveDedup
     | Truncate
     | Restart
+    | FillEntry
     | WriteEntry
     | WriteCommit
     | DropBefore
@@ -286,4 +296,4 @@ ReplicaEffect = (
     | Remove
 )
 
-BARRIERS = (SaveHardState, SaveDedup, Truncate, Restart)
+BARRIERS = (SaveHardState, SaveDedup, Truncate, Restart, FillEntry)

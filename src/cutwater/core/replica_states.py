@@ -52,6 +52,6 @@ def next_state(state: ReplicaState, step: Step) -> ReplicaState | None:
 
 def diagram() -> str:
     """The table as a Mermaid state diagram."""
-    lines = ["stateDiagram-v2", "    [*] --> SEALING"]
+    lines = ["stateDiagram-v2", "    [*] --> SEALING", "    [*] --> LEARNING: hard state lost"]
     lines += [f"    {a.name} --> {b.name}: {step.name.lower()}" for (a, step), b in TRANSITIONS.items()]
     return "\n".join(lines)

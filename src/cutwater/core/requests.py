@@ -39,21 +39,29 @@ class FoundClusterRequest(Struct, frozen=True, tag=True):
 
 
 class AddNodeRequest(Struct, frozen=True, tag=True):
-    """Let the storage node with this key belong to the cluster, or note that it listens elsewhere now."""
+    """Let the storage node that listens there belong to the cluster. ``server_key`` is its public key, if the caller
+    has it from the node itself; it is ignored over the wire. ``renews``: a node with this ``key``, and so with its
+    data, has lost its ``server_key`` and has a new one; only an embedded log, which is both servers, can say so."""
 
     node: StorageNodeId
     address: str = ""
     key: str = ""
     volumes: tuple[str, ...] = ()
+    server_key: str = ""
+    renews: bool = False
 
 
 class JoinRequest(Struct, frozen=True, tag=True):
-    """A storage node says who and where it is. If it belongs to the cluster, what has changed is noted."""
+    """A storage node gives its number and address. If it belongs to the cluster, changes are noted. It has proved
+    to hold the private key of ``server_key``. ``asked_at``: the address at which the leader asked for that key, if none
+    was noted for the node when it joined; empty if the leader did not ask."""
 
     node: StorageNodeId
     address: str
     key: str
     volumes: tuple[str, ...]
+    server_key: str = ""
+    asked_at: str = ""
 
 
 class RemoveNodeRequest(Struct, frozen=True, tag=True):
@@ -67,6 +75,8 @@ class CreateTopicRequest(Struct, frozen=True, tag=True):
     schema: bytes = b""
     event_time: str = ""
     retention: Retention = Retention()
+    event_time_ahead_us: int = 0
+    """How far event times may be ahead of cut time; 0 is without bound."""
 
 
 class ChangeTopicRequest(Struct, frozen=True, tag=True):
@@ -78,6 +88,7 @@ class ChangeTopicRequest(Struct, frozen=True, tag=True):
     retention: Retention | None = None
     schema: bytes = b""
     schema_after: int = 0
+    event_time_ahead_us: int | None = None
 
 
 class DeleteTopicRequest(Struct, frozen=True, tag=True):
@@ -138,6 +149,14 @@ class MoveProducerRequest(Struct, frozen=True, tag=True):
     last_sequence: Sequence
 
 
+class RenewProducerRequest(Struct, frozen=True, tag=True):
+    """Ask for the next epoch in the same stream, for the ``session`` that has the name with ``epoch``."""
+
+    producer: ProducerId
+    session: int
+    epoch: ProducerEpoch
+
+
 class CommitCursorRequest(Struct, frozen=True, tag=True):
     cursor: str
     glsn: GLSN
@@ -172,13 +191,34 @@ class DescribeRequest(Struct, frozen=True, tag=True):
     """How nodes and log streams are, as the leader sees them."""
 
 
+class RunStart(Struct, frozen=True):
+    """Where a new run begins, for a name that has published already.
+
+    ``position``: it reads its input after this one. ``key`` and ``batch``: it goes on after this batch of another run,
+    whose savepoint it starts from. ``replay``: output that is there already is wanted again. ``what`` names the
+    beginning in an error.
+    """
+
+    position: GLSN | None = None
+    key: str = ""
+    batch: BatchNumber = BatchNumber(-1)
+    replay: bool = False
+    what: str = ""
+
+
 class OpenRunRequest(Struct, frozen=True, tag=True):
     """The run of this key: the one that it had before, or a new one, which takes the name over from any other key.
-    Without a name, nobody else is concerned. ``once``: for a single batch; such a run is forgotten some time after."""
+    A run without a name fences no other. ``once``: for a single batch; such a run is forgotten some time after.
+
+    A new run whose output is there already, as far as ``start`` tells, is refused, and no run is fenced.
+    ``is_question``: nothing is opened; the answer has run 0 if the run would be a new one.
+    """
 
     name: str
     key: str
     once: bool = False
+    start: RunStart = RunStart()
+    is_question: bool = False
 
 
 class PublishRequest(Struct, frozen=True, tag=True):
@@ -188,6 +228,14 @@ class PublishRequest(Struct, frozen=True, tag=True):
     run: RunId
     batch: BatchNumber
     parts: tuple[Part, ...]
+    position: GLSN | None = None
+    """Up to where the input of the run was read for this batch, if the input is this log."""
+
+
+class ForgetOutputRequest(Struct, frozen=True, tag=True):
+    """Let a new run publish under this name as if nothing had been published under it."""
+
+    name: str
 
 
 class DropRunRequest(Struct, frozen=True, tag=True):
@@ -228,12 +276,14 @@ Request = (
     | TrimRequest
     | OpenProducerRequest
     | MoveProducerRequest
+    | RenewProducerRequest
     | CommitCursorRequest
     | ReadCursorRequest
     | DropCursorRequest
     | OpenRunRequest
     | PublishRequest
     | DropRunRequest
+    | ForgetOutputRequest
     | StagedRequest
     | CatalogRequest
     | ClockRequest
@@ -242,8 +292,8 @@ Request = (
 )
 
 
-QUESTIONS = (ReadCursorRequest, CatalogRequest, ClockRequest, EventsRequest, DescribeRequest)
-"""Requests that change nothing."""
+ABOUT_THE_CLUSTER = (EventsRequest, DescribeRequest)
+"""Requests that change nothing and are for operators: answered also by a leader that has halted."""
 
 
 class Joined(Struct, frozen=True, tag=True):
@@ -322,6 +372,8 @@ class StreamInfo(Struct, frozen=True):
     created_time: CutTime
     final_at: GLSN = GLSN(0)
     """Where it was sealed for good: event time does not wait for it above that."""
+    start: LLSN | None = None
+    """Where the present epoch began: the last LLSN of all epochs before. None if the server does not tell."""
 
 
 class TopicInfo(Struct, frozen=True):
@@ -335,6 +387,7 @@ class TopicInfo(Struct, frozen=True):
     schemas: tuple[bytes, ...] = ()
     event_time: str = ""
     retention: Retention = Retention()
+    event_time_ahead_us: int = 0
 
 
 class NodeInfo(Struct, frozen=True):
@@ -386,7 +439,8 @@ class Events(Struct, frozen=True, tag=True):
 
 
 class NodeDescription(Struct, frozen=True):
-    """``silent_us``: how long the leader has not heard of the node; None if it never has."""
+    """``silent_us``: how long the leader has not heard of the node; None if it never has. ``is_gone``: it is dead
+    because nobody listens at its address, however short its silence is."""
 
     node: StorageNodeId
     address: str
@@ -395,6 +449,7 @@ class NodeDescription(Struct, frozen=True):
     state: NodeState | None
     silent_us: int | None
     replicas: int
+    is_gone: bool = False
 
 
 class StreamDescription(Struct, frozen=True):
@@ -444,6 +499,17 @@ class RunDescription(Struct, frozen=True):
     published: tuple[PublishedGroup, ...] = ()
 
 
+class OutputDescription(Struct, frozen=True):
+    """The output of all runs of a name: ``rows`` and the input ``position`` are None if unknown."""
+
+    name: str
+    run: RunId
+    batch: BatchNumber
+    glsn: GLSN
+    rows: int | None
+    position: GLSN | None
+
+
 class Description(Struct, frozen=True, tag=True):
     cluster: ClusterId
     cluster_key: str
@@ -456,6 +522,9 @@ class Description(Struct, frozen=True, tag=True):
     runs: tuple[RunDescription, ...] = ()
     last_run: RunId = RunId(0)
     """The highest number that a run has had."""
+    unheard: tuple[LogStreamId, ...] = ()
+    """Open log streams without a report to this leader yet. The leader answers no client while there are any."""
+    outputs: tuple[OutputDescription, ...] = ()
 
 
 Answer = (

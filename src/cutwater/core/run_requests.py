@@ -7,14 +7,15 @@ from collections.abc import Iterable
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.order_state import OrderState
-from cutwater.core.runs import Run
+from cutwater.core.runs import Output, Run, Runs
 from cutwater.core.words import counted
-from cutwater.errors import InvalidArgument, NotFound, Refused, RunFenced, StagedExpired, Unavailable
-from cutwater.types import BatchNumber, LogStreamId, Part, RunId, TopicId
+from cutwater.errors import InvalidArgument, NotFound, OutputExists, Refused, RunFenced, StagedExpired, Unavailable
+from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId, TopicId
 
 NAME_LENGTH_MAX = 255
 PARTS_MAX = 8_192
 """Of one batch: so many that the decision about them fits into one write of any store and one message."""
+NAMES_SHOWN_MAX = 20
 HOLDERS_MAX = 16
 STAGED_BATCHES_MAX = 10_000
 
@@ -33,15 +34,70 @@ def open_run(request: r.OpenRunRequest, state: OrderState) -> Outcome:
         if run.name != request.name:
             raise InvalidArgument(f"run {run.run} has the name {run.name!r}, not {request.name!r}: keep a run's name")
         return (), r.RunAnswer(run.run, run.generation, run.batch)
+    if request.once:
+        _require_no_query(request, state)
+    else:
+        _require_new_output(request, state)
+    if request.is_question:
+        return (), r.RunAnswer(RunId(0), 1, BatchNumber(-1))
     number = RunId(state.runs.last + 1)
     opened = d.OpenRun(number, request.name, request.key, request.once)
     return (opened,), r.RunAnswer(number, 1, BatchNumber(-1))
+
+
+def _require_no_query(request: r.OpenRunRequest, state: OrderState) -> None:
+    """Refuse a batch write under the name of a query: it would take the name over, and end the query for good."""
+    holder = state.runs.of_name(request.name)
+    if holder is not None and not holder.once:
+        raise Refused(
+            f"the name {request.name!r} is that of a query with a checkpoint, run {holder.run}, which a batch write "
+            "under it would end: write under another name, or without one"
+        )
+
+
+def _require_new_output(request: r.OpenRunRequest, state: OrderState) -> None:
+    """Refuse a new run that would publish again what is in the output of its name, before anybody is fenced."""
+    output, start = state.runs.output(request.name), request.start
+    if output is None or output.rows == 0 or start.replay or _is_past(output, start, state.runs):
+        return
+    rows = -1 if output.rows is None else output.rows
+    position = GLSN(-1) if output.position is None else output.position
+    what = start.what[:NAME_LENGTH_MAX] or "a new checkpoint"
+    raise OutputExists(request.name, rows, output.glsn, position, what)
+
+
+def _is_past(output: Output, start: r.RunStart, runs: Runs) -> bool:
+    """Whether all of the output is from before the start.
+
+    A savepoint has the state of its position, and where the input ended there, that state is in the output as well. So
+    it may be at the position of the output only if nothing was published after its own batch. If the run of the
+    savepoint has published nothing, it may itself have begun before the output, to publish it again.
+    """
+    run = runs.with_key(start.key) if start.key else None
+    if run is not None and run.run == output.run and output.batch <= start.batch:
+        return True
+    if start.position is None or output.position is None:
+        return False
+    return start.position > output.position if start.key else start.position >= output.position
+
+
+def forget_output(request: r.ForgetOutputRequest, state: OrderState) -> Outcome:
+    if state.runs.output(request.name) is None:
+        names = sorted(output.name for output in state.runs.outputs)
+        shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", …" if len(names) > NAMES_SHOWN_MAX else "")
+        raise NotFound(f"nothing was published under the name {request.name!r}; names that have: {shown or 'none'}")
+    return (d.ForgetOutput(request.name),), r.Done()
 
 
 def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
     """Without an answer: the batch, or the one before it, is not published yet. Ask again when that has changed."""
     if request.batch < 0:
         raise InvalidArgument(f"batches are numbered from 0 on, not {request.batch}")
+    if request.position is not None and not 0 <= request.position <= state.high_watermark:
+        raise InvalidArgument(
+            f"the input was read up to GLSN {request.position}, but the log ends at {state.high_watermark}: give the "
+            "last position of this log that was read, or none"
+        )
     run = state.runs.get(request.run)
     if run is None:
         raise NotFound(f"there is no run {request.run}, or it was over long ago and is forgotten: open one")
@@ -52,7 +108,7 @@ def publish(request: r.PublishRequest, state: OrderState) -> Outcome:
         return (), None
     _check_parts(request, run, state)
     groups = tuple(_plan(request.batch, parts, state) for parts in _by_topic(request.parts))
-    decided = d.DecideBatch(request.run, request.batch, groups)
+    decided = d.DecideBatch(request.run, request.batch, groups, request.position)
     return (decided,), None if groups else r.PublishAnswer()
 
 

@@ -3,6 +3,9 @@
 A *run* is one life of a query's checkpoint, known by its key; under one name only the newest may go on. Its batches are
 decided one after the other: the first decision about a batch stands for ever, and the next batch is decided only when
 all groups of the one before are published. So of each run only the last batch has to be known.
+
+An *output* is what was published under one name, by all runs that the name has had. It is kept until an operator has it
+forgotten, however many runs come and go: a new checkpoint under the name would publish the same rows again.
 """
 
 from __future__ import annotations
@@ -63,16 +66,49 @@ class Run(Struct):
         self.groups = tuple(new if group.topic == new.topic else group for group in self.groups)
 
 
-class Runs:
-    """All runs that are known, by number."""
+class Output(Struct):
+    """What runs have published under a name. Runs for a single batch do not count: they have no checkpoint that could
+    be lost.
 
-    def __init__(self, last: RunId, runs: Iterable[Run]) -> None:
+    ``run`` is the last one of them that decided on rows, with its batch ``batch``. ``glsn`` is the last position that
+    was published, 0 until then. ``rows`` is None if some were published before rows were counted. The input up to
+    ``position`` is in the output; it is None if one of the runs did not say. ``earlier`` is the same of the runs before
+    the last one, 0 if there are none.
+    """
+
+    name: str
+    run: RunId
+    batch: BatchNumber
+    glsn: GLSN = GLSN(0)
+    rows: int | None = 0
+    position: GLSN | None = None
+    earlier: GLSN | None = GLSN(0)
+
+
+class Runs:
+    """All runs that are known, by number, and the outputs of their names."""
+
+    def __init__(self, last: RunId, runs: Iterable[Run], outputs: Iterable[Output] | None = ()) -> None:
+        """``outputs`` is None in what was stored before they were kept: then they are what the runs tell."""
         self.last = last
         self._runs = {run.run: structs.replace(run) for run in runs}
         self._by_key = {run.key: run.run for run in self._runs.values()}
         self._by_name = {run.name: run.run for run in self._runs.values() if run.name and not run.fenced_by}
         self.unfinished = {run.run for run in self._runs.values() if run.unpublished}
         """Those of which something is to be published."""
+        known = map(structs.replace, outputs) if outputs is not None else _told_by(self._runs.values())
+        self._outputs = {output.name: output for output in known}
+
+    def output(self, name: str) -> Output | None:
+        """The output that was published under a name; None if there is none."""
+        return self._outputs.get(name)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return tuple(self._outputs.values())
+
+    def outputs_snapshot(self) -> tuple[Output, ...]:
+        return tuple(structs.replace(output) for output in self._outputs.values())
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self._runs.values())
@@ -85,6 +121,10 @@ class Runs:
 
     def with_key(self, key: str) -> Run | None:
         return self._runs.get(self._by_key.get(key, RunId(0)))
+
+    def of_name(self, name: str) -> Run | None:
+        """The run that holds a name: the newest, unless it was dropped."""
+        return self._runs.get(self._by_name.get(name, RunId(0))) if name else None
 
     def was_forgotten(self, run: RunId) -> bool:
         """All of it was published, long ago. Numbers are never given out twice."""
@@ -110,6 +150,8 @@ class Runs:
             if decision.run != self.last + 1:
                 return "its number is out of turn"
             return "its key is known already" if decision.key in self._by_key else ""
+        if isinstance(decision, d.ForgetOutput):
+            return "" if decision.name in self._outputs else "nothing was published under the name"
         run = self._runs.get(decision.run)
         if run is None:
             return "the run is unknown"
@@ -149,6 +191,9 @@ class Runs:
         if isinstance(decision, d.OpenRun):
             self._open(decision)
             return
+        if isinstance(decision, d.ForgetOutput):
+            del self._outputs[decision.name]
+            return
         run = self._runs[decision.run]
         match decision:
             case d.DecideBatch():
@@ -156,10 +201,14 @@ class Runs:
                 run.groups = tuple(
                     Group(group.topic, group.stream, group.parts, group.rows) for group in decision.groups
                 )
+                self._count(run, decision.position)
             case d.GroupPublished():
                 group = run.group(decision.topic)
                 assert group is not None
                 run.replace(structs.replace(group, parts=(), glsn=decision.glsn))
+                output = self._outputs.get(run.name)
+                if output is not None and not run.once:
+                    output.glsn = max(output.glsn, GLSN(decision.glsn + decision.count - 1))
             case d.MoveGroup():
                 group = run.group(decision.topic)
                 assert group is not None
@@ -172,7 +221,7 @@ class Runs:
 
     def _open(self, decision: d.OpenRun) -> None:
         self.last = decision.run
-        older = self._runs.get(self._by_name.get(decision.name, RunId(0))) if decision.name else None
+        older = self.of_name(decision.name)
         if older is not None:
             older.fenced_by = decision.run
             self._forget([run for run in self if run.name == decision.name and run.fenced_by], FINISHED_RUNS_MAX)
@@ -189,7 +238,31 @@ class Runs:
             self._forget(decided, UNNAMED_RUNS_MAX)
             self._forget([run for run in unnamed if run.batch < 0], UNDECIDED_RUNS_MAX)
 
+    def _count(self, run: Run, position: GLSN | None) -> None:
+        """The batch that was just decided, in the output of its name. One without rows repeats nothing."""
+        rows = sum(group.rows for group in run.groups)
+        if not run.name or run.once or not rows:
+            return
+        output = self._outputs.get(run.name)
+        if output is None:
+            self._outputs[run.name] = Output(run.name, run.run, run.batch, GLSN(0), rows, position)
+            return
+        if output.run != run.run:
+            output.earlier = output.position
+        # A run goes on where it was, so its last batch tells for all of them; of other runs, the furthest counts.
+        earlier = output.earlier
+        output.position = None if position is None or earlier is None else max(position, earlier)
+        output.run, output.batch = run.run, run.batch
+        output.rows = None if output.rows is None else output.rows + rows
+
+    def _uncount(self, run: Run, rows: int) -> None:
+        """Rows that were decided and will never be published."""
+        output = self._outputs.get(run.name)
+        if output is not None and output.rows is not None and not run.once:
+            output.rows = max(0, output.rows - rows)
+
     def _drop(self, run: Run) -> None:
+        self._uncount(run, sum(group.rows for group in run.unpublished))
         run.groups = tuple(group for group in run.groups if group.is_published)
         if not run.fenced_by:
             run.fenced_by = run.run
@@ -210,6 +283,22 @@ class Runs:
     def delete_topic(self, topic: TopicId) -> None:
         """What was decided and not yet published for it, nobody wants any more."""
         for run in self:
-            if run.group(topic) is not None:
+            group = run.group(topic)
+            if group is not None:
+                if not group.is_published:
+                    self._uncount(run, group.rows)
                 run.groups = tuple(group for group in run.groups if group.topic != topic)
                 self._note(run)
+
+
+def _told_by(runs: Iterable[Run]) -> list[Output]:
+    """Outputs of runs that were stored without outputs, by an older version; rows and input positions are not known."""
+    found: dict[str, Output] = {}
+    for run in sorted(runs, key=lambda run: run.run):
+        if run.name and not run.once and run.batch >= 0:
+            before = found.get(run.name)
+            ends = (GLSN(group.glsn + group.rows - 1) for group in run.groups if group.is_published)
+            glsn = max((*ends, GLSN(0) if before is None else before.glsn))
+            earlier = GLSN(0) if before is None else None
+            found[run.name] = Output(run.name, run.run, run.batch, glsn, None, None, earlier)
+    return list(found.values())

@@ -21,29 +21,50 @@ Load = dict[StorageNodeId, int]
 
 class Staff(Struct, frozen=True):
     """What the leader sees of nodes and streams. ``gone``: dead for so long that others may take the node's place.
-    ``ready``: alive, and sealed exactly where the stream is. ``given_up``: sealed for so long that the topic needs
-    another stream."""
+    ``unfit``: alive, but its replica of the stream is damaged and was not repaired in a moment. ``ready``: alive, and
+    sealed exactly where the stream is. ``given_up``: sealed for so long that the topic needs another stream."""
 
     gone: Callable[[StorageNodeId], bool]
+    unfit: Callable[[LogStream, StorageNodeId], bool]
     ready: Callable[[LogStream, StorageNodeId], bool]
     given_up: Callable[[LogStream], bool]
 
 
 def reassign(stream: LogStream, wanted: int, staff: Staff, load: Callable[[], Load]) -> d.AssignReplicas | None:
-    """Give the places of nodes that are dead for long to others, as long as someone is there to learn from."""
+    """Give the places of nodes that are dead for long to others, as long as someone is there to learn from. A node
+    whose replica is damaged keeps its place, since its copy may be needed for a repair, and a spare one joins it;
+    when there are enough members again, replicas that are not members lose their places."""
+    surplus = _without_surplus(stream, wanted)
+    if surplus is not None:
+        return surplus
     gone = {node for node in stream.replicas if staff.gone(node)}
-    if not gone and len(stream.replicas) >= wanted:
+    unfit = [node for node in stream.replicas if node not in stream.members and staff.unfit(stream, node)]
+    if not gone and not unfit and len(stream.replicas) >= wanted:
         return None
     if stream.is_open:
         gone -= set(stream.members)
     elif not any(staff.ready(stream, node) for node in stream.replicas if node not in gone):
         return None
-    replicas = substitute(stream.replicas, gone, wanted, load())
+    replicas = substitute(stream.replicas, gone, wanted + len(unfit), load())
     if replicas == stream.replicas:
         return None
     are = "are" if len(gone) > 1 else "is"
-    reason = f"{nodes_in_words(sorted(gone))} {are} dead for long" if gone else f"{wanted} copies are wanted"
+    if gone:
+        reason = f"{nodes_in_words(sorted(gone))} {are} dead for long"
+    elif unfit:
+        reason = f"the copy on {nodes_in_words(unfit)} is damaged"
+    else:
+        reason = f"{wanted} copies are wanted"
     return d.AssignReplicas(stream.stream, replicas, reason)
+
+
+def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
+    """A spare node was brought in for one whose copy was damaged. Now there are enough copies."""
+    if not (stream.is_open or stream.final) or not wanted <= len(stream.members) < len(stream.replicas):
+        return None
+    rest = [node for node in stream.replicas if node not in stream.members]
+    reason = f"there are {len(stream.members)} copies without {nodes_in_words(rest)}"
+    return d.AssignReplicas(stream.stream, tuple(n for n in stream.replicas if n in stream.members), reason)
 
 
 def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:

@@ -8,11 +8,14 @@ how two ranges of LLSNs can lie to each other.
 from __future__ import annotations
 
 import enum
+from bisect import bisect_left
+from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec import Struct
 
 from cutwater.errors import Refused
-from cutwater.types import LLSN
+from cutwater.types import LLSN, CommitContext, Epoch
 
 
 class Extent(Struct, frozen=True):
@@ -42,6 +45,25 @@ class SyncPlan(Struct, frozen=True):
     case: SyncCase
     restart_at: LLSN | None
     copy: Extent
+
+
+class MissingEntries(Struct, frozen=True, array_like=True):
+    """Committed entries that a source cannot read, all of one epoch."""
+
+    first_llsn: LLSN
+    last_llsn: LLSN
+    epoch: Epoch
+
+
+def missing_entries(contexts: Sequence[CommitContext], first_llsn: LLSN, last_llsn: LLSN) -> tuple[MissingEntries, ...]:
+    """The committed ranges from one LLSN to another, one for each commit, with its epoch."""
+    found = []
+    for context in contexts[bisect_left(contexts, first_llsn, key=attrgetter("last_llsn")) :]:
+        if context.first_llsn > last_llsn:
+            break
+        first, last = max(context.first_llsn, first_llsn), min(context.last_llsn, last_llsn)
+        found.append(MissingEntries(first, last, context.epoch))
+    return tuple(found)
 
 
 def plan_sync(source: Extent, destination: Extent) -> SyncPlan:

@@ -1,24 +1,30 @@
-"""The watermark: how far event time has come, as a function of a position in the log.
+"""The watermark: how far event time has come, as a function of a position in the log. This is rule 2.
 
-A position ``g`` is a GLSN that holds a record, a fence or a tick, and it has the time of its cut. ``W(g)`` is the
-watermark *after* position ``g``. A record at ``g`` is delivered under ``W(g - 1)`` and only then does the watermark
-advance to ``W(g)``, so ``W(g - 1)`` is what the record *sees*.
+A position ``g`` is a GLSN that holds a record, a fence, a declaration or a tick; it has the time of its cut. ``W(g)``
+is the watermark *after* position ``g``. A record at ``g`` is delivered under ``W(g - 1)`` and only then does the
+watermark advance to ``W(g)``, so ``W(g - 1)`` is what the record *sees*.
 
-The rule, exact for every record:
+A *source* is a topic with a watermark strategy. ``WatermarkClock`` is the clock of one source, ``combined`` joins the
+clocks of the sources that feed one operator. The rule, exact for every position, in microseconds:
 
-1.  A log stream's own watermark is made by the strategy of its topic from the stream's positions up to ``g``: bounded
+1.  A log stream's own watermark is made by the strategy of its source from the stream's positions up to ``g``: bounded
     out-of-orderness = largest event time − bound − 1 ms, punctuated = largest declared watermark. A stream that has
-    said nothing yet stands at ``NO_WATERMARK``.
-2.  A declared watermark is a promise about what follows its batch, so it takes effect at the batch's last position: no
-    record of the batch sees it. Only punctuated streams heed it, and those do not heed event times.
-3.  A stream is idle at ``g`` if its last commit at or below ``g`` (or its creation, before the first) lies more than
-    ``idle_after_us`` of cut time before the time of ``g``. Commits above ``g`` do not count, not even those of the same
-    cut.
-4.  ``W(g)`` is the minimum over the streams that are not idle at ``g``, unless that is less than ``W(g - 1)``: the
-    watermark never goes back. If every stream is idle, or there is none, it stays as it is.
-5.  The watermark moves at positions only. A stream that is added or removed counts, or ceases to, from the next
-    position on.
-6.  The end of a bounded input is ``MAX_WATERMARK``.
+    not spoken stands at ``NO_WATERMARK``.
+2.  A declaration (of a watermark, of idleness) is a promise about what follows its batch, so it takes effect at the
+    batch's last position: no record of the batch sees it. Only punctuated streams heed a declared watermark, and those
+    do not heed event times. All streams heed declared idleness.
+3.  A source is evaluated at its own entries and at the marks of the log's clock, and at no other position. In between
+    it stays as it is.
+4.  A stream is idle if its last entry declares idleness, or lies more than ``idle_after_us`` of cut time back. Its
+    creation counts as its first entry. Entries above ``g`` do not count, not even those of the same cut.
+5.  ``v_s(g)`` is the minimum over the streams of source ``s`` that are not idle; if all are, the maximum over those
+    that have spoken. ``W_s(g) = max(W_s(g - 1), v_s(g))``. A source is idle if all its streams are.
+6.  A stream counts at the positions after its creation, up to the one at which it was sealed for good. Because its
+    creation is an entry, its source is not idle from there on, until it is evaluated again. A source without streams is
+    idle.
+7.  ``u(g)`` of an operator is the minimum of ``W_s`` over its sources that are not idle, or the maximum if all are.
+    ``W(g) = max(W(g - 1), u(g))``. A stream or source that returns behind counts again, and nothing goes back.
+8.  The end of a bounded input is ``MAX_WATERMARK``.
 
 So ``W`` depends on nothing but the log up to ``g``: no clock, no batch size, no reader. The reference is Flink's
 ``WatermarkOutputMultiplexer``.
@@ -29,13 +35,13 @@ Watermarks are plain integers, microseconds of event time.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from cutwater.errors import InvalidArgument, ProtocolViolation
+from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime, EventTime, LogStreamId
 
 NO_WATERMARK: Final = -(2**63)
@@ -43,6 +49,12 @@ NO_WATERMARK: Final = -(2**63)
 
 MAX_WATERMARK: Final = 2**63 - 1
 """No more records will come: every timer fires."""
+
+RULE: Final = 2
+"""The number of the rule. It is stored with offsets and savepoints."""
+
+RULE_BEFORE: Final = 1
+"""The rule of what names none."""
 
 IDLE_AFTER_US_DEFAULT: Final = 30 * SECOND
 
@@ -84,23 +96,35 @@ def _require_idle_after(idle_after_us: int) -> None:
         raise InvalidArgument(f"idle_after is {idle_after_us} µs: it must not be negative")
 
 
-class StreamSnapshot(Struct, frozen=True):
-    """What the clock knows of one log stream. ``last_commit`` is the creation until the first commit."""
+class StreamSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the clock knows of one log stream. ``last_commit`` is the creation until the first entry. ``idle``: the last
+    entry declares idleness. ``is_new``: it was added after the last position that was reported.
+    """
 
     log_stream_id: LogStreamId
     strategy: Strategy
     last_commit: CutTime
     watermark: int = NO_WATERMARK
+    idle: bool = False
+    is_new: bool = False
 
 
-class WatermarkSnapshot(Struct, frozen=True):
-    """The whole state of a ``WatermarkClock`` after position ``glsn``, streams in the order of their numbers."""
+class WatermarkSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole state of a ``WatermarkClock``, last evaluated at position ``glsn``, streams in the order of their
+    numbers. ``idle``: whether the source was idle there.
+    """
 
     glsn: GLSN
     time: CutTime
     watermark: int
     ended: bool
     streams: tuple[StreamSnapshot, ...]
+    idle: bool = True
+
+    @property
+    def is_idle(self) -> bool:
+        """As ``WatermarkClock.is_idle``."""
+        return self.idle and not any(stream.is_new for stream in self.streams)
 
 
 class _Stream(Struct, eq=False):
@@ -109,23 +133,44 @@ class _Stream(Struct, eq=False):
     strategy: Strategy
     last_commit: CutTime
     watermark: int
+    declared_idle: bool = False
     idle: bool = False
 
 
-class WatermarkClock:
-    """Walks the log in GLSN order and tells the watermark at every position.
+def require_known_rule(rule: object, what: str, way_out: str = "use the version that made it, or a newer one") -> None:
+    """Refuse what was made under a rule that this version does not have."""
+    if rule not in (RULE_BEFORE, RULE):
+        raise Refused(
+            f"{what} was made under rule {rule!r} of the watermark, and this version of Cutwater knows {RULE_BEFORE} "
+            f"and {RULE}: {way_out}"
+        )
 
-    The caller reports every cut: ``batch`` or ``header`` for each batch of the clock's streams, ``tick`` for positions
-    that hold none, which are true ticks and records of topics that the clock does not follow. One ``tick`` with the
-    last GLSN stands for a whole run of those within a cut. GLSNs may therefore be skipped, cuts may not: a cut that is
-    left out hides its time, and a stream may turn idle just then.
+
+def combined(sources: Iterable[tuple[int, bool]]) -> int:
+    """``u`` of an operator: from the watermark of each of its sources, and whether that source is idle."""
+    least, highest, is_idle = MAX_WATERMARK, NO_WATERMARK, True
+    for watermark, idle in sources:
+        highest = max(highest, watermark)
+        if not idle:
+            least, is_idle = min(least, watermark), False
+    return highest if is_idle else least
+
+
+class WatermarkClock:
+    """Walks the log in GLSN order and tells the watermark of one source at every position.
+
+    The caller reports every entry of the source: ``batch`` or ``header``; and every mark of the log's clock: ``tick``.
+    It reports nothing else, because the source is not evaluated anywhere else. A mark that is the last position of one
+    of the source's own batches may be reported or left out.
 
     A call that raises has changed nothing.
 
     The cost of a position does not grow with the streams as long as nothing turns idle and the lowest stream does not
     overtake the next: only the lowest stream can move the minimum. ``_lowest`` is that stream. ``_floor`` is at or
     below the watermark of every other stream that is not idle, exact right after a scan, and stays a bound because
-    streams only rise. ``_idle_check`` is a time up to which no stream can turn idle.
+    streams only rise. ``_highest`` is the highest stream as of the last scan; it counts while all are idle, and then
+    nothing changes it. ``_created`` are streams that were added since the last position. ``_idle_check`` is a
+    time up to which no stream can turn idle.
     """
 
     def __init__(self) -> None:
@@ -133,9 +178,12 @@ class WatermarkClock:
         self._time = CutTime(0)
         self._watermark = NO_WATERMARK
         self._ended = False
+        self._idle = True
+        self._created: set[LogStreamId] = set()
         self._streams: dict[LogStreamId, _Stream] = {}
         self._lowest: _Stream | None = None
         self._floor = MAX_WATERMARK
+        self._highest = NO_WATERMARK
         self._idle_check = 0
         self._stale = True
 
@@ -147,23 +195,25 @@ class WatermarkClock:
         clock._time = snapshot.time
         clock._watermark = snapshot.watermark
         clock._ended = snapshot.ended
+        clock._idle = snapshot.idle
         clock._streams = {
-            stream.log_stream_id: _Stream(stream.strategy, stream.last_commit, stream.watermark)
+            stream.log_stream_id: _Stream(stream.strategy, stream.last_commit, stream.watermark, stream.idle)
             for stream in snapshot.streams
         }
+        clock._created = {stream.log_stream_id for stream in snapshot.streams if stream.is_new}
         return clock
 
     def snapshot(self) -> WatermarkSnapshot:
-        """Everything that ``restore`` needs. What is left out (idleness, the lowest stream) follows from it."""
+        """Everything that ``restore`` needs. The rest (the lowest stream, idle ones) follows from it."""
         streams = tuple(
-            StreamSnapshot(lsid, stream.strategy, stream.last_commit, stream.watermark)
-            for lsid, stream in sorted(self._streams.items())
+            StreamSnapshot(lsid, own.strategy, own.last_commit, own.watermark, own.declared_idle, lsid in self._created)
+            for lsid, own in sorted(self._streams.items())
         )
-        return WatermarkSnapshot(self._glsn, self._time, self._watermark, self._ended, streams)
+        return WatermarkSnapshot(self._glsn, self._time, self._watermark, self._ended, streams, self._idle)
 
     @property
     def watermark(self) -> int:
-        """``W`` after the last position that was reported."""
+        """``W_s`` after the last position that was reported."""
         return self._watermark
 
     @property
@@ -178,8 +228,14 @@ class WatermarkClock:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every stream is idle, so that time alone will change nothing any more."""
-        return not self._stale and self._lowest is None
+        """Whether every stream was idle at the last position that was reported, and none was added since. Marks then
+        change nothing.
+        """
+        return self._idle and not self._created
+
+    def knows(self, lsid: LogStreamId) -> bool:
+        """Whether a log stream counts."""
+        return lsid in self._streams
 
     def add_stream(self, lsid: LogStreamId, strategy: Strategy, created: CutTime) -> None:
         """Count a log stream from the next position on; it holds the watermark back until it speaks or turns idle.
@@ -190,12 +246,24 @@ class WatermarkClock:
         if lsid in self._streams:
             raise InvalidArgument(f"log stream {lsid} is already part of this watermark")
         self._streams[lsid] = _Stream(strategy, created, NO_WATERMARK)
+        self._created.add(lsid)
         self._stale = True
 
     def remove_stream(self, lsid: LogStreamId) -> None:
         """Leave a log stream out from the next position on, because it is sealed for good or its input has ended."""
         self._stream(lsid)
         del self._streams[lsid]
+        self._created.discard(lsid)
+        self._stale = True
+
+    def recall(self, lsid: LogStreamId, watermark: int, last_commit: CutTime, *, idle: bool) -> None:
+        """Take in what a log stream had said by a position at which its entries before are not left. It shows where the
+        source is next evaluated.
+        """
+        stream = self._stream(lsid)
+        stream.watermark = max(stream.watermark, watermark)
+        stream.last_commit = max(stream.last_commit, last_commit)
+        stream.declared_idle = idle
         self._stale = True
 
     def batch(
@@ -205,6 +273,8 @@ class WatermarkClock:
         time: CutTime,
         event_times: Sequence[EventTime],
         declared: EventTime | None = None,
+        *,
+        idle: bool = False,
     ) -> list[int]:
         """The watermark seen by each record of a batch.
 
@@ -225,6 +295,8 @@ class WatermarkClock:
             rising = _own_after_each(stream.strategy, own_before, event_times, own_after)
             after = _clamped(rising, seen_by_first, others)
         self._advance(first_glsn, count, time, after[-1])
+        if idle:
+            self._turn_idle(stream)
         return [seen_by_first, *after[:-1]]
 
     def header(
@@ -235,12 +307,14 @@ class WatermarkClock:
         time: CutTime,
         time_max: EventTime | None,
         declared: EventTime | None = None,
+        *,
+        idle: bool = False,
     ) -> int:
         """The watermark after a batch of which only the header is known; leaves the same state as ``batch``.
 
-        A fence is a commit that says nothing of event time: its ``time_max`` is None.
+        A fence or a declaration is an entry that says nothing of event time: its ``time_max`` is None.
         """
-        self.seen(lsid, first_glsn, count, time, time_max, declared)
+        self.seen(lsid, first_glsn, count, time, time_max, declared, idle=idle)
         return self._watermark
 
     def seen(
@@ -251,9 +325,12 @@ class WatermarkClock:
         time: CutTime,
         time_max: EventTime | None,
         declared: EventTime | None = None,
+        *,
+        idle: bool = False,
     ) -> tuple[int, int, int]:
         """As ``header``; tells what, together with the event times of its records, gives the watermark after each of
         them: the watermark before the batch, the least of the other streams during it, the stream's own before it.
+        After the last record, a batch that declares idleness has ``self.watermark`` instead.
         """
         stream = self._stream(lsid)
         before, own = self._watermark, stream.watermark
@@ -261,16 +338,19 @@ class WatermarkClock:
         own_after = _own_after_batch(stream, time_max, declared)
         others = self._commit(stream, time, own_after)
         self._advance(first_glsn, count, time, max(before, min(own_after, others)))
+        if idle:
+            self._turn_idle(stream)
         return before, others, own
 
     def tick(self, glsn: GLSN, time: CutTime) -> int:
-        """The watermark after a position without a record of these streams: only cut time moves."""
+        """The watermark after a mark of the log's clock: only cut time moves."""
+        if glsn == self._glsn and time == self._time and not self._ended:
+            # The mark is the last position of an entry of this source, which has been evaluated there.
+            return self._watermark
         self._require_position(glsn, 1, time)
-
         if self._stale or time > self._idle_check:
             self._scan(time)
-        minimum = NO_WATERMARK if self._lowest is None else self._lowest.watermark
-        self._advance(glsn, 1, time, max(self._watermark, minimum))
+        self._advance(glsn, 1, time, max(self._watermark, self._value))
         return self._watermark
 
     def end(self) -> int:
@@ -298,6 +378,11 @@ class WatermarkClock:
                 "cut time never goes back"
             )
 
+    @property
+    def _value(self) -> int:
+        """``v_s`` as of the last scan."""
+        return self._highest if self._lowest is None else self._lowest.watermark
+
     def _commit(self, stream: _Stream, time: CutTime, own_after: int) -> int:
         """Record that ``stream`` spoke, and return the minimum of the others that holds throughout its batch.
 
@@ -307,6 +392,7 @@ class WatermarkClock:
         rescan = self._stale or stream.idle or time > self._idle_check or overtakes
         stream.watermark = own_after
         stream.last_commit = time
+        stream.declared_idle = False
         if rescan:
             self._scan(time)
         else:
@@ -315,14 +401,25 @@ class WatermarkClock:
         assert self._lowest is not None, "a stream that has just spoken is not idle"
         return self._floor if stream is self._lowest else self._lowest.watermark
 
+    def _turn_idle(self, stream: _Stream) -> None:
+        """The batch whose last position was just taken in declares that its stream is idle from there on.
+
+        Without the stream the value is never lower, so what was computed with it need not be taken back.
+        """
+        stream.declared_idle = True
+        self._scan(self._time)
+        self._idle = self._lowest is None
+        self._watermark = max(self._watermark, self._value)
+
     def _scan(self, time: CutTime) -> None:
         """Decide anew which streams are idle at ``time``, which of the others is lowest, and what bounds the rest."""
         lowest: _Stream | None = None
-        floor = MAX_WATERMARK
+        floor, highest = MAX_WATERMARK, NO_WATERMARK
         idle_check = _NEVER
         for stream in self._streams.values():
             active_until = stream.last_commit + stream.strategy.idle_after_us
-            stream.idle = time > active_until
+            stream.idle = stream.declared_idle or time > active_until
+            highest = max(highest, stream.watermark)
             if stream.idle:
                 continue
             idle_check = min(idle_check, active_until)
@@ -332,14 +429,17 @@ class WatermarkClock:
                 lowest, floor = stream, lowest.watermark
             else:
                 floor = min(floor, stream.watermark)
-        # Where every stream is idle, time alone changes nothing: a commit or a new stream will ask for the next scan.
-        self._lowest, self._floor, self._idle_check, self._stale = lowest, floor, idle_check, False
+        # Where every stream is idle, time alone changes nothing: an entry or a new stream will ask for the next scan.
+        self._lowest, self._floor, self._highest, self._idle_check = lowest, floor, highest, idle_check
+        self._stale = False
 
     def _advance(self, first_glsn: GLSN, count: int, time: CutTime, watermark: int) -> None:
         assert watermark >= self._watermark, "the watermark never goes back"
         self._glsn = GLSN(first_glsn + count - 1)
         self._time = time
         self._watermark = watermark
+        self._idle = self._lowest is None
+        self._created.clear()
 
 
 def own_watermark(strategy: Strategy, time_max: EventTime | None, declared: EventTime | None) -> int:

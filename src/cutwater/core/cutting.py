@@ -1,0 +1,70 @@
+"""When a leader makes a cut, and of what: the streams that moved since the last one, or time alone."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from cutwater.core import decisions as d
+from cutwater.core.cut import Candidate, make_cut, next_cut_time
+from cutwater.core.order_options import OrderOptions
+from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.reports import ReportBook
+from cutwater.types import GLSN, LLSN, CutTime, Instant, LogStreamId, ReplicaState
+
+
+class Cutter:
+    """One leader's."""
+
+    def __init__(self, state: OrderState, book: ReportBook, options: OrderOptions, now: Instant) -> None:
+        self._state, self._book, self._options = state, book, options
+        self.moved: set[LogStreamId] = set()
+        """Open streams of which something may be committed."""
+        self._last_wall = now.wall
+        self._last_cut = now.monotonic
+        self._tick_wait = options.tick_us_min
+
+    def time(self, now: Instant) -> CutTime:
+        """What the next cut would be dated."""
+        return next_cut_time(self._state.cut_time, self._last_wall, now.wall)
+
+    def due(self, distrusted: Container[LogStreamId], now: Instant) -> d.Cut | None:
+        """The next cut, if one is due. Streams with a replica that cannot be believed get nothing."""
+        return (self._next_cut(distrusted, now) if self.moved else None) or self._due_tick(now)
+
+    def _next_cut(self, distrusted: Container[LogStreamId], now: Instant) -> d.Cut | None:
+        state = self._state
+        candidates = [self._candidate(state.streams[lsid]) for lsid in self.moved if lsid not in distrusted]
+        self.moved.clear()
+        time = self.time(now)
+        commits = make_cut(state.high_watermark, time, candidates)
+        if not commits:
+            return None
+        self._tick_wait = self._options.tick_us_min
+        self._last_wall, self._last_cut = now.wall, now.monotonic
+        return d.Cut(commits[0].context.high_watermark, state.high_watermark, time, state.revision, commits)
+
+    def _due_tick(self, now: Instant) -> d.Cut | None:
+        """Time moves only at positions, so while nothing is appended it takes one for itself."""
+        if now.monotonic - self._last_cut < self._tick_wait:
+            return None
+        self._tick_wait = min(self._tick_wait * 2, self._options.tick_us_max)
+        time = self.time(now)
+        self._last_wall, self._last_cut = now.wall, now.monotonic
+        last = self._state.high_watermark
+        return d.Cut(GLSN(last + 1), last, time, self._state.revision, ())
+
+    def _candidate(self, stream: LogStream) -> Candidate:
+        ends = self._durable_ends(stream) if stream.is_open else ()
+        return Candidate(stream.stream, stream.epoch, stream.committed_end, ends)
+
+    def _durable_ends(self, stream: LogStream) -> tuple[LLSN | None, ...]:
+        """The durable end of each replica that counts; None if it has not reported in this epoch."""
+        reports = self._book.of_stream(stream.stream)
+        ends: list[LLSN | None] = []
+        for node in stream.members:
+            ur = reports.get(node)
+            if ur is None or ur.epoch != stream.epoch or ur.state is ReplicaState.LEARNING:
+                ends.append(None)
+            else:
+                ends.append(ur.durable_end)
+        return tuple(ends)
