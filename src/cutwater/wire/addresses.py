@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from cutwater.errors import InvalidArgument
 
 
@@ -14,3 +16,10 @@ def parse_address(address: str) -> tuple[str, int]:
 
 def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

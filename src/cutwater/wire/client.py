@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import ssl
 from collections.abc import Awaitable, Callable
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
 from cutwater.wire import nearby
+from cutwater.wire.addresses import format_address, is_loopback
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, MalformedFrame, Untrusted
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.states import State
 
 PORT_MAX = 65_535
@@ -27,16 +27,18 @@ async def connect(
     server_hostname: str | None = None,
     token: str = "",
     insecure: bool = False,
+    expect: Expect | None = None,
 ) -> Connection:
     """A connection that is open: name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
 
     A token is not sent in the clear to another machine, unless ``insecure``. A server on the same event loop is reached
-    without a socket, if it says so (``nearby``).
+    without a socket, if it says so (``nearby``). ``expect``: the other side has to prove which server it is, and this
+    raises if that is not the one that is wanted.
     """
     check_port(host, port)
     if token and tls is None and not insecure and not is_loopback(host):
         raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
-    connection = Connection(endpoint, token=token)
+    connection = Connection(endpoint, token=token, expect=expect, dialled=format_address(host, port))
     door = nearby.door_to(host, port) if tls is None else None
 
     async def attach() -> None:
@@ -98,13 +100,6 @@ async def greeted(
 def check_port(host: str, port: int) -> None:
     if not 0 <= port <= PORT_MAX:
         raise InvalidArgument(f"{host}:{port}: a port is a number from 0 to {PORT_MAX}")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _definite(error: CutwaterError) -> CutwaterError:

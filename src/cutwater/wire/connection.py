@@ -22,9 +22,19 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, 
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.calling import Calling
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.errors import ConnectionLost, encode_error, from_wire, why_lost
+from cutwater.wire.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
 from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, Welcome
-from cutwater.wire.handshake import Endpoint, Peer, encode_hello, judge_hello, judge_welcome
+from cutwater.wire.handshake import (
+    Endpoint,
+    Expect,
+    Peer,
+    accepted_at,
+    encode_hello,
+    encode_proof,
+    judge_hello,
+    judge_proof,
+    judge_welcome,
+)
 from cutwater.wire.keepalive import Keepalive, Verdict
 from cutwater.wire.loops import receive_buffer
 from cutwater.wire.methods import Method, Notice, Received, StreamMethod
@@ -45,7 +55,8 @@ class Connection(FrameProtocol):
     """Made by ``client.connect``, by a listener, or by a ``MemoryNetwork``; open as soon as anyone gets to see it.
 
     ``token`` makes this the side that connects; otherwise it is the one that accepts. ``refusal``: greet nobody, just
-    say why. ``on_open`` and ``on_closed`` are for the listener.
+    say why. ``on_open`` and ``on_closed`` are for the listener. ``expect`` judges the server that was connected to,
+    before this side proves anything to it; ``dialled`` is the address of that server.
     """
 
     def __init__(
@@ -53,6 +64,8 @@ class Connection(FrameProtocol):
         endpoint: Endpoint,
         *,
         token: str | None = None,
+        expect: Expect | None = None,
+        dialled: str = "",
         authenticate: Authenticator | None = None,
         budget: Budget | None = None,
         refusal: CutwaterError | None = None,
@@ -65,7 +78,12 @@ class Connection(FrameProtocol):
         self.peer: Peer | None = None
         self.error: CutwaterError | None = None
         """Why it failed, in the words of whichever side found out."""
-        self._hello = None if token is None else encode_hello(endpoint, token)
+        self._hello = None
+        if token is not None:
+            self._hello = encode_hello(endpoint, token, is_proof_wanted=expect is not None, dialled=dialled)
+        self._expect = expect
+        self._unproven: tuple[Peer, bytes, bytes] | None = None
+        """A server that connected and has yet to prove which one it is; HELLO and WELCOME, which its proof is about."""
         self._authenticate = authenticate
         self._refusal = refusal
         self._on_open = on_open
@@ -267,7 +285,10 @@ class Connection(FrameProtocol):
         """The peer did what ends the connection: tell it why, and listen no more."""
         if self.state in (State.FAILED, State.CLOSED):
             return
-        _log.info("%r closed: %s", self, error.message)
+        if self.peer is not None and not isinstance(error, Unproven):
+            # A listener logs peers that have not greeted, and a guard those that are no servers; neither lets them fill
+            # the log.
+            _log.info("%r closed: %s", self, error.message)
         self._fall(error)
         told = encode_error(error, self._outbox.header_bytes_max - 1)
         self._outbox.send(Kind.GOAWAY, 0, ENCODE((Raw(told),)))
@@ -436,24 +457,26 @@ class Connection(FrameProtocol):
     def _take_hello(self, frame: Frame) -> None:
         if self._hello is not None:
             self._out_of_place(frame)
-        theirs, welcome, peer = judge_hello(self.endpoint, frame.header, self._address)
-        if self._authenticate is None:
-            self._welcome(welcome, peer, ANONYMOUS)
-            return
         transport = self._require_transport()
+        theirs, welcome, peer = judge_hello(self.endpoint, frame.header, self._address, accepted_at(transport))
+        self._on[Kind.HELLO] = self._out_of_place
+        hello = bytes(frame.header) if welcome.nonce else b""
+        if self._authenticate is None:
+            self._welcome(hello, welcome, peer, ANONYMOUS)
+            return
         certificate = transport.get_extra_info("peercert") or {}
         shown = Credentials(theirs.role, theirs.name, theirs.token, certificate, self._address)
         identity = self._authenticate(shown)
         if isinstance(identity, Identity):
-            self._welcome(welcome, peer, identity)
+            self._welcome(hello, welcome, peer, identity)
             return
         self._is_deaf = True
         transport.pause_reading()
-        self._judging = self._loop.create_task(self._judge(welcome, peer, identity))
+        self._judging = self._loop.create_task(self._judge(hello, welcome, peer, identity))
 
-    async def _judge(self, welcome: Welcome, peer: Peer, identity: Awaitable[Identity]) -> None:
+    async def _judge(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Awaitable[Identity]) -> None:
         try:
-            self._welcome(welcome, peer, await identity)
+            self._welcome(hello, welcome, peer, await identity)
         except CutwaterError as error:
             self.fail(error)
         except Exception:
@@ -462,15 +485,36 @@ class Connection(FrameProtocol):
         else:
             self._listen_again()
 
-    def _welcome(self, welcome: Welcome, peer: Peer, identity: Identity) -> None:
-        if self.state is State.GREETING:
-            self._outbox.send(Kind.WELCOME, 0, ENCODE(welcome))
-            self._open(replace(peer, identity=identity))
+    def _welcome(self, hello: bytes, welcome: Welcome, peer: Peer, identity: Identity) -> None:
+        """Clients are in now; one that says it is a server has to prove which one first."""
+        if self.state is not State.GREETING:
+            return
+        encoded = ENCODE(welcome)
+        self._outbox.send(Kind.WELCOME, 0, encoded)
+        peer = replace(peer, identity=identity)
+        if hello:
+            self._unproven = peer, hello, encoded
+            self._on[Kind.PROOF] = self._take_proof
+        else:
+            self._open(peer)
+
+    def _take_proof(self, frame: Frame) -> None:
+        assert self._unproven is not None
+        peer, hello, welcome = self._unproven
+        self._unproven = None
+        self._open(replace(peer, server=judge_proof(hello, welcome, frame.header.signature, self._address)))
 
     def _take_welcome(self, frame: Frame) -> None:
-        if self._hello is None:
+        hello = self._hello
+        if hello is None:
             self._out_of_place(frame)
-        self._open(judge_welcome(self.endpoint, frame.header, self._address))
+            return
+        peer, is_proof_wanted = judge_welcome(self.endpoint, hello, frame.header, self._address)
+        if self._expect is not None:
+            self._expect(peer.server)
+        if is_proof_wanted and self.endpoint.key is not None:
+            self._outbox.send(Kind.PROOF, 0, encode_proof(self.endpoint.key, hello, bytes(frame.header)))
+        self._open(peer)
 
     def _open(self, peer: Peer) -> None:
         self.peer = peer
@@ -491,7 +535,7 @@ class Connection(FrameProtocol):
 
     def _take_everything(self) -> None:
         on, calling, serving, outbox = self._on, self._calling, self._serving, self._outbox
-        on[Kind.HELLO] = on[Kind.WELCOME] = self._out_of_place
+        on[Kind.HELLO] = on[Kind.WELCOME] = on[Kind.PROOF] = self._out_of_place
         on[Kind.REQUEST] = serving.request
         on[Kind.STREAM_OPEN] = serving.stream_open
         on[Kind.NOTIFY] = serving.notify

@@ -11,6 +11,8 @@ These classes belong to the tree of ``cutwater.errors``, in its form: a stable c
      ├─ WrongCluster       wrong_cluster      the peer belongs to another cluster
      ├─ WrongVersion       wrong_version      no protocol version that both sides speak
      ├─ Unauthenticated    unauthenticated    the peer does not believe who we are
+     ├─ Unproven           unproven           only servers of the cluster may do this, and the peer did not prove to be
+     │                                        one; or a server is not the one that it should be
      └─ Untrusted          untrusted          TLS failed: a certificate is missing, expired or of another authority
     Unavailable
      ├─ ConnectionLost     connection_lost    the connection is gone; says whether the outcome is unknown  (retriable)
@@ -75,6 +77,10 @@ class WrongVersion(Refused):
 
 class Unauthenticated(Refused):
     code = "unauthenticated"
+
+
+class Unproven(Refused):
+    code = "unproven"
 
 
 class Untrusted(Refused):

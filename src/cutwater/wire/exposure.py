@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from cutwater.errors import InvalidArgument
-from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import is_loopback
+from cutwater.wire.addresses import is_loopback, parse_address
 
 WILDCARDS = ("", "0.0.0.0", "::")
 
@@ -20,9 +19,13 @@ def check_listen(listen: str, advertise: str, metrics: str | None, *, has_tls: b
             f"others cannot connect to {listen}: say with --advertise HOST:PORT where they reach this node"
         )
     if metrics is not None:
-        # Metrics are served without TLS.
-        _check_exposure("--metrics", parse_flag("--metrics", metrics)[0], insecure)
+        check_metrics(metrics, insecure=insecure)
     return host, port
+
+
+def check_metrics(metrics: str, *, insecure: bool) -> None:
+    """Metrics are served without TLS."""
+    _check_exposure("--metrics", parse_flag("--metrics", metrics)[0], insecure)
 
 
 def parse_flag(flag: str, address: str) -> tuple[str, int]:

@@ -6,10 +6,11 @@ an earlier one ignores. Either side may ask: calls that this side makes and call
 the kind says which of the two a frame is about.
 
 =============  =====  ========================  ==================================================================
-kind           body   who sends it              header
+kind           body   sender                    header
 =============  =====  ========================  ==================================================================
-HELLO                 who connected, first      magic, versions, cluster, role, name, token, limits
-WELCOME               who accepted              as HELLO, with the one version that is spoken, without a token
+HELLO                 connecting side, first    magic, versions, cluster, role, name, token, limits
+WELCOME               accepting side            as HELLO, with the one version that is spoken, without a token
+PROOF                 connecting side, second   only servers: a signature, see ``server_keys``
 REQUEST        yes    the caller                method, milliseconds left, argument
 RESPONSE       yes    the callee, last          the value, of a type that the method says
 ERROR                 the callee, last          code, message, retriable, fields, history
@@ -43,7 +44,8 @@ PACK_FIXED = FIXED.pack
 
 MAGIC = "cutwater"
 VERSION_MIN = 1
-VERSION_MAX = 1
+VERSION_MAX = 2
+"""2: servers prove which one they are. Clients of version 1 are served as ever."""
 
 Body = bytes | bytearray | memoryview
 """Bytes as they come: small bodies as ``bytes``, large ones as a view of the buffer they were received into."""
@@ -72,6 +74,7 @@ class Kind(enum.IntEnum):
     PING = 13
     PONG = 14
     GOAWAY = 15
+    PROOF = 16
 
 
 WITH_BODY: frozenset[int] = frozenset({Kind.REQUEST, Kind.RESPONSE, Kind.STREAM_OPEN, Kind.STREAM_ITEM, Kind.NOTIFY})
@@ -95,7 +98,8 @@ class Prologue(Struct, frozen=True, array_like=True):
 
 
 class Hello(Struct, frozen=True, array_like=True):
-    """``cluster`` 0 means any."""
+    """``cluster`` 0 means any. With a ``nonce`` the other side has to prove which server it is; with a ``key`` as well,
+    this side will do the same. ``dialled`` is then the address, HOST:PORT, that this side connected to."""
 
     magic: str
     version_min: Count
@@ -105,10 +109,14 @@ class Hello(Struct, frozen=True, array_like=True):
     name: str
     token: str
     limits: PeerLimits
+    nonce: bytes = b""
+    key: bytes = b""
+    dialled: str = ""
 
 
 class Welcome(Struct, frozen=True, array_like=True):
-    """The chosen version, twice, and who answers."""
+    """The chosen version, twice, and the identity of this side. The rest is there only if the HELLO had a nonce and
+    this side has a key."""
 
     magic: str
     version_min: Count
@@ -117,6 +125,15 @@ class Welcome(Struct, frozen=True, array_like=True):
     role: str
     name: str
     limits: PeerLimits
+    nonce: bytes = b""
+    key: bytes = b""
+    signature: bytes = b""
+
+
+class Proof(Struct, frozen=True, array_like=True):
+    """The side that connected proves which server it is."""
+
+    signature: bytes
 
 
 class RequestHeader(Struct, frozen=True, array_like=True):
@@ -182,6 +199,7 @@ HEADERS: dict[int, type[Struct] | type[Raw] | None] = {
     Kind.PING: None,
     Kind.PONG: None,
     Kind.GOAWAY: GoAway,
+    Kind.PROOF: Proof,
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import os
+import resource
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -21,6 +22,7 @@ HEAP_STEP_BYTES = 16 * 1024 * 1024
 MAPPED_BYTES_MIN = 32 * 1024 * 1024
 """What is larger is mapped by itself, and given back at once; glibc takes no larger limit."""
 STANDARD_ERROR = 2
+DESCRIPTORS_MAX = 65_536
 _MALLOPT_SETTINGS = ((-1, KEPT_BYTES), (-2, HEAP_STEP_BYTES), (-3, MAPPED_BYTES_MIN))
 """``M_TRIM_THRESHOLD``, ``M_TOP_PAD`` and ``M_MMAP_THRESHOLD`` of glibc's ``malloc.h``."""
 
@@ -46,6 +48,17 @@ def occupy_standard_descriptors() -> None:
         while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
             os.set_inheritable(descriptor, True)
         os.close(descriptor)
+
+
+def allow_descriptors() -> None:
+    """For a server process: use as many file descriptors as the system allows, and not only the soft limit, which is
+    usually 1,024 for programs that call ``select``. Connections and files of replicas share them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if hard != resource.RLIM_INFINITY else DESCRIPTORS_MAX
+    wanted = min(wanted, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

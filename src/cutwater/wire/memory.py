@@ -18,9 +18,9 @@ from cutwater.wire.auth import Authenticator
 from cutwater.wire.client import greeted
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.gate import Gate
+from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.options import ListenerOptions
-from cutwater.wire.server import Gate
 
 
 class Faults(Struct, frozen=True, kw_only=True):
@@ -248,6 +248,10 @@ class MemoryListener:
         await self.gate.close_all(timeout_ms)
 
 
+SOURCE = "somewhere"
+"""The address that connections come from, if none is given."""
+
+
 class MemoryNetwork:
     """Addresses are any strings. ``links`` are all that were ever made, oldest first."""
 
@@ -271,21 +275,35 @@ class MemoryNetwork:
         return listener
 
     async def connect(
-        self, endpoint: Endpoint, address: str, *, timeout_ms: int, token: str = "", faults: Faults | None = None
+        self,
+        endpoint: Endpoint,
+        address: str,
+        *,
+        timeout_ms: int,
+        token: str = "",
+        faults: Faults | None = None,
+        expect: Expect | None = None,
+        source: str = SOURCE,
     ) -> Connection:
         async def attach() -> None:
             listener = self.listeners.get(address)
             if listener is None:
                 raise ConnectionLost(f"{address} cannot be reached: nobody listens there", outcome_unknown=False)
-            server = await listener.gate.enter()
+            server = listener.gate.enter(source)
             self.links.append(Link(connection, server, address, len(self.links), faults or Faults()))
 
-        connection = Connection(endpoint, token=token)
+        connection = Connection(endpoint, token=token, expect=expect)
         return await greeted(connection, attach, address, timeout_ms)
 
-    async def attach_raw(self, address: str, protocol: asyncio.BufferedProtocol, faults: Faults | None = None) -> Link:
+    async def attach_raw(
+        self,
+        address: str,
+        protocol: asyncio.BufferedProtocol,
+        faults: Faults | None = None,
+        source: str = SOURCE,
+    ) -> Link:
         """Connect something that need not keep to the protocol at all."""
-        server = await self.listeners[address].gate.enter()
+        server = self.listeners[address].gate.enter(source)
         link = Link(protocol, server, address, len(self.links), faults or Faults())
         self.links.append(link)
         return link

@@ -11,7 +11,7 @@ from cutwater.core.messages import GroupOutcome, LeaderMessage
 from cutwater.core.requests import Answer, Request
 from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire.methods import Method, Notice
-from cutwater.wire.storage_api import Complaint, JoinAnswer, JoinArguments
+from cutwater.wire.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeDescription
 
 # Clients and operators.
 
@@ -30,6 +30,18 @@ class MetadataNode(Struct, frozen=True):
 
 WHO_LEADS: Method[None, MetadataNode] = Method("who_leads", None, MetadataNode)
 
+
+class ChangeVolumes(Struct, frozen=True):
+    """Let a running storage node use one more directory of its machine, or do without one."""
+
+    node: StorageNodeId
+    path: str
+    is_removal: bool = False
+
+
+CHANGE_VOLUMES: Method[ChangeVolumes, NodeDescription] = Method("change_volumes", ChangeVolumes, NodeDescription)
+"""Any metadata node asks the storage node, to which it proves itself."""
+
 # Nodes of the metadata repository among each other.
 
 ASK_LEADER: Method[Request, Answer] = Method("ask_leader", Request, Answer)
@@ -44,11 +56,11 @@ class Follow(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True):
-    """The leader lives, can write to its store, and knows these addresses of storage nodes."""
+    """The leader lives, can write to its store, and knows these addresses and keys of servers."""
 
     leader_epoch: LeaderEpoch
     node: MetadataNodeId
-    addresses: dict[StorageNodeId, str] | None = None
+    servers: Addresses | None = None
     """None: as told before on this connection."""
 
 
@@ -65,6 +77,8 @@ class Suspect(Struct, frozen=True):
     node: StorageNodeId
 
 
+MEET: Method[Follow, None] = Method("meet", Follow, None)
+"""A follower asks whether the leader knows its key, before it says anything else; the leader looks into the store."""
 FOLLOW: Notice[Follow] = Notice("follow", Follow)
 HEARTBEAT: Notice[Heartbeat] = Notice("heartbeat", Heartbeat)
 REPORT_UP: Notice[Report] = Notice("report_up", Report)

@@ -18,15 +18,17 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from cutwater.errors import AlreadyExists, InvalidArgument
+from cutwater.wire.access_guard import Access, Guard
 from cutwater.wire.errors import MalformedFrame
 from cutwater.wire.frames import Body, Payload
+from cutwater.wire.server_book import ServerBook
 
 if TYPE_CHECKING:
     from cutwater.wire.serving import Call, Notification
@@ -114,41 +116,51 @@ NoticeHandler = Callable[["Notification[A]"], None]
 
 
 class Methods:
-    """Who answers what. One table may serve any number of connections."""
+    """The handlers of methods. One table may serve any number of connections. A server gives ``access``, the callers of
+    each method, and the ``book`` of servers; then a method that is not in ``access`` cannot be added."""
 
-    __slots__ = ("notices", "requests", "streams")
+    __slots__ = ("_access", "_book", "notices", "requests", "streams")
 
-    def __init__(self) -> None:
-        self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool]] = {}
-        """Name → description, handler, whether the handler needs a task."""
-        self.streams: dict[str, tuple[StreamMethod[Any, Any], Callable[[Any, Any], Any]]] = {}
-        self.notices: dict[str, tuple[Notice[Any], Callable[[Any], None]]] = {}
+    def __init__(self, access: Mapping[str, Access] | None = None, book: ServerBook | None = None) -> None:
+        self._access, self._book = access, book or ServerBook()
+        self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool, Guard | None]] = {}
+        """Name → description, handler, whether the handler needs a task, and its guard, if only some may call it."""
+        self.streams: dict[str, tuple[StreamMethod[Any, Any], Callable[[Any, Any], Any], Guard | None]] = {}
+        self.notices: dict[str, tuple[Notice[Any], Callable[[Any], None], Guard | None]] = {}
 
     def answers(self, method: Method[A, R]) -> Callable[[Handler[A, R]], Handler[A, R]]:
         def register(handler: Handler[A, R]) -> Handler[A, R]:
-            self._free(method.name, self.requests)
-            self.requests[method.name] = method, handler, inspect.iscoroutinefunction(handler)
+            guard = self._guard(method.name)
+            self.requests[method.name] = method, handler, inspect.iscoroutinefunction(handler), guard
             return handler
 
         return register
 
     def streams_to(self, method: StreamMethod[A, R]) -> Callable[[StreamHandler[A, R]], StreamHandler[A, R]]:
         def register(handler: StreamHandler[A, R]) -> StreamHandler[A, R]:
-            self._free(method.name, self.streams)
-            self.streams[method.name] = method, handler
+            self.streams[method.name] = method, handler, self._guard(method.name)
             return handler
 
         return register
 
     def hears(self, notice: Notice[A]) -> Callable[[NoticeHandler[A]], NoticeHandler[A]]:
         def register(handler: NoticeHandler[A]) -> NoticeHandler[A]:
-            self._free(notice.name, self.notices)
-            self.notices[notice.name] = notice, handler
+            self.notices[notice.name] = notice, handler, self._guard(notice.name)
             return handler
 
         return register
 
-    @staticmethod
-    def _free(name: str, table: dict[str, Any]) -> None:
-        if name in table:
+    def names(self) -> frozenset[str]:
+        return frozenset((*self.requests, *self.streams, *self.notices))
+
+    def _guard(self, name: str) -> Guard | None:
+        if name in self.names():
             raise AlreadyExists(f"{name} has a handler already")
+        if self._access is None:
+            return None
+        if name not in self._access:
+            raise InvalidArgument(
+                f"{name} is not in the table of methods and their callers (wire/method_access.py): enter it there"
+            )
+        access = self._access[name]
+        return None if access.is_for_clients else Guard(name, access, self._book)

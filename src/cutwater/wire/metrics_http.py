@@ -21,7 +21,8 @@ class MetricsExporter:
         except OSError as error:
             where = format_address(host, port)
             raise CannotListen(
-                f"cannot listen for metrics on {where}: {error}: stop who uses it, or choose another address"
+                f"cannot listen for metrics on {where}: {error}: stop the process that uses it, or choose another "
+                "address"
             ) from error
         self._http, self._thread = started
         self.address = format_address(host, int(self._http.server_port))

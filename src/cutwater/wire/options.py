@@ -62,17 +62,35 @@ class WireOptions(Struct, frozen=True, kw_only=True):
 
 
 class ListenerOptions(Struct, frozen=True, kw_only=True):
-    """How much all connections of one listener may take together."""
+    """How much all connections of one listener may take together. A process needs a file descriptor for each of
+    ``connections_max``, ``server_connections_reserved``, ``handshakes_max`` and ``refusals_max``."""
 
     connections_max: int = 1_024
-    handshakes_max: int = 256
-    """Of these, at most so many that have not yet said who they are."""
+    """Connections whose handshake is done."""
+    server_connections_reserved: int = 128
+    """Further connections that only servers of the cluster may take."""
+    connections_per_address_max: int = 256
+    other_connections_reserved: int = 128
+    """The last places of ``connections_max``, which an address with ``connections_per_address_max`` connections cannot
+    take; it may take others."""
+    handshakes_max: int = 512
+    """Connections whose handshake is not done. One more takes the place of the oldest of the address with most."""
+    handshakes_per_address_max: int = 256
+    """One more takes the place of the oldest of the same address."""
+    handshake_ms_max: int = 5_000
+    """From accepting a connection to the end of its handshake, TLS included."""
     refusals_max: int = 64
-    """Connections beyond the limit that are told so at a time; further ones wait to be accepted."""
+    """Dropped connections that are told why at a time; further ones are closed without a reply."""
     bytes_max: int = 512 * MIB
     """Bytes of requests that are being received or served, and of notices that are being received."""
     retry_ms: int = 1_000
     backlog: int = 1_024
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            least = 0 if name.endswith("_reserved") else 1
+            if getattr(self, name) < least:
+                raise InvalidArgument(f"listener option {name} must be at least {least}, not {getattr(self, name)}")
 
 
 class Budget:

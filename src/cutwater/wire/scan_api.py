@@ -19,6 +19,11 @@ from cutwater.wire.storage_api import Columns
 NOTHING: Final = -(2**63)
 """In a packed head: no such value."""
 
+CHECKED: Final = 1 << 40
+"""Added to the number of a schema: the batch is sound."""
+MALFORMED: Final = 1 << 41
+"""Added to the number of a schema: the checksum of the batch is right, but it is not sound. Its rows do not come."""
+
 UNKNOWN: Final = LLSN(-1)
 
 POSITIONS_MAX: Final = 8_192
@@ -45,32 +50,39 @@ class MeasureAnswer(Struct, frozen=True):
 
 
 class HeadsArguments(Struct, frozen=True):
-    """The headers of the committed batches that have records from ``from_glsn`` to ``to_glsn``, at most so many."""
+    """The headers of the committed batches that have positions from ``from_glsn`` to ``to_glsn``, at most
+    ``heads_max``. ``with_idle`` asks for the column ``idle`` too, which clients did not know before."""
 
     stream: LogStreamId
     from_glsn: GLSN
     to_glsn: GLSN
     heads_max: int = HEADS_MAX
+    with_idle: bool = False
 
 
 class EventTimeBefore(Struct, frozen=True):
     """What the stream had said before the first of the heads: the largest event time, the largest declared watermark,
-    and when its last commit was, trimmed or not; None where there was none."""
+    and when its last commit was, trimmed or not; None where there was none. ``idle``: its last entry declares
+    idleness."""
 
     time_max: EventTime | None
     declared: EventTime | None
     committed: CutTime | None
+    idle: bool = False
 
 
 class HeadsAnswer(Struct, frozen=True):
-    """The body is the heads, packed. Nothing else lies at or below ``complete_through``."""
+    """The body is the heads, packed. Nothing else lies at or below ``complete_through``. ``with_idle``: the column
+    ``idle`` is the last one."""
 
     before: EventTimeBefore
     complete_through: GLSN
+    with_idle: bool = False
 
 
 COLUMNS: Final = ("first_llsn", "first_glsn", "count", "time", "time_max", "declared")
-"""What is told of each batch, as 64-bit integers; ``time`` is that of its cut. A fence has no ``time_max``."""
+"""The columns for each batch, as 64-bit integers; ``time`` is that of its cut. Fences and declarations have no
+``time_max``. After them, if asked for, comes ``idle``: 1 if the batch declares idleness, otherwise 0."""
 
 
 class GroupsAnswer(Struct, frozen=True):
@@ -97,6 +109,8 @@ class ScanArguments(Struct, frozen=True):
     projection: dict[int, Columns] = {}
     opens_files: bool = False
     file_bytes_max: int = 0
+    tells_checked: bool = False
+    """The reader wants to know of each batch whether it was looked into: see ``CHECKED`` and ``MALFORMED``."""
 
 
 class ScanAnswer(Struct, frozen=True):
@@ -126,7 +140,7 @@ RUN_COLUMNS: Final = (
 )
 """What is told of each batch that was appended. ``offset`` and ``bytes`` say where the record batch is that begins with
 its rows, counted from the end of the runs, and ``checksum`` is its CRC32C; without ``bytes``, its rows are in the same
-one as those of the run before. The schema of a fence, which has no rows, is ``NOTHING``."""
+one as those of the run before. The schema of a fence or declaration, which has no rows, is ``NOTHING``."""
 
 
 def pack(columns: Sequence[array[int]]) -> bytes:

@@ -1,8 +1,4 @@
-"""Listen for connections over TCP or TLS.
-
-``Gate`` decides who gets in, and knows no sockets; ``Listener`` is a gate with sockets. Everyone beyond a limit is told
-so; when many have to be told at once, the others wait to be accepted. Those who are in notice nothing of it.
-"""
+"""Listen for connections over TCP or TLS: a ``Gate``, which decides what is let in, with sockets."""
 
 from __future__ import annotations
 
@@ -15,126 +11,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from msgspec import Struct
-
-from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted, Unavailable
+from cutwater.errors import InvalidArgument
 from cutwater.wire import nearby
+from cutwater.wire.addresses import is_loopback
 from cutwater.wire.auth import Authenticator
-from cutwater.wire.client import check_port, is_loopback
+from cutwater.wire.client import check_port
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import CannotListen
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.options import Budget, ListenerOptions
+from cutwater.wire.gate import IN_PROCESS, Gate
+from cutwater.wire.handshake import Endpoint, Peer
+from cutwater.wire.options import ListenerOptions
 from cutwater.wire.states import State
 
 _log = logging.getLogger(__name__)
 
 ACCEPT_AGAIN_SECONDS = 0.1
 """After accepting failed, usually because the process has too many open files."""
-
-
-class GateSnapshot(Struct, frozen=True):
-    """Who is in, and what they hold together."""
-
-    connections: int
-    handshakes: int
-    refusals: int
-    refused_total: int
-    bytes: int
-
-
-class Gate:
-    """Lets connections in, up to the limits. ``on_open`` is told of each one that has greeted."""
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        options: ListenerOptions,
-        authenticate: Authenticator | None,
-        on_open: Callable[[Connection], None] | None,
-    ) -> None:
-        self.endpoint = endpoint
-        self.options = options
-        self.budget = Budget(options.bytes_max)
-        self._authenticate = authenticate
-        self._on_open = on_open
-        self._greeting: set[Connection] = set()
-        self._open: set[Connection] = set()
-        self._refusals: set[Connection] = set()
-        self._refused_total = 0
-        self._room = asyncio.Event()
-        """Set whenever someone left."""
-        self._is_closing = False
-
-    @property
-    def connections(self) -> frozenset[Connection]:
-        """Those that have greeted."""
-        return frozenset(self._open)
-
-    def snapshot(self) -> GateSnapshot:
-        return GateSnapshot(
-            len(self._open),
-            len(self._greeting),
-            len(self._refusals),
-            self._refused_total,
-            self.budget.used,
-        )
-
-    async def enter(self) -> Connection:
-        """A connection for someone who knocks. It may be one that only says no; if there are too many of those already,
-        this waits, at most as long as a connection may take to hear that it is refused."""
-        while (refusal := self._objection()) is not None and len(self._refusals) >= self.options.refusals_max:
-            self._room.clear()
-            await self._room.wait()
-        if refusal is None:
-            connection = Connection(
-                self.endpoint,
-                authenticate=self._authenticate,
-                budget=self.budget,
-                on_open=self._greeted,
-                on_closed=self._left,
-            )
-            self._greeting.add(connection)
-            return connection
-        self._refused_total += 1
-        connection = Connection(self.endpoint, refusal=refusal, on_closed=self._left)
-        self._refusals.add(connection)
-        return connection
-
-    def _objection(self) -> CutwaterError | None:
-        options = self.options
-        if self._is_closing:
-            return Unavailable("this listener is closing: connect elsewhere")
-        if len(self._open) + len(self._greeting) >= options.connections_max:
-            return ResourceExhausted(
-                f"this listener has {options.connections_max} connections already", retry_ms=options.retry_ms
-            )
-        if len(self._greeting) >= options.handshakes_max:
-            return ResourceExhausted(
-                f"{options.handshakes_max} others are just connecting to this listener", retry_ms=options.retry_ms
-            )
-        return None
-
-    def _greeted(self, connection: Connection) -> None:
-        self._greeting.discard(connection)
-        self._open.add(connection)
-        if self._on_open is not None:
-            self._on_open(connection)
-
-    def _left(self, connection: Connection) -> None:
-        self._greeting.discard(connection)
-        self._open.discard(connection)
-        self._refusals.discard(connection)
-        self._room.set()
-
-    async def close_all(self, timeout_ms: int) -> None:
-        """Close every connection; those that have greeted may finish what they do."""
-        self._is_closing = True
-        strangers = [*self._greeting, *self._refusals]
-        for connection in strangers:
-            connection.abort()
-        closing = [connection.close(timeout_ms=timeout_ms) for connection in self._open]
-        await asyncio.gather(*closing, *(connection.closed for connection in strangers), return_exceptions=True)
 
 
 class Listener:
@@ -148,7 +40,7 @@ class Listener:
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self._tls = tls
-        self._close_door = nearby.open_door(self.host, self.port, gate.enter) if is_nearby else None
+        self._close_door = nearby.open_door(self.host, self.port, self._enter_here) if is_nearby else None
         self._attaching: set[asyncio.Task[None]] = set()
         self._accepting = [asyncio.create_task(self._accept(sock)) for sock in sockets]
 
@@ -166,26 +58,29 @@ class Listener:
         await asyncio.gather(*self._attaching, return_exceptions=True)
         await self.gate.close_all(timeout_ms)
 
+    async def _enter_here(self) -> Connection:
+        return self.gate.enter(IN_PROCESS)
+
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await _readable(loop, listening)
             try:
-                sock, _ = listening.accept()
+                sock, address = listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 # Whoever knocked is gone again.
                 continue
             except OSError as error:
                 _log.warning("%s:%s cannot accept a connection: %s", self.host, self.port, error)
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self.gate.relieve()
                 await asyncio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
             sock.setblocking(False)
-            try:
-                connection = await self.gate.enter()
-            except BaseException:
-                sock.close()
-                raise
+            connection = self.gate.enter(address[0])
             task = loop.create_task(self._attach(sock, connection))
+            if self._tls is not None:
+                self.gate.attaching(connection, task.cancel)
             self._attaching.add(task)
             task.add_done_callback(self._attaching.discard)
 
@@ -196,9 +91,9 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, sock, ssl=self._tls, ssl_handshake_timeout=timeout
             )
+            self.gate.attached(connection)
         except (OSError, ssl.SSLError) as error:
-            _log.info("%s:%s: someone could not be let in: %s", self.host, self.port, error)
-            connection.abort()
+            self.gate.failed(connection, error)
             sock.close()
         except BaseException:
             connection.abort()
@@ -234,14 +129,24 @@ async def listen(
     options: ListenerOptions | None = None,
     on_open: Callable[[Connection], None] | None = None,
     is_nearby: bool = False,
+    trusts_process: bool = False,
+    is_server: Callable[[Peer], bool] | None = None,
 ) -> Listener:
     """Listen on all addresses of ``host``. Beyond this machine only with TLS and authentication, unless ``insecure``;
     a TLS context that demands client certificates authenticates too. ``is_nearby``: those on the same event loop need
-    no socket."""
+    no socket, and with ``trusts_process`` no credential either. ``is_server``: whether a peer is a server of the
+    cluster, for which connections are reserved."""
     check_port(host, port)
     if not insecure:
         _check_exposure(host, tls, authenticate)
-    gate = Gate(endpoint, options or ListenerOptions(), authenticate, on_open)
+    gate = Gate(
+        endpoint,
+        options or ListenerOptions(),
+        authenticate,
+        on_open,
+        trusts_process=trusts_process,
+        is_server=is_server,
+    )
     return Listener(gate, await _bind(host, port, gate.options.backlog), tls, is_nearby=is_nearby)
 
 
@@ -292,7 +197,9 @@ async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
     for sock in sockets:
         sock.close()
     where = f"{host or 'all addresses'}:{port}"
-    raise CannotListen(f"cannot listen on {where}: {failure}: stop who uses it, or choose another address") from failure
+    raise CannotListen(
+        f"cannot listen on {where}: {failure}: stop the process that uses it, or choose another address"
+    ) from failure
 
 
 def _listening(family: int, kind: int, protocol: int, address: tuple[Any, ...], backlog: int) -> socket.socket:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.wire.access_guard import Guard
 from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import InternalError, UnknownMethod, encode_error
 from cutwater.wire.frames import ENCODE, Body, Frame, Kind, OpenHeader, Payload, RequestHeader
@@ -176,16 +177,20 @@ class Serving:
             self._tell(frame.call, objection)
             return
         header: RequestHeader = frame.header
-        method, handler, needs_task = self._methods.requests[header.method]
+        method, handler, needs_task, guard = self._methods.requests[header.method]
         deadline = self._loop.time() + header.timeout_ms / 1_000
         call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
-        if needs_task:
-            self._keep(call)
-            call.task = self._loop.create_task(self._run(call, method, handler))
-            return
         outcome: Any
         try:
+            if guard is not None:
+                guard.check(self.connection.peer)
+            if needs_task:
+                self._keep(call)
+                call.task = self._loop.create_task(self._run(call, method, handler, guard))
+                return
             call.argument = method.argument_of(header.argument)
+            if guard is not None:
+                guard.check_argument(self.connection.peer, call.argument)
             outcome = handler(call)
         except CutwaterError as error:
             outcome = error
@@ -208,23 +213,39 @@ class Serving:
             self._tell(frame.call, objection)
             return
         header: OpenHeader = frame.header
-        method, handler = self._methods.streams[header.method]
+        method, handler, guard = self._methods.streams[header.method]
+        if guard is not None:
+            try:
+                guard.check(self.connection.peer)
+            except CutwaterError as error:
+                self._tell(frame.call, error)
+                return
         deadline = self._loop.time() + header.timeout_ms / 1_000 if header.timeout_ms else inf
         call: Call[Any] = Call(self, frame.call, header.argument, frame.body, frame.size, deadline)
         sender = call.sender = StreamSender(
             self._outbox, frame.call, header.items, header.bytes, self._options.stall_ms_max
         )
         self._keep(call)
-        call.task = self._loop.create_task(self._run(call, method, lambda call: handler(call, sender)))
+        call.task = self._loop.create_task(self._run(call, method, lambda call: handler(call, sender), guard))
 
     def notify(self, frame: Frame) -> None:
         entry = self._methods.notices.get(frame.header.method)
         if entry is None:
             _log.warning("%s told %s, which is not known here", self.connection, _shown(frame.header.method))
             return
-        notice, handler = entry
+        notice, handler, guard = entry
+        if guard is not None:
+            # A refused notice ends the connection: it has no answer, so there is no other way to say so.
+            guard.check(self.connection.peer)
         try:
-            handler(Notification(self.connection, notice.argument_of(frame.header.argument), frame.body))
+            argument = notice.argument_of(frame.header.argument)
+        except CutwaterError:
+            _log.exception("%s told %r, which is not as expected", self.connection, notice.name)
+            return
+        if guard is not None:
+            guard.check_argument(self.connection.peer, argument)
+        try:
+            handler(Notification(self.connection, argument, frame.body))
         except Exception:
             _log.exception("%s told %r, and its handler failed", self.connection, notice.name)
 
@@ -285,10 +306,14 @@ class Serving:
         self._bytes -= size
         self._budget.give_back(size)
 
-    async def _run(self, call: Call[Any], method: Any, handler: Callable[[Call[Any]], Any]) -> None:
+    async def _run(
+        self, call: Call[Any], method: Any, handler: Callable[[Call[Any]], Any], guard: Guard | None
+    ) -> None:
         call.is_started = True
         try:
             call.argument = method.argument_of(call.argument)
+            if guard is not None:
+                guard.check_argument(self.connection.peer, call.argument)
             self.finish(call, await handler(call))
         except CutwaterError as error:
             self.finish(call, error)

@@ -33,6 +33,7 @@ from cutwater.types import (
     EventTime,
     Incarnation,
     LogStreamId,
+    MetadataNodeId,
     NodeState,
     ProducerId,
     ReplicaState,
@@ -43,9 +44,6 @@ from cutwater.types import (
     StorageNodeId,
 )
 from cutwater.wire.methods import Method, Notice, StreamMethod
-
-STORAGE_NODE = "storage node"
-"""What a storage node calls itself when it greets."""
 
 # Clients.
 
@@ -60,16 +58,20 @@ class AppendArguments(Struct, frozen=True):
 
 
 class AppendAnswer(Struct, frozen=True):
+    """``revision``: that of the newest catalog which the replica has heard of with a cut; 0 if the server is older."""
+
     ack: Ack
     last_sequence: Sequence
+    revision: Revision = Revision(0)
 
 
 class Columns(Struct, frozen=True):
-    """Which columns of a schema a reader wants, in this order. Storage nodes do not know schemas, so the reader tells
-    it: an Arrow schema in its IPC form."""
+    """Which columns of a schema a reader wants, in this order. The reader tells the schema: an Arrow schema in its IPC
+    form. ``event_time`` names its column with event time, empty if it has none; None if the reader does not say."""
 
     schema: bytes
     columns: tuple[str, ...]
+    event_time: str | None = None
 
 
 class ReadArguments(Struct, frozen=True):
@@ -128,12 +130,14 @@ class EventTimeArguments(Struct, frozen=True):
 
 class EventTimeAnswer(Struct, frozen=True):
     """The largest event time and the largest declared watermark of all batches that end at or below the position, also
-    of those that are trimmed. ``commit``: the last one that begins at or below it and is not trimmed."""
+    of those that are trimmed. ``commit``: the last one that begins at or below it and is not trimmed. ``idle``: the
+    last entry that begins at or below the position declares idleness."""
 
     time_max: EventTime | None
     declared: EventTime | None
     commit: CommitContext | None
     complete_through: GLSN
+    idle: bool = False
 
 
 class FateArguments(Struct, frozen=True):
@@ -151,15 +155,36 @@ class ReplicaStatus(Struct, frozen=True):
     committed_end: LLSN
     durable_end: LLSN
     complete_through: GLSN
+    problem: str = ""
+    """Why it cannot be trusted, if it cannot."""
+    source: StorageNodeId | None = None
+    """The storage node that it learns from now."""
+
+
+class DamageStatus(Struct, frozen=True):
+    """Something of a replica that cannot be read: these LLSNs, or no entries if both are 0. ``since_us``: the wall
+    clock when it was met. ``trouble``: why it is not repaired; empty while a repair is under way."""
+
+    stream: LogStreamId
+    what: str
+    first_llsn: LLSN
+    last_llsn: LLSN
+    since_us: int
+    trouble: str = ""
 
 
 class NodeStatus(Struct, frozen=True):
-    """``unreadable``: log streams whose files cannot even be opened; they wait to be learned from a peer."""
+    """``unreadable``: log streams whose files cannot even be opened; they wait to be learned from a peer. ``problems``:
+    why each of them cannot be opened. ``leftovers``: replicas that the cluster does not count any more, as the node was
+    told."""
 
     node: StorageNodeId
     state: NodeState
     replicas: tuple[ReplicaStatus, ...]
     unreadable: tuple[LogStreamId, ...] = ()
+    damage: tuple[DamageStatus, ...] = ()
+    leftovers: tuple[LogStreamId, ...] = ()
+    problems: dict[LogStreamId, str] = {}
 
 
 class VolumeRoom(Struct, frozen=True):
@@ -169,7 +194,8 @@ class VolumeRoom(Struct, frozen=True):
 
 
 class NodeDescription(Struct, frozen=True):
-    """Who a storage node is. ``cluster_key`` is None until it has been added to a cluster."""
+    """The identity of a storage node. ``cluster_key`` is None until it has been added to a cluster. ``node_key`` is
+    empty: clients need not know it."""
 
     cluster: ClusterId
     node: StorageNodeId
@@ -182,11 +208,17 @@ class NodeDescription(Struct, frozen=True):
 
 
 class VerifyFinding(Struct, frozen=True):
-    """``stream`` is ``NO_STREAM`` for what is staged."""
+    """``stream`` is ``NO_STREAM`` for what is staged. ``is_content``: the bytes are intact, but hold no records of the
+    topic. The LLSNs are those of the entries that are concerned, None if none or all of them are; ``next_glsn`` is the
+    first position behind them, if they are committed."""
 
     stream: LogStreamId
     where: str
     what: str
+    is_content: bool = False
+    first_llsn: LLSN | None = None
+    last_llsn: LLSN | None = None
+    next_glsn: GLSN | None = None
 
 
 NO_STREAM = LogStreamId(0)
@@ -222,10 +254,11 @@ class FetchArguments(Struct, frozen=True):
 
 
 class FetchAnswer(Struct, frozen=True):
-    """The frames are the body; none are left if it is empty."""
+    """The frames are the body; none are left if it is empty. ``checked``: what is in them was found to be sound."""
 
     part: StagedPart
     size: PartSize
+    checked: bool = False
 
 
 class StagedInfo(Struct, frozen=True):
@@ -323,13 +356,18 @@ has no room."""
 
 
 class Addresses(Struct, frozen=True):
-    """Where storage nodes listen."""
+    """Where storage nodes listen, and the public keys of all servers, by their numbers. ``revision``: that of the
+    catalog in which the addresses and keys of storage nodes became what they are."""
 
     storage_nodes: dict[StorageNodeId, str]
+    keys: dict[StorageNodeId, str] = {}
+    metadata_keys: dict[MetadataNodeId, str] = {}
+    revision: Revision = Revision(0)
 
 
 class JoinArguments(Struct, frozen=True):
-    """Who a storage node is, and where it listens. ``cluster_key`` is what it learned when it was added, if it was."""
+    """The identity and address of a storage node. ``cluster_key`` is the one that it got when it was added, if it was.
+    ``server_key``: the key that it has proved to hold, as the metadata node says that passes this on."""
 
     node: StorageNodeId
     node_key: str
@@ -337,13 +375,20 @@ class JoinArguments(Struct, frozen=True):
     address: str
     incarnation: Incarnation
     volumes: tuple[str, ...]
+    server_key: str = ""
 
 
 class JoinAnswer(Struct, frozen=True):
-    """``known``: the node has been added to the cluster, and its reports are welcome."""
+    """``known``: the node has been added to the cluster, and its reports are welcome. ``metadata_keys``: the public
+    keys of all metadata nodes."""
 
     cluster_key: str
     known: bool
+    metadata_keys: dict[MetadataNodeId, str] = {}
+
+
+A_CLIENT = StorageNodeId(0)
+"""Stands for a client that complains of a storage node."""
 
 
 class Complaint(Struct, frozen=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
+from cutwater.permissions import check_secret
 from cutwater.wire.auth import Authenticator, CertificateOrToken, Identity
 
 TOKEN_LENGTH_MIN = 16
@@ -64,6 +65,8 @@ def _load(context: ssl.SSLContext, authority: Path, certificate: Path | None, ke
         raise InvalidArgument(f"{authority} cannot be used as an authority for TLS: {_why(error)}") from error
     if certificate is None:
         return
+    if key is not None:
+        check_secret(key, "a private key for TLS")
     try:
         context.load_cert_chain(certificate, key)
     except OSError as error:
@@ -79,6 +82,7 @@ def _why(error: OSError) -> str:
 
 def read_tokens(path: Path) -> dict[str, Identity]:
     """A name and a token in each line; empty lines and those that begin with # are left out."""
+    check_secret(path, "a file of tokens")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:

@@ -1,0 +1,132 @@
+"""Permissions of the files that Cutwater makes (ADR 0037).
+
+Directories of logs, clusters, jobs, checkpoints and savepoints are for their owner (0700), files in them for the owner,
+and for a group that may read the directory (0640); the umask takes away more. Files with a secret are for the owner
+(0600). A directory that was made for everyone, by hand or by an earlier version, is closed when it is opened, if it
+belongs to this user; one that the owner opened to a group (``chmod 0750``) stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from cutwater.errors import InvalidArgument
+
+_log = logging.getLogger(__name__)
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o640
+SECRET_MODE = 0o600
+SECRET_BYTES_MAX = 64 * 1024
+_OTHERS = 0o007
+_GROUP_AND_OTHERS = 0o077
+_GROUP_READS_DIRECTORY = 0o050
+
+
+def make_directory(path: Path) -> None:
+    """A directory of ours, and those above it as the umask says. One that is there already is closed to others."""
+    if not path.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    else:
+        close_to_others(path)
+
+
+def close_to_others(path: Path) -> None:
+    """Take a directory or file from users that are neither its owner nor in its group. A directory that everybody
+    could use was not given to its group on purpose, so the group loses it too. If it is another user's, only warn."""
+    try:
+        found = path.stat()
+    except OSError:
+        return
+    mode = stat.S_IMODE(found.st_mode)
+    if not mode & _OTHERS:
+        return
+    wanted = DIRECTORY_MODE if stat.S_ISDIR(found.st_mode) else mode & FILE_MODE
+    if found.st_uid == os.geteuid():
+        try:
+            path.chmod(wanted)
+        except OSError as error:
+            _log.warning("%s can be read by every user (mode %04o), and that cannot be changed: %s", path, mode, error)
+        else:
+            _log.info("%s could be used by every user (mode %04o): its mode is %04o now", path, mode, wanted)
+        return
+    _log.warning(
+        "%s can be used by every user of this machine (mode %04o), and belongs to user %s: let that user run "
+        "`chmod %o %s`",
+        path,
+        mode,
+        found.st_uid,
+        wanted,
+        path,
+    )
+
+
+def open_file(path: str, flags: int) -> int:
+    """For the argument ``opener`` of ``open``: a new file is for its owner and group."""
+    return os.open(path, flags | os.O_CLOEXEC, FILE_MODE)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Make the file, or replace its content."""
+    with open(path, "wb", opener=open_file) as file:
+        file.write(data)
+
+
+def write_secret(path: Path, data: bytes, *, is_lasting: bool = False) -> None:
+    """Put a secret in place, whole or not at all: for the owner, and for the group exactly if the directory is.
+    ``is_lasting``: a private key, which is for the owner alone, and on disk when this returns."""
+    shared = path.parent.stat().st_mode & (_GROUP_READS_DIRECTORY | _OTHERS) == _GROUP_READS_DIRECTORY
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, SECRET_MODE)
+    with open(descriptor, "wb") as file:
+        os.fchmod(descriptor, FILE_MODE if shared and not is_lasting else SECRET_MODE)
+        file.write(data)
+        if is_lasting:
+            file.flush()
+            os.fsync(descriptor)
+    temporary.replace(path)
+    if is_lasting:
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def read_secret(path: Path, what: str, way_out: str) -> bytes | None:
+    """A secret that nobody else can read; None if there is no such file. ``way_out``: what to do if others may have
+    read it."""
+    try:
+        with open(path, "rb") as file:
+            _check_mode(os.fstat(file.fileno()), path, what, way_out)
+            return file.read(SECRET_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidArgument(f"{path}, {what}, cannot be read: {error.strerror}") from error
+
+
+def check_secret(path: Path, what: str) -> None:
+    """Refuse a private key or a file of tokens that others can read, which somebody else will read."""
+    with suppress(OSError):
+        # The error of reading it says more.
+        _check_mode(path.stat(), path, what, "replace it")
+
+
+def _check_mode(found: os.stat_result, path: Path, what: str, way_out: str) -> None:
+    """A file of another user, such as root, may be readable by a group, which is how it is given to this process."""
+    mode = stat.S_IMODE(found.st_mode)
+    if not stat.S_ISREG(found.st_mode):
+        return
+    allowed = SECRET_MODE if found.st_uid == os.geteuid() else FILE_MODE
+    if mode & _GROUP_AND_OTHERS & ~allowed:
+        raise InvalidArgument(
+            f"{path}, {what}, can be used by other users of this machine (mode {mode:04o}): run "
+            f"`chmod {allowed:o} {path}`. If others may have read it, {way_out}"
+        )

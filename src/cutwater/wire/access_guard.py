@@ -1,0 +1,101 @@
+"""Whether a peer may call a method: looked at centrally, before any handler runs.
+
+The table of methods and their callers is in ``method_access``. Every connected peer may call a method without a guard.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError, Unavailable
+from cutwater.wire.errors import Unproven
+from cutwater.wire.server_book import ServerBook
+
+if TYPE_CHECKING:
+    from cutwater.wire.handshake import Peer
+
+_log = logging.getLogger(__name__)
+
+LOG_SECONDS = 5.0
+"""How often refusals of one method are logged at most."""
+
+
+class Access(Struct, frozen=True):
+    """Which servers may call a method; clients may if none are named. ``subject``: the number of the server for which
+    the argument speaks, which must be the caller's own. ``is_admission``: the caller asks to become known, so any key
+    that it has proved to hold will do; the handler decides. ``is_internal``: refused over the wire.
+    ``client_subject``: clients may call it, too, if the argument speaks for this number."""
+
+    servers: tuple[str, ...] = ()
+    subject: Callable[[Any], int] | None = None
+    is_admission: bool = False
+    is_internal: bool = False
+    client_subject: int | None = None
+
+    @property
+    def is_for_clients(self) -> bool:
+        return not self.servers and not self.is_internal
+
+
+class Guard:
+    """Of one method of one server. Refusals are logged, at most once in ``log_seconds``."""
+
+    __slots__ = ("_access", "_book", "_log_after", "_log_seconds", "_name", "_refused")
+
+    def __init__(self, name: str, access: Access, book: ServerBook, *, log_seconds: float = LOG_SECONDS) -> None:
+        self._name, self._access, self._book = name, access, book
+        self._log_seconds = log_seconds
+        self._log_after = 0.0 if log_seconds < inf else inf
+        self._refused = 0
+
+    def check(self, peer: Peer | None) -> None:
+        """Before the argument is looked at. Raises unless the peer has proved to be a server that may call this."""
+        if not self._access.is_for_clients and self._access.client_subject is None:
+            self._check_server(peer)
+
+    def _check_server(self, peer: Peer | None) -> None:
+        access = self._access
+        server = peer.server if peer is not None else None
+        if server is None or server.kind not in access.servers:
+            raise self._refusal(peer, self._why_not(peer))
+        if not access.is_admission and not self._book.is_known(server):
+            if self._book.has(server.kind, server.name):
+                raise self._refusal(peer, f"{server} of this cluster has another key than this peer")
+            # This side may not have heard yet of a server that was added a moment ago.
+            raise self._refusal(peer, f"the key of {server} is not known here", is_certain=False)
+
+    def check_argument(self, peer: Peer | None, argument: Any) -> None:
+        """Raises if the argument speaks for another server."""
+        subject = self._access.subject
+        if self._access.client_subject is not None:
+            if subject is not None and subject(argument) == self._access.client_subject:
+                return
+            self._check_server(peer)
+        if subject is not None and (peer is None or peer.server is None or peer.server.name != str(subject(argument))):
+            raise self._refusal(peer, f"it speaks for number {subject(argument)}, and its caller is not that server")
+
+    def _why_not(self, peer: Peer | None) -> str:
+        if self._access.is_internal:
+            return "the metadata repository alone decides that"
+        why = (
+            f"it is for a {' or a '.join(self._access.servers)} of the cluster, and this peer has not proved to be one"
+        )
+        if peer is not None and peer.role in self._access.servers and peer.server is None:
+            why += f"; {peer.role} {peer.name} may be of an earlier version: upgrade it"
+        return why
+
+    def _refusal(self, peer: Peer | None, why: str, *, is_certain: bool = True) -> CutwaterError:
+        self._refused += 1
+        now = time.monotonic()
+        if now >= self._log_after:
+            who = f"{peer.role!r} {peer.name!r} ({peer.identity.name!r}) at {peer.address}" if peer is not None else "?"
+            _log.warning("%s of %s refused: %s (%s refusals so far)", self._name, who, why, self._refused)
+            self._log_after = now + self._log_seconds
+        message = f"{self._name} is refused: {why}"
+        return Unproven(message) if is_certain else Unavailable(f"{message}: try again")

@@ -1,0 +1,356 @@
+"""Decides which connections a listener lets in, and for how long a stranger may stay. Knows no sockets (ADR 0037).
+
+A connection is *waiting* from the moment it is accepted until its handshake is done, TLS included, and *open* after
+that. The two have separate room, so connections that show no credential never take a place from those that did:
+
+- waiting: at most ``handshakes_max``, of these ``handshakes_per_address_max`` from one address, each for at most
+  ``handshake_ms_max``. A new connection is never turned away here: it takes the place of the oldest waiting connection
+  of the address that has most of them. An honest peer is done within milliseconds, so silent ones are dropped instead.
+- open: ``connections_max`` clients, and beyond that ``server_connections_reserved`` servers of the cluster. An address
+  with many clients must leave ``other_connections_reserved`` places free for others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
+from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
+from cutwater.wire.connection import Connection
+from cutwater.wire.handshake import Endpoint, Peer
+from cutwater.wire.options import Budget, ListenerOptions
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE
+from cutwater.wire.states import State
+
+_log = logging.getLogger(__name__)
+
+LOG_SECONDS = 1.0
+"""Connections that are not let in are logged no more often, so that a flood of them does not fill a disk."""
+
+IN_PROCESS = ""
+"""The address of a connection from the same event loop. It has no limit per address and is never evicted."""
+
+SERVER_ROLES = frozenset({STORAGE_NODE, METADATA_NODE})
+"""Who says so has yet to prove it, and finds room as a server until then."""
+_IPV6_NETWORK_BITS = 64
+
+
+def address_key(host: str) -> str:
+    """The unit of limits per address: an IPv4 address, or the /64 network of an IPv6 address, which one host owns."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_NETWORK_BITS), strict=False).network_address)
+
+
+class GateSnapshot(Struct, frozen=True):
+    """How many connections there are of each sort, and the bytes that they hold together."""
+
+    connections: int
+    handshakes: int
+    refusals: int
+    refused_total: int
+    evicted_total: int
+    late_total: int
+    bytes: int
+
+
+class _Guest:
+    """A connection and the address it comes from."""
+
+    __slots__ = ("address", "connection", "cut", "is_server", "timer")
+
+    def __init__(self, connection: Connection, address: str) -> None:
+        self.connection, self.address = connection, address
+        self.is_server = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.cut: Callable[[], object] | None = None
+        """Ends a TLS handshake that is under way; None if there is none, so the peer can be told why it is dropped."""
+
+
+class Strangers:
+    """Logs connections that were not let in, with the number of those since the last line."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._logged = float("-inf")
+
+    def note(self, address: str, reason: str) -> None:
+        self._count += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged < LOG_SECONDS:
+            return
+        more = f" ({self._count - 1} others before)" if self._count > 1 else ""
+        _log.info("a connection from %s was not let in%s: %s", address or "this process", more, reason)
+        self._logged, self._count = now, 0
+
+
+class Gate:
+    """Lets connections in, up to the limits. ``on_open`` is told of each one that has greeted."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        options: ListenerOptions,
+        authenticate: Authenticator | None,
+        on_open: Callable[[Connection], None] | None,
+        *,
+        trusts_process: bool = False,
+        is_server: Callable[[Peer], bool] | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.options = options
+        self.budget = Budget(options.bytes_max)
+        self._authenticate = authenticate
+        self._trusts_process = trusts_process
+        """Connections from the same event loop need no credential."""
+        self._is_server = is_server or (lambda peer: False)
+        """Whether a peer is a server of the cluster, for which room is kept. What it says of itself does not decide."""
+        self._on_open = on_open
+        self._waiting: dict[Connection, _Guest] = {}
+        """Oldest first."""
+        self._open: dict[Connection, _Guest] = {}
+        self._refusals: set[Connection] = set()
+        """Connections that are being told why they cannot stay."""
+        self._waiting_from: Counter[str] = Counter()
+        self._clients_from: Counter[str] = Counter()
+        self._clients = 0
+        self._servers = 0
+        self._refused_total = self._evicted_total = self._late_total = 0
+        self._is_closing = False
+        self.strangers = Strangers()
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """Connections whose handshake is done."""
+        return frozenset(self._open)
+
+    def snapshot(self) -> GateSnapshot:
+        return GateSnapshot(
+            len(self._open),
+            len(self._waiting),
+            len(self._refusals),
+            self._refused_total,
+            self._evicted_total,
+            self._late_total,
+            self.budget.used,
+        )
+
+    def enter(self, address: str) -> Connection:
+        """A connection for a peer from this address. It may be one that only says why it is refused."""
+        if self._is_closing:
+            self._refused_total += 1
+            refusal = Unavailable("this listener is closing: connect elsewhere")
+            connection = Connection(self.endpoint, refusal=refusal, on_closed=self._left)
+            self._refusals.add(connection)
+            return connection
+        key = address_key(address)
+        self._make_room(key)
+        guest: _Guest
+
+        def judge(credentials: Credentials) -> Identity | Awaitable[Identity]:
+            return self._judge(guest, credentials)
+
+        connection = Connection(
+            self.endpoint, authenticate=judge, budget=self.budget, on_open=self._greeted, on_closed=self._left
+        )
+        guest = _Guest(connection, key)
+        self._waiting[connection] = guest
+        self._waiting_from[key] += 1
+        loop = asyncio.get_running_loop()
+        guest.timer = loop.call_later(self.options.handshake_ms_max / 1_000, self._late, guest)
+        return connection
+
+    def attaching(self, connection: Connection, cut: Callable[[], object]) -> None:
+        """Until ``attached``, TLS is being negotiated: the peer cannot be told anything, and ``cut`` ends it."""
+        guest = self._waiting.get(connection)
+        if guest is not None:
+            guest.cut = cut
+
+    def attached(self, connection: Connection) -> None:
+        guest = self._waiting.get(connection)
+        if guest is not None:
+            guest.cut = None
+
+    def failed(self, connection: Connection, error: Exception) -> None:
+        """TLS failed, or the peer has gone before it was attached."""
+        guest = self._forget_waiting(connection)
+        if guest is not None:
+            self.strangers.note(guest.address, f"{error}")
+        connection.abort()
+
+    # Room for those that wait.
+
+    def relieve(self) -> None:
+        """The process has no file descriptor left: give back that of the oldest waiting connection, if there is one."""
+        greediest = self._greediest()
+        if greediest is not None:
+            self._evicted_total += 1
+            guest = self._oldest(greediest)
+            self._forget_waiting(guest.connection)
+            if guest.cut is not None:
+                guest.cut()
+            guest.connection.abort()
+
+    def _greediest(self) -> str | None:
+        others = ((count, address) for address, count in self._waiting_from.items() if address != IN_PROCESS)
+        return max(others, default=(0, None))[1]
+
+    def _make_room(self, key: str) -> None:
+        """Drop waiting connections until one more from ``key`` fits. Each address is held to its own limit first, so
+        an address that floods the listener drops its own connections."""
+        options = self.options
+        while key != IN_PROCESS and self._waiting_from[key] >= options.handshakes_per_address_max:
+            self._evict(key, f"{options.handshakes_per_address_max} connections from one address")
+        while len(self._waiting) - self._waiting_from[IN_PROCESS] >= options.handshakes_max:
+            greediest = self._greediest()
+            assert greediest is not None
+            self._evict(greediest, f"{options.handshakes_max} connections")
+
+    def _evict(self, key: str, what: str) -> None:
+        guest = self._oldest(key)
+        self._evicted_total += 1
+        self._drop(
+            guest,
+            ResourceExhausted(
+                f"{what} have not finished their handshake, and the oldest of them makes room for another: "
+                "send the handshake at once after connecting",
+                retry_ms=self.options.retry_ms,
+            ),
+        )
+
+    def _oldest(self, key: str) -> _Guest:
+        """The connection to drop. Connections that were refused already and only linger go first."""
+        mine = [guest for guest in self._waiting.values() if guest.address == key]
+        return next((guest for guest in mine if guest.connection.state is State.FAILED), mine[0])
+
+    def _late(self, guest: _Guest) -> None:
+        self._late_total += 1
+        self._drop(guest, DeadlineExceeded(f"there was no handshake within {self.options.handshake_ms_max} ms"))
+
+    def _drop(self, guest: _Guest, reason: CutwaterError) -> None:
+        """The connection waits no more. It is told why, if that is possible and not too many others are."""
+        self._forget_waiting(guest.connection)
+        connection = guest.connection
+        self.strangers.note(guest.address, reason.message)
+        if guest.cut is not None:
+            guest.cut()
+            connection.abort()
+        elif connection.state is State.FAILED or len(self._refusals) >= self.options.refusals_max:
+            connection.abort()
+        else:
+            self._refusals.add(connection)
+            connection.fail(reason)
+
+    def _forget_waiting(self, connection: Connection) -> _Guest | None:
+        guest = self._waiting.pop(connection, None)
+        if guest is None:
+            return None
+        self._waiting_from[guest.address] -= 1
+        if not self._waiting_from[guest.address]:
+            del self._waiting_from[guest.address]
+        if guest.timer is not None:
+            guest.timer.cancel()
+        return guest
+
+    # Room for connections that have finished their handshake.
+
+    def _judge(self, guest: _Guest, credentials: Credentials) -> Identity | Awaitable[Identity]:
+        authenticate = self._authenticate
+        if authenticate is None or (self._trusts_process and guest.address == IN_PROCESS):
+            return self._with_room(guest, credentials, ANONYMOUS)
+        identity = authenticate(credentials)
+        if isinstance(identity, Identity):
+            return self._with_room(guest, credentials, identity)
+
+        async def later() -> Identity:
+            return self._with_room(guest, credentials, await identity)
+
+        return later()
+
+    def _with_room(self, guest: _Guest, credentials: Credentials, identity: Identity) -> Identity:
+        """The identity, if there is room for one more of its sort. A server has yet to prove that it is one."""
+        guest.is_server = credentials.role in SERVER_ROLES
+        objection = self._objection(guest)
+        if objection is not None:
+            self._refused_total += 1
+            raise ResourceExhausted(objection, retry_ms=self.options.retry_ms)
+        return identity
+
+    def _objection(self, guest: _Guest) -> str | None:
+        options = self.options
+        clients_max = options.connections_max
+        if guest.is_server:
+            # Servers use their own room first, and then that of clients.
+            if self._servers < options.server_connections_reserved or self._clients < clients_max:
+                return None
+            return f"this listener has {clients_max} connections already, and {self._servers} from servers"
+        if self._clients >= clients_max:
+            return f"this listener has {clients_max} connections already, and keeps the rest for servers of the cluster"
+        mine = self._clients_from[guest.address]
+        left = clients_max - options.other_connections_reserved
+        if guest.address != IN_PROCESS and mine >= options.connections_per_address_max and self._clients >= left:
+            return (
+                f"this listener has {mine} connections from {guest.address} already, and keeps the last "
+                f"{options.other_connections_reserved} of its {clients_max} for other addresses"
+            )
+        return None
+
+    def _greeted(self, connection: Connection) -> None:
+        guest = self._forget_waiting(connection)
+        if guest is None:
+            # It was dropped in the same turn.
+            connection.abort()
+            return
+        guest.is_server = connection.peer is not None and self._is_server(connection.peer)
+        # It may have said that it is a server, found room as one, and not proved it.
+        objection = self._objection(guest)
+        self._open[connection] = guest
+        guest.is_server = guest.is_server and self._servers < self.options.server_connections_reserved
+        if guest.is_server:
+            self._servers += 1
+        else:
+            self._clients += 1
+            self._clients_from[guest.address] += 1
+        if objection is not None:
+            self._refused_total += 1
+            connection.fail(ResourceExhausted(objection, retry_ms=self.options.retry_ms))
+            return
+        if self._on_open is not None:
+            self._on_open(connection)
+
+    def _left(self, connection: Connection) -> None:
+        waiting = self._forget_waiting(connection)
+        if waiting is not None:
+            self.strangers.note(waiting.address, connection.error.message if connection.error else "it was closed")
+        self._refusals.discard(connection)
+        guest = self._open.pop(connection, None)
+        if guest is None:
+            return
+        if guest.is_server:
+            self._servers -= 1
+            return
+        self._clients -= 1
+        self._clients_from[guest.address] -= 1
+        if not self._clients_from[guest.address]:
+            del self._clients_from[guest.address]
+
+    async def close_all(self, timeout_ms: int) -> None:
+        """Close every connection; those that have greeted may finish what they do."""
+        self._is_closing = True
+        strangers = [*self._waiting, *self._refusals]
+        for connection in strangers:
+            connection.abort()
+        closing = [connection.close(timeout_ms=timeout_ms) for connection in self._open]
+        await asyncio.gather(*closing, *(connection.closed for connection in strangers), return_exceptions=True)
