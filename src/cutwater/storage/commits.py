@@ -16,7 +16,7 @@ from typing import overload
 
 from cutwater.errors import InvalidArgument
 from cutwater.storage.errors import DamagedFile
-from cutwater.storage.files import Files
+from cutwater.storage.files import Files, lenient_pread, make_readable
 from cutwater.storage.format import (
     COMMITS,
     CONTEXT_BYTES,
@@ -52,6 +52,8 @@ class CommitLog:
         readers would miscount."""
         self._file: MarkedFile | None = None
         self._durable_count = 0
+        self.lost = ""
+        """Which of the newest commits could not be read when the files were opened, in words."""
         self.last: CommitContext | None = None
         self.durable: CommitContext | None = None
         self._closed: dict[LLSN, MarkedFile] = {}
@@ -64,10 +66,22 @@ class CommitLog:
         self.forget_before(first_llsn)
         if not firsts:
             return
-        self._file = file = self._open(firsts[-1])
-        size, marked = file.file.size(), self._records_below(file.mark.offset)
-        if size < file.mark.offset or marked > self._per_file or file.header.points:
-            raise DamagedFile(file.file.path, f"it should have {marked} commit contexts and has {size} bytes")
+        try:
+            self._file = file = self._open(firsts[-1])
+            size, marked = file.file.size(), self._records_below(file.mark.offset)
+            if marked > self._per_file or file.header.points:
+                raise DamagedFile(file.file.path, f"it should have {marked} commit contexts and has {size} bytes")
+        except DamagedFile as error:
+            self._go_on_without_last_file(error)
+            return
+        there = self._readable(file, min(marked, self._records_below(size)))
+        if there < marked:
+            # Nothing is changed: every start must notice the loss again, until a source has sent these commits.
+            self.lost = f"{file.file.path} is damaged (commit contexts {there} to {marked - 1} are wrong)"
+            self._shape = (self._firsts, there)
+            self.last = self.durable = self.contexts[-1] if len(self.contexts) else None
+            self._durable_count = there
+            return
         self._shape = (self._firsts, marked)
         self.last = self.contexts[-1] if len(self.contexts) else None
         self._scan(file)
@@ -85,6 +99,28 @@ class CommitLog:
         elif self._count > marked or file.torn:
             file.set_mark(end, self._end_llsn, NO_TIME)
         self._durable_count, self.durable = self._count, self.last
+
+    def _go_on_without_last_file(self, error: DamagedFile) -> None:
+        """The file stays in place until commits with the same LLSNs are written and replace it."""
+        self.lost = f"{error.path} is damaged ({error.what})"
+        firsts = self._firsts[:-1]
+        if not firsts:
+            self._file, self._shape = None, ((), 0)
+            return
+        self._shape, self._durable_count = (firsts, self._per_file), self._per_file
+        self._file = self._open_closed(firsts[-1])
+        with self._closed_lock:
+            self._closed.pop(firsts[-1], None)
+        self.last = self.durable = self.contexts[-1]
+
+    def _readable(self, file: MarkedFile, count: int) -> int:
+        """How many of the first ``count`` records there are up to the last one that can be read."""
+        while count > 0:
+            record = file.file.pread(CONTEXT_BYTES, HEADER_BYTES + (count - 1) * CONTEXT_BYTES)
+            if decode_context(record, count - 1) is not None:
+                break
+            count -= 1
+        return max(count, 0)
 
     @property
     def _file_bytes(self) -> int:
@@ -212,7 +248,7 @@ class CommitLog:
         file = self._file
         if file is None or file.header.first_llsn != first_llsn:
             file = self._open_closed(first_llsn)
-        return file.file.pread(BLOCK_BYTES, HEADER_BYTES + number * BLOCK_BYTES)
+        return lenient_pread(file.file, BLOCK_BYTES, HEADER_BYTES + number * BLOCK_BYTES)
 
     def damaged(self, first_llsn: LLSN, number: int) -> DamagedFile:
         return DamagedFile(self._path(first_llsn), f"commit context {number} is wrong")
@@ -242,6 +278,7 @@ class CommitLog:
                     if self._belongs(number * self._per_file + i, context):
                         file = self._file if number == len(self._firsts) - 1 else self._open_closed(first)
                         assert file is not None
+                        make_readable(file.file, CONTEXT_BYTES, HEADER_BYTES + i * CONTEXT_BYTES)
                         file.file.pwritev([_encode(context, i)], HEADER_BYTES + i * CONTEXT_BYTES)
                         file.sync_data()
                         return True

@@ -36,6 +36,8 @@ from cutwater.errors import (
 )
 from cutwater.types import GLSN, LLSN
 
+ADVICE = "it is repaired from another replica, if there is an intact one; otherwise restore the file from a backup"
+
 
 class VolumeUnusable(InvalidArgument):
     code = "volume_unusable"
@@ -68,17 +70,15 @@ class DamagedEntries(Damaged):
     code = "damaged_entries"
 
     def __init__(self, where: str, first_llsn: LLSN, last_llsn: LLSN, what: str) -> None:
-        super().__init__(
-            f"{where}: the entries of LLSN {first_llsn} to {last_llsn} are damaged ({what}): "
-            "read them from another replica; a repair puts an intact copy in place"
-        )
+        super().__init__(f"{where}: the entries of LLSN {first_llsn} to {last_llsn} are damaged ({what}): {ADVICE}")
+        self.where, self.what = where, what
         self.first_llsn, self.last_llsn = first_llsn, last_llsn
 
 
 class DamagedFile(Damaged):
     code = "damaged_file"
 
-    def __init__(self, path: Path, what: str, advice: str = "sync the replica from a peer") -> None:
+    def __init__(self, path: Path, what: str, advice: str = ADVICE) -> None:
         super().__init__(f"{path} is damaged ({what}): {advice}")
         self.path, self.what = path, what
 

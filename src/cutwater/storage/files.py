@@ -11,11 +11,16 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from cutwater.permissions import DIRECTORY_MODE, FILE_MODE
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DamagedFile
+
+BLOCK_BYTES = 4096
+"""What a disk reads at once, or not at all."""
 
 BUFFERS_MAX = 1024
 """How many buffers the system takes in one call (IOV_MAX)."""
@@ -160,7 +165,7 @@ class OsFiles:
         return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def create(self, path: Path) -> OsFile:
-        return OsFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+        return OsFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE))
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
@@ -181,7 +186,7 @@ class OsFiles:
     def make_dir(self, path: Path) -> None:
         if not path.is_dir():
             self.make_dir(path.parent)
-            path.mkdir(exist_ok=True)
+            path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
             self.sync_dir(path.parent)
 
     def is_dir(self, path: Path) -> bool:
@@ -191,7 +196,7 @@ class OsFiles:
         return path.exists()
 
     def lock(self, path: Path) -> _OsLock | None:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -214,6 +219,33 @@ def replace(files: Files, path: Path, data: bytes) -> None:
         files.unlink(temporary)
         raise
     files.sync_dir(path.parent)
+
+
+def lenient_pread(file: File, size: int, offset: int) -> bytes:
+    """As ``pread``, with zeros for each block that the disk cannot read: there checksums are wrong, as with any other
+    damage, and only there. Not for whoever takes what has no checksum for the end of the file."""
+    with suppress(OSError):
+        return file.pread(size, offset)
+    end = min(offset + size, file.size())
+    pieces = []
+    while offset < end:
+        block_end = min(end, (offset // BLOCK_BYTES + 1) * BLOCK_BYTES)
+        try:
+            pieces.append(file.pread(block_end - offset, offset))
+        except OSError:
+            pieces.append(bytes(block_end - offset))
+        offset = block_end
+    return b"".join(pieces)
+
+
+def make_readable(file: File, size: int, offset: int) -> None:
+    """Before a part of a block is written that the disk cannot read: the system would read it first. The whole block is
+    written, with zeros, so what else lies there has to be repaired too. What can be read stays as it is."""
+    try:
+        file.pread(size, offset)
+    except OSError:
+        start, end = offset - offset % BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES) * BLOCK_BYTES
+        file.pwritev([lenient_pread(file, end - start, start)], start)
 
 
 def is_full(error: OSError) -> bool:

@@ -71,23 +71,28 @@ class Timed(Protocol):
     def time_max(self) -> EventTime: ...
     @property
     def declared(self) -> EventTime | None: ...
+    @property
+    def idle(self) -> bool: ...
 
 
 class Running(Struct, frozen=True):
     """How far event time has come in a log stream before some entry: the maximum of its records, and of what its
-    producers declared; None while nobody has said anything."""
+    producers declared; None while nobody has said anything. ``idle``: the last entry before it declares idleness."""
 
     time_max: EventTime | None = None
     declared: EventTime | None = None
+    idle: bool = False
 
     def after(self, batch: Timed) -> Running:
-        """The same with one more batch. A fence holds no records."""
+        """The same with one more batch. Fences and declarations hold no records."""
         time_max, declared = self.time_max, self.declared
         if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
             time_max = batch.time_max
         if batch.declared is not None and (declared is None or batch.declared > declared):
             declared = batch.declared
-        return self if time_max == self.time_max and declared == self.declared else Running(time_max, declared)
+        if time_max == self.time_max and declared == self.declared and batch.idle == self.idle:
+            return self
+        return Running(time_max, declared, batch.idle)
 
 
 NO_TIME = Running()
@@ -131,6 +136,8 @@ class Manifest(Struct, frozen=True):
     stream: int
     generation: int
     first_llsn: LLSN
+    has_commits: bool = False
+    """Something was committed in this generation, durably, so there is a file of commits."""
 
 
 # The same for all files.
@@ -169,12 +176,13 @@ def _is_sound(sector: bytes) -> bool:
 
 
 def _pack_running(running: Running) -> tuple[int, int, int]:
-    flags = (running.time_max is not None) | (running.declared is not None) << 1
+    flags = (running.time_max is not None) | (running.declared is not None) << 1 | running.idle << 2
     return flags, running.time_max or 0, running.declared or 0
 
 
 def _unpack_running(flags: int, time_max: int, declared: int) -> Running:
-    return Running(EventTime(time_max) if flags & 1 else None, EventTime(declared) if flags & 2 else None)
+    most = EventTime(time_max) if flags & 1 else None
+    return Running(most, EventTime(declared) if flags & 2 else None, bool(flags & 4))
 
 
 # Segment and commit files.

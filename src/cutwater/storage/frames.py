@@ -41,9 +41,12 @@ from cutwater.types import (
 )
 from cutwater.types import Sequence as BatchSequence
 
-FRAME_VERSION = 2
-"""Of frames that belong to a group: whoever knows only version 1 could cut a group in two, so it must not read them.
-All others are still of version 1."""
+FRAME_VERSION = 3
+"""The newest version that is read."""
+_PLAIN_VERSION, _GROUP_VERSION, _DECLARATION_VERSION = 1, 2, 3
+"""A frame has the oldest version that says all of it. Version 2 is for frames of a group: code that knows only version
+1 could cut a group in two. Version 3 is for declarations without a record, and for idleness that is declared with one:
+older code does not know that kind, and would overlook that flag."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 """No frame is larger; far above what the wire lets through."""
 BODY_BYTES_MAX = 16 * 1024 * 1024 - 64 * 1024
@@ -63,6 +66,8 @@ HEADER_BYTES_MAX = HEADER_BYTES_MIN + PRODUCER_BYTES_MAX + _GROUP.size
 
 _HAS_PRODUCER, _HAS_DECLARED, _HAS_RUNNING_MAX, _HAS_RUNNING_DECLARED = 1, 2, 4, 8
 _MORE, _HAS_GROUP = 16, 32
+_IDLE, _RUNNING_IDLE = 64, 128
+_CHECKED = 256
 _KINDS = frozenset(map(int, BatchKind))
 
 
@@ -83,6 +88,8 @@ class FrameHeader(Struct, frozen=True):
     header_crc: int
     more: bool = False
     group: GroupTag | None = None
+    idle: bool = False
+    checked: bool = False
 
     @property
     def last_llsn(self) -> LLSN:
@@ -106,6 +113,8 @@ class FrameHeader(Struct, frozen=True):
             schema=self.schema,
             more=self.more,
             group=self.group,
+            idle=self.idle,
+            checked=self.checked,
         )
         return Entry(self.first_llsn, self.epoch, batch)
 
@@ -121,6 +130,7 @@ class Outline(Struct, frozen=True, gc=False):
     checksum: int
     header_bytes: int
     body_bytes: int
+    checked: bool = False
 
     @property
     def last_llsn(self) -> LLSN:
@@ -155,11 +165,14 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
         | (_HAS_RUNNING_DECLARED if running.declared is not None else 0)
         | (_MORE if batch.more else 0)
         | (_HAS_GROUP if batch.group else 0)
+        | (_IDLE if batch.idle else 0)
+        | (_RUNNING_IDLE if running.idle else 0)
+        | (_CHECKED if batch.checked else 0)
     )
     try:
         fixed = _FIXED.pack(
             _MAGIC,
-            FRAME_VERSION if flags & (_MORE | _HAS_GROUP) else 1,
+            _version(batch.kind, flags),
             batch.kind,
             flags,
             header_bytes,
@@ -184,6 +197,12 @@ def encode_frame(entry: Entry, running: Running) -> tuple[bytes, bytes]:
     except struct.error as error:
         raise InvalidArgument(f"the entry at LLSN {entry.first_llsn} has a number out of range: {error}") from error
     return header + _CRC.pack(crc), trailer + _CRC.pack(crc32c(trailer))
+
+
+def _version(kind: BatchKind, flags: int) -> int:
+    if kind is BatchKind.DECLARATION or flags & _IDLE:
+        return _DECLARATION_VERSION
+    return _GROUP_VERSION if flags & (_MORE | _HAS_GROUP) else _PLAIN_VERSION
 
 
 def staged_frame(batch: Batch, first: int) -> tuple[bytes, bytes, bytes]:
@@ -226,6 +245,7 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         Running(
             EventTime(running_max) if flags & _HAS_RUNNING_MAX else None,
             EventTime(running_declared) if flags & _HAS_RUNNING_DECLARED else None,
+            bool(flags & _RUNNING_IDLE),
         ),
         producer,
         schema,
@@ -235,6 +255,8 @@ def decode_header(data: Buffer, offset: int = 0) -> FrameHeader | None:
         _CRC.unpack_from(data, crc_at)[0],
         bool(flags & _MORE),
         _decode_group(data, crc_at - group_bytes) if group_bytes else None,
+        bool(flags & _IDLE),
+        bool(flags & _CHECKED),
     )
 
 
@@ -243,8 +265,10 @@ def decode_outline(data: Buffer, offset: int = 0) -> Outline | None:
     fields = _fields(data, offset)
     if fields is None:
         return None
-    _, _, kind, _, header_bytes, _, body_bytes, count, _, first_llsn, time_min, *_, schema, checksum = fields
-    return Outline(first_llsn, count, kind, time_min, schema, checksum, header_bytes, body_bytes)
+    _, _, kind, flags, header_bytes, _, body_bytes, count, _, first_llsn, time_min, *_, schema, checksum = fields
+    return Outline(
+        first_llsn, count, kind, time_min, schema, checksum, header_bytes, body_bytes, bool(flags & _CHECKED)
+    )
 
 
 def _fields(data: Buffer, offset: int) -> tuple[Any, ...] | None:

@@ -7,7 +7,7 @@ sync is under way and sync it together. Other threads may read committed entries
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -15,7 +15,7 @@ from msgspec import Struct
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
 from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import Frame, Outline
+from cutwater.storage.frames import Frame, FrameHeader, Outline
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -61,6 +61,16 @@ class Finding(Struct, frozen=True):
     what: str
     first_llsn: LLSN | None = None
     last_llsn: LLSN | None = None
+    is_content: bool = False
+    """The bytes are as they were written, on all replicas, but make no sense: nothing can repair them."""
+
+
+FrameCheck = Callable[[Frame], str]
+"""Describes the fault of an intact frame's content; empty if it is sound."""
+
+
+def malformed(where: str, problem: str, header: FrameHeader) -> Finding:
+    return Finding(where, f"malformed content: {problem}", header.first_llsn, header.last_llsn, is_content=True)
 
 
 class ReplicaStorage(Protocol):
@@ -120,9 +130,9 @@ class ReplicaStorage(Protocol):
     def truncate(self, end: LLSN) -> None:
         """Remove the entries above ``end``, none of which is committed."""
 
-    def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
-        """Remove all entries and commit contexts; the next entry is ``first_llsn``, and ``running`` is event time
-        before it."""
+    def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
+        """Remove all commit contexts, and all entries but those from ``first_llsn`` to ``keep_end``, which are durable
+        then; without such the next entry is ``first_llsn``. ``running`` is event time before it."""
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
         """Remove committed entries below this GLSN and none above ``upto``; where the entries begin now."""
@@ -180,5 +190,8 @@ class ReplicaStorage(Protocol):
     def bytes_through(self, llsns: Sequence[LLSN]) -> list[int]:
         """About how many bytes the entries up to each of these LLSNs take. Only differences mean something."""
 
-    def verify(self) -> list[Finding]:
-        """Read everything and check it against everything else."""
+    def check_files(self) -> list[Finding]:
+        """Faults of small files, headers, marks and indexes. Entries and commits are not read."""
+
+    def verify(self, check: FrameCheck | None = None) -> list[Finding]:
+        """Read everything and check it against everything else; and look into batches, if it is said how."""

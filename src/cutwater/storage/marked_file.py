@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DamagedFile, StorageBroken
-from cutwater.storage.files import File, Files, is_full, replace
+from cutwater.storage.files import File, Files, is_full, lenient_pread, make_readable, replace
 from cutwater.storage.format import (
     HEADER_BYTES,
     SECTOR_BYTES,
@@ -146,6 +146,7 @@ class MarkedFile:
         if not self.header_problems():
             return False
         mark = self.mark
+        make_readable(self.file, HEADER_BYTES, 0)
         for copy in COPIES:
             self.file.pwritev([encode_header(self.magic, self.header)], copy * SECTOR_BYTES)
         # The two are written in turn, and one of them is good until the other one is.
@@ -156,7 +157,7 @@ class MarkedFile:
 
     def header_problems(self) -> list[str]:
         """What is wrong with the header and the marks, as they are on disk now."""
-        start = self.file.pread(HEADER_BYTES, 0)
+        start = lenient_pread(self.file, HEADER_BYTES, 0)
         expected = encode_header(self.magic, self.header)
         problems = [f"copy {copy} of the header is wrong" for copy in COPIES if _sector(start, copy) != expected]
         for i in range(MARKS):

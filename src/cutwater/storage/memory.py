@@ -19,7 +19,7 @@ from cutwater.storage.commits import follows
 from cutwater.storage.errors import DamagedEntries, StorageBroken, TrimmedEntries
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.frames import Frame, decode_header, encode_frame, frame_bytes_of
-from cutwater.storage.interface import Finding, Located, Range, Synced
+from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced, malformed
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 
@@ -104,11 +104,12 @@ class MemoryStorage:
         damaged: LLSN | None = None
         for frame in self.memory.frames[self._index(LLSN(self.committed_end + 1)) :]:
             if frame.problem is not None:
-                damaged = frame.header.first_llsn
-                break
+                damaged = damaged or frame.header.first_llsn
+                continue
             tail.append(frame.header.entry(b""))
         memory = self.memory
-        return Found(memory.hard_state, self.last_commit, memory.first_llsn, self.end, tuple(tail), damaged)
+        found = (memory.hard_state, self.last_commit, memory.first_llsn, self.end, tuple(tail), damaged)
+        return Found(*found, lacks_dedup=memory.dedup is None and self.first_llsn > 1)
 
     def _check(self) -> None:
         if self._closed:
@@ -161,13 +162,16 @@ class MemoryStorage:
         del self.memory.frames[self._index(LLSN(end + 1)) :]
         self.memory.frames_synced = len(self.memory.frames)
 
-    def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
+    def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
         self._check()
         memory = self.memory
+        kept = [] if keep_end is None else list(self.entries(first_llsn, keep_end))
         memory.first_llsn, memory.base_running = first_llsn, running
         memory.frames.clear()
         memory.contexts.clear()
-        memory.frames_synced = memory.contexts_synced = 0
+        memory.contexts_synced = 0
+        self.write(kept)
+        memory.frames_synced = len(memory.frames)
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
         self._check()
@@ -320,13 +324,19 @@ class MemoryStorage:
         firsts = [frame.header.first_llsn for frame in self.memory.frames]
         return [ends[bisect_right(firsts, llsn)] for llsn in llsns]
 
-    def verify(self) -> list[Finding]:
+    def check_files(self) -> list[Finding]:
+        self._check()
+        return []
+
+    def verify(self, check: FrameCheck | None = None) -> list[Finding]:
         self._check()
         findings = []
         for frame in self.memory.frames:
             header = frame.header
             if frame.problem is not None:
                 findings.append(Finding("memory", frame.problem, header.first_llsn, header.last_llsn))
+            elif check is not None and (problem := check(frame)):
+                findings.append(malformed("memory", problem, header))
             i = bisect_right(self.memory.contexts, header.first_llsn, key=lambda c: c.first_llsn) - 1
             context = self.memory.contexts[i] if i >= 0 else None
             if context is not None and header.first_llsn <= context.last_llsn < header.last_llsn:

@@ -6,7 +6,6 @@ decompressed, and no value is ever turned into a Python object.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -15,12 +14,22 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer
+from cutwater.storage.ipc_message import may_be_compressed
 
 END_OF_STREAM_BYTES = 8
-_INT = struct.Struct("<i")
-_SHORT = struct.Struct("<H")
 TIMESTAMP = pa.timestamp("us", "UTC")
 """Event time."""
+HEADERS = pa.map_(pa.string(), pa.binary())
+KEY_VALUE = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("timestamp", TIMESTAMP, nullable=False),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""Records of a topic without a schema of its own. All four columns are always there: one that holds only nulls costs
+four bytes per record, and in return every such batch of every log has the same form."""
 
 
 def project(body: Buffer, schema: pa.Schema, columns: Sequence[str], compression: str | None = None) -> pa.Buffer:
@@ -120,7 +129,7 @@ def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.
     indexes = _indexes(schema, columns)
     message = pa.py_buffer(body)
     try:
-        if len(indexes) == len(schema) or not is_compressed(body):
+        if len(indexes) == len(schema) or not may_be_compressed(body):
             return _sound(pa.ipc.read_record_batch(message, schema).select(list(columns)))
         options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
         # A stream of one batch: the reader then decompresses only the fields that are wanted.
@@ -131,31 +140,20 @@ def read_columns(body: Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.
         raise Damaged(f"the body is no record batch of its schema: {error}") from error
 
 
-def is_compressed(body: Buffer) -> bool:
-    """Whether the columns of a record batch have to be decompressed; those of others are where they are, and cost
-    nothing until someone looks at them. Arrow does not tell, but the message says it in its metadata: a table within a
-    table, each with a list of where its fields are. What is no record batch counts as compressed: its reader will
-    say what is wrong with it."""
-    try:
-        message = 8 + _INT.unpack_from(body, 8)[0]
-        field = message + _field(body, message, 2)
-        batch = field + _INT.unpack_from(body, field)[0]
-        return _field(body, batch, 3) != 0
-    except struct.error:
-        return True
-
-
-def _field(data: Buffer, table: int, number: int) -> int:
-    """Where a field of this table lies, counted from the table; 0 if it is not there."""
-    fields = table - _INT.unpack_from(data, table)[0]
-    place = 4 + 2 * number
-    return _SHORT.unpack_from(data, fields + place)[0] if place < _SHORT.unpack_from(data, fields)[0] else 0
-
-
 def _sound(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """With a schema that is not its own, a batch may point to bytes that it does not have."""
-    batch.validate()
+    """With a schema that is not its own, a batch may point to bytes that it does not have. Of most columns Arrow uses
+    only the ends to write them again; of others every value, so all of them are looked at."""
+    batch.validate(full=any(_is_followed(field.type) for field in batch.schema))
     return batch
+
+
+@lru_cache(maxsize=256)
+def _is_followed(kind: pa.DataType) -> bool:
+    """Whether Arrow follows what each value says to write such a column."""
+    types = pa.types
+    is_one = types.is_union(kind) or types.is_run_end_encoded(kind) or types.is_dictionary(kind)
+    is_view = types.is_list_view(kind) or types.is_large_list_view(kind)
+    return is_one or is_view or any(_is_followed(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _indexes(schema: pa.Schema, columns: Sequence[str]) -> list[int]:

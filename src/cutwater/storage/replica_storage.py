@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,10 +51,10 @@ from cutwater.storage.format import (
     encode_hard_state,
     encode_manifest,
 )
-from cutwater.storage.interface import Finding, Located, Range, Synced
+from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced
 from cutwater.storage.segment import Place
 from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name
-from cutwater.storage.verify import verify
+from cutwater.storage.verify import check_files, verify
 from cutwater.types import GLSN, LLSN, ClusterId, CommitContext, CutTime, Entry, LogStreamId, StorageNodeId
 
 WHOLE_FILE_BYTES_MAX = 1 << 30
@@ -61,6 +62,7 @@ ENTRIES_BYTES = 1 << 20
 HEADS_AT_ONCE = 256
 
 T = TypeVar("T")
+_last_llsn = attrgetter("last_llsn")
 
 
 class ReplicaIdentity(Struct, frozen=True):
@@ -114,6 +116,8 @@ class SegmentStorage:
         self._guard = _Guard(directory)
         self._hard_state: HardState | None = None
         self._dedup: DedupCheckpoint | None = None
+        self._lost = ""
+        """The small files that could not be read when the replica was opened, in words."""
         with self._guard:
             self._open()
 
@@ -129,32 +133,77 @@ class SegmentStorage:
         # Names that were given just before the process died may not be durable yet.
         files.sync_dir(directory)
         names = files.names(directory)
-        if "manifest" not in names:
-            self._begin(names)
-            names = files.names(directory)
-        else:
-            self._manifest = decode_manifest(self._read_whole("manifest"), directory / "manifest")
+        if "manifest" in names:
+            self._manifest = self._load_manifest(names)
             self._check_identity()
             self._remove_leftovers(names)
-        hard_state = dedup = None
-        if "state" in names:
-            hard_state = decode_hard_state(self._read_whole("state"), directory / "state")
-        if "dedup" in names:
-            dedup = decode_dedup(self._read_whole("dedup"), directory / "dedup")
+        else:
+            self._begin(names)
+            names = files.names(directory)
+        lost: list[str] = []
+        hard_state = self._load("state", decode_hard_state, names, lost)
+        dedup = self._load_dedup(names, lost)
         # Whoever reads meanwhile finds what was open before, or all of this, and nothing that is half recovered.
         self._commits, self._log = self._recover_logs(names)
         self._hard_state, self._dedup = hard_state, dedup
+        if self._manifest.has_commits and not any(name.endswith(commits.SUFFIX) for name in names):
+            lost.append(f"{directory}: the files of commits are missing")
+        self._lost = "; ".join([*lost, self._commits.lost] if self._commits.lost else lost)
+
+    def _load(self, name: str, decode: Callable[[bytes, Path], T], names: Sequence[str], lost: list[str]) -> T | None:
+        """The content of a small file; None if it is missing or damaged. Damage is noted in ``lost``."""
+        if name not in names:
+            return None
+        try:
+            return decode(self._read_whole(name), self._directory / name)
+        except DamagedFile as error:
+            lost.append(f"{error.path} is damaged ({error.what})")
+            return None
+
+    def _load_dedup(self, names: Sequence[str], lost: list[str]) -> DedupCheckpoint | None:
+        """Where nothing was trimmed, all that a checkpoint says is also in the headers of the entries."""
+        damage: list[str] = []
+        dedup = self._load("dedup", decode_dedup, names, damage)
+        if damage and self._manifest.first_llsn == 1:
+            self._files.unlink(self._directory / "dedup")
+        else:
+            lost += damage
+        return dedup
 
     def _begin(self, names: Sequence[str]) -> None:
         """The first segment comes first and the manifest last, so without a manifest there is nothing else."""
         begun = segment_log.file_name(1, LLSN(1), segment_log.SUFFIX)
         known = [name for name in names if not name.endswith(TEMPORARY) and name != begun]
         if known:
-            raise DamagedFile(self._directory / "manifest", f"it is missing, next to {', '.join(known[:3])}")
+            missing = DamagedFile(self._directory / "manifest", f"it is missing, next to {', '.join(known[:3])}")
+            self._rebuild_manifest(names, missing)
+            return
         log = SegmentLog(self._files, self._directory, 1, self._options)
         log.create(LLSN(1), NO_TIME)
         identity = self._identity
         self._save_manifest(Manifest(identity.cluster, identity.node, identity.stream, 1, LLSN(1)))
+
+    def _load_manifest(self, names: Sequence[str]) -> Manifest:
+        try:
+            return decode_manifest(self._read_whole("manifest"), self._directory / "manifest")
+        except DamagedFile as error:
+            return self._rebuild_manifest(names, error)
+
+    def _rebuild_manifest(self, names: Sequence[str], error: DamagedFile) -> Manifest:
+        """The names of the other files say the same: which generation there is, if there is only one, and where it
+        begins, but for entries that are trimmed and lie in a file with others, which the hard state knows."""
+        entries = [one for one in (parse_name(name, segment_log.SUFFIX) for name in names) if one is not None]
+        committed = [one for one in (parse_name(name, commits.SUFFIX) for name in names) if one is not None]
+        generations = {generation for generation, _ in (*entries, *committed)}
+        if not entries or len(generations) != 1:
+            raise error
+        first = min(llsn for _, llsn in entries)
+        if committed:
+            first = max(first, min(llsn for _, llsn in committed))
+        identity = self._identity
+        manifest = Manifest(identity.cluster, identity.node, identity.stream, generations.pop(), first, bool(committed))
+        self._save_manifest(manifest)
+        return self._manifest
 
     def _check_identity(self) -> None:
         manifest, expected = self._manifest, self._identity
@@ -256,15 +305,16 @@ class SegmentStorage:
         self._guard.check()
         log = self._log
         tail: list[Entry] = []
-        damaged = log.lost
+        bad = [] if log.lost is None else [log.lost]
         for place in log.places(LLSN(max(self.committed_end + 1, self.first_llsn)), log.end_llsn):
             try:
                 # A group that was not finished may be larger than memory, and nobody needs the bodies.
                 tail.append(log.frame_of(place.first_llsn).header.entry(b""))
             except Damaged:
-                damaged = place.first_llsn
-                break
-        return Found(self._hard_state, self._commits.last, self.first_llsn, log.end_llsn, tuple(tail), damaged)
+                bad.append(place.first_llsn)
+        last = self._commits.last
+        found = (self._hard_state, last, self.first_llsn, log.end_llsn, tuple(tail), min(bad, default=None), self._lost)
+        return Found(*found, lacks_dedup=self._dedup is None and self.first_llsn > 1)
 
     # Writing.
 
@@ -290,6 +340,9 @@ class SegmentStorage:
                 self._log.sync()
             if contexts:
                 self._commits.sync()
+                if self._commits.durable is not None and not self._manifest.has_commits:
+                    # Only now: a crash before this point may leave no file of commits, and nothing is lost by it.
+                    self._save_manifest(structs.replace(self._manifest, has_commits=True))
             if marks:
                 self._log.mark()
         return Synced(self._log.durable_llsn, self._commits.durable)
@@ -314,12 +367,18 @@ class SegmentStorage:
             assert last is None or end >= last.last_llsn, (end, last)
             self._log.truncate(end)
 
-    def restart(self, first_llsn: LLSN, running: Running = NO_TIME) -> None:
+    def restart(self, first_llsn: LLSN, running: Running = NO_TIME, keep_end: LLSN | None = None) -> None:
         with self._guard:
             before = self._manifest.generation
-            manifest = structs.replace(self._manifest, generation=before + 1, first_llsn=first_llsn)
+            manifest = structs.replace(self._manifest, generation=before + 1, first_llsn=first_llsn, has_commits=False)
             log = SegmentLog(self._files, self._directory, manifest.generation, self._options)
             log.create(first_llsn, running)
+            llsn = first_llsn
+            while keep_end is not None and llsn <= keep_end:
+                log.write([frame.entry for frame in self._log.read(llsn, keep_end, ENTRIES_BYTES).frames])
+                llsn = LLSN(log.end_llsn + 1)
+            log.sync()
+            log.mark()
             self._save_manifest(manifest)
             self._log = log
             self._commits = CommitLog(self._files, self._directory, manifest.generation, self._options)
@@ -355,6 +414,9 @@ class SegmentStorage:
                 raise
             if end is None or committed_end is None:
                 return
+            if self._manifest.has_commits and not bisect_right(self._commits.contexts, committed_end, key=_last_llsn):
+                # None of them is left: without a word of it their files would be missing.
+                self._save_manifest(structs.replace(self._manifest, has_commits=False))
             self._commits.cut_back(committed_end)
             # What failed may have been a new beginning, which then happened after all.
             end = max(end, LLSN(self.first_llsn - 1))
@@ -380,6 +442,7 @@ class SegmentStorage:
             repaired = self._repair_whole_files()
             marked = [self._log.segment_of(first).marked for first in self._log.firsts]
             marked += [file for _, file, _ in self._commits.files()]
+            repaired += sum(self._log.segment_of(first).heal_index() for first in self._log.firsts)
             return repaired + sum(file.heal() for file in marked)
 
     def _repair_whole_files(self) -> int:
@@ -509,12 +572,16 @@ class SegmentStorage:
         gone = glsn_of_llsn(self._commits.contexts, LLSN(self.first_llsn - 1))
         return GLSN(max(hard_state.trimmed_before, (gone or hard_state.base_glsn) + 1))
 
-    def verify(self) -> list[Finding]:
+    def verify(self, check: FrameCheck | None = None) -> list[Finding]:
         self._guard.check()
-        findings = verify(self._log, self._commits, self._whole_files())
+        findings = verify(self._log, self._commits, self._whole_files(), check)
         # What is trimmed may still lie in a segment with what is not, but nobody has a copy and nobody asks for it.
         first = self.first_llsn
         return [finding for finding in findings if finding.last_llsn is None or finding.last_llsn >= first]
+
+    def check_files(self) -> list[Finding]:
+        self._guard.check()
+        return self._read(lambda: check_files(self._log, self._commits, self._whole_files()))
 
     def _whole_files(self) -> list[Finding]:
         """Whether the small files can still be read."""
@@ -528,6 +595,8 @@ class SegmentStorage:
             try:
                 if there:
                     decode(self._read_whole(name), path)
-            except (DamagedFile, OSError) as error:
+            except DamagedFile as error:
+                findings.append(Finding(str(path), error.what))
+            except OSError as error:
                 findings.append(Finding(str(path), str(error)))
         return findings

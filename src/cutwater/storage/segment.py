@@ -16,7 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from cutwater.storage.errors import DamagedEntries, DamagedFile
-from cutwater.storage.files import File, Files
+from cutwater.storage.files import File, Files, lenient_pread, make_readable
 from cutwater.storage.format import (
     HEADER_BYTES,
     POINT_BYTES,
@@ -124,8 +124,12 @@ class Segment:
         length of the file does."""
         try:
             segment = cls(MarkedFile.open(files, path, SEGMENT, generation, first_llsn))
+        except FileNotFoundError:
+            raise
         except DamagedFile as error:
-            raise DamagedEntries(str(path), first_llsn, end_llsn, error.message) from error
+            raise DamagedEntries(str(path), first_llsn, end_llsn, error.what) from error
+        except OSError as error:
+            raise DamagedEntries(str(path), first_llsn, end_llsn, f"they cannot be read: {error}") from error
         mark, offset = segment._marked.newest, segment._file.size()
         if mark is not None and mark.llsn == end_llsn and mark.offset <= offset:
             offset = mark.offset
@@ -189,7 +193,7 @@ class Segment:
     def _load_points(self, limit: int) -> None:
         """The points below ``limit``. Damaged ones among them are left out, but keep their place."""
         header = self._marked.header
-        area = self._file.pread(header.points * POINT_BYTES, HEADER_BYTES).rstrip(b"\0")
+        area = lenient_pread(self._file, header.points * POINT_BYTES, HEADER_BYTES).rstrip(b"\0")
         for slot in range(-(-len(area) // POINT_BYTES)):
             point = decode_point(area[slot * POINT_BYTES : (slot + 1) * POINT_BYTES].ljust(POINT_BYTES, b"\0"))
             last_llsn, last_offset = self._points[-1] if self._points else (0, self.data_start - 1)
@@ -224,7 +228,7 @@ class Segment:
         room = (header.points - first) * POINT_BYTES
         offset = HEADER_BYTES + first * POINT_BYTES
         wanted = points.ljust(room, b"\0")
-        if self._file.pread(room, offset) != wanted:
+        if lenient_pread(self._file, room, offset) != wanted:
             self._file.pwritev([wanted], offset)
 
     # Writing.
@@ -360,7 +364,7 @@ class Segment:
         after = bisect_right(self._points, offset, key=lambda point: point[1])
         llsn, end = self._points[after] if after < len(self._points) else (LLSN(file_end.llsn + 1), file_end.offset)
         while True:
-            trailer = decode_trailer(self._file.pread(TRAILER_BYTES, end - TRAILER_BYTES))
+            trailer = decode_trailer(lenient_pread(self._file, TRAILER_BYTES, end - TRAILER_BYTES))
             start = end - trailer.frame_bytes if trailer else offset
             if trailer is None or start < offset or not expected <= trailer.first_llsn < llsn:
                 return Place(offset, end, expected, LLSN(llsn - 1), None)
@@ -377,7 +381,8 @@ class Segment:
         is what reading up to here returned."""
         offset, expected = (hint, llsn) if hint is not None else self._start_of(llsn)
         file_end = self.end
-        data = memoryview(self._file.pread(min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset), offset))
+        size = min(max(bytes_max, READ_AHEAD_BYTES), file_end.offset - offset)
+        data = memoryview(lenient_pread(self._file, size, offset))
         frames: list[Frame] = []
         at = 0
         while expected <= to_llsn and at < len(data):
@@ -436,16 +441,57 @@ class Segment:
         """The intact frame at this place; raises what is wrong with it otherwise."""
         problem: str | None = "the header is wrong"
         if place.header is not None:
-            data = self._file.pread(place.end - place.offset, place.offset)
+            data = lenient_pread(self._file, place.end - place.offset, place.offset)
             header = decode_header(data)
             if header == place.header:
                 frame = Frame(header, memoryview(data))
                 problem = frame.problem
                 if problem is None:
                     return frame
+        try:
+            self._file.pread(place.end - place.offset, place.offset)
+        except OSError as error:
+            problem = f"they cannot be read: {error}"
         raise DamagedEntries(str(self.path), place.first_llsn, place.last_llsn, problem or "")
 
     # Repair.
+
+    def heal_index(self) -> bool:
+        """Write the index anew from the frames if something in it is wrong, durably; whether that was so. Where an
+        entry is damaged too, that has to be repaired first."""
+        if not self.index_problems():
+            return False
+        header = self._marked.header
+        points: list[tuple[LLSN, int]] = []
+        for place in self.places(self.first_llsn):
+            if place.header is None:
+                return False
+            is_due = place.offset >= self.data_start + len(points) * header.interval
+            if len(points) < header.points and is_due:
+                points.append((place.first_llsn, place.offset))
+        self._points, self._slots_used = points, len(points)
+        make_readable(self._file, self.data_start - HEADER_BYTES, HEADER_BYTES)
+        self._write_points(0)
+        padding = HEADER_BYTES + header.points * POINT_BYTES
+        self._file.pwritev([bytes(self.data_start - padding)], padding)
+        self._marked.sync_data()
+        return True
+
+    def index_problems(self) -> list[str]:
+        """Faults of the index on disk that show without reading the frames."""
+        try:
+            area = self._file.pread(self.data_start - HEADER_BYTES, HEADER_BYTES)
+        except OSError as error:
+            return [f"the index cannot be read: {error}"]
+        room = self._marked.header.points * POINT_BYTES
+        problems = []
+        for at in range(0, len(area[:room].rstrip(b"\0")), POINT_BYTES):
+            slot = area[at : at + POINT_BYTES]
+            if any(slot) and decode_point(slot) is None:
+                problems.append(f"index point {at // POINT_BYTES} is wrong")
+        if any(area[room:]):
+            problems.append("there is something between the index and the entries")
+        return problems
 
     def repair(self, entry: Entry, running: Running | None) -> bool:
         """Put an intact copy of an entry in its place, durably; False if it is not the entry that belongs there.
@@ -485,6 +531,7 @@ class Segment:
         return offset > place.offset and self._put(offset, [header, entry.batch.body, trailer])
 
     def _put(self, offset: int, frame: Sequence[bytes]) -> bool:
+        make_readable(self._file, sum(map(len, frame)), offset)
         self._file.pwritev(frame, offset)
         self._marked.sync_data()
         return True
@@ -533,5 +580,5 @@ class _Reader:
         if at < 0 or at + size > len(self._data):
             ahead = size if at > READ_AHEAD_BYTES else max(size, READ_AHEAD_BYTES)
             self._start, at = offset, 0
-            self._data = memoryview(self._file.pread(ahead, offset))
+            self._data = memoryview(lenient_pread(self._file, ahead, offset))
         return self._data[at : at + size]

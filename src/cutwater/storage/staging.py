@@ -20,7 +20,7 @@ from pathlib import Path
 from struct import Struct as Layout
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
@@ -55,6 +55,14 @@ class Held(Struct, frozen=True):
     staged_us: int
     path: Path
     data_start: int
+    checked: bool = False
+    """Whether all that is in it was found to be sound before it counted as staged. Older versions did not look."""
+
+
+class _Header(StagedPart, frozen=True):
+    """What a file begins with."""
+
+    checked: bool = False
 
 
 class StagingFiles:
@@ -90,11 +98,11 @@ class StagingFiles:
                     broken.append(CannotUse(path, f"{path} cannot be removed ({error}): remove it"))
         return found, broken
 
-    def begin(self, part: StagedPart) -> PartWriter:
+    def begin(self, part: StagedPart, *, checked: bool = False) -> PartWriter:
         check_part(part)
         with self._place() as directory, _at(directory):
             self._files.make_dir(directory)
-            return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY))
+            return PartWriter(self._files, part, directory / (name_of(part) + TEMPORARY), checked)
 
     def read(self, held: Held, offset: int, bytes_max: int) -> bytes:
         """Whole frames from this offset on, at least one and otherwise at most ``bytes_max``; nothing at the end. Each
@@ -179,14 +187,15 @@ class StagingFiles:
         header_bytes = min(whole_bytes(start, path), PART_HEADER_BYTES_MAX)
         header = decode_whole(start + file.pread(header_bytes - len(start), len(start)), STAGED, path)
         try:
-            part = msgspec.msgpack.decode(header, type=StagedPart)
+            found = msgspec.msgpack.decode(header, type=_Header)
         except msgspec.MsgspecError as error:
             raise DamagedFile(path, f"its checksum is right but its content is not: {error}", _ADVICE) from error
+        part = StagedPart(found.run, found.batch, found.generation, found.topic, found.part, found.order)
         end_at = file.size() - END_BYTES
         size, staged_us = _decode_end(file.pread(END_BYTES, max(end_at, 0)), path)
         if path.name != name_of(part) or header_bytes + size.bytes != end_at:
             raise DamagedFile(path, "its header, its length and its name contradict each other", _ADVICE)
-        return Held(part, size, staged_us, path, header_bytes)
+        return Held(part, size, staged_us, path, header_bytes, found.checked)
 
 
 class CannotUse(Struct, frozen=True):
@@ -199,10 +208,10 @@ class CannotUse(Struct, frozen=True):
 class PartWriter:
     """One part that is being written, by one thread at a time."""
 
-    def __init__(self, files: Files, part: StagedPart, path: Path) -> None:
+    def __init__(self, files: Files, part: StagedPart, path: Path, checked: bool = False) -> None:
         self.part, self.size = part, PartSize()
-        self._files, self._path = files, path
-        header = encode_whole(STAGED, msgspec.msgpack.encode(part))
+        self._files, self._path, self._checked = files, path, checked
+        header = encode_whole(STAGED, msgspec.msgpack.encode(_Header(**structs.asdict(part), checked=checked)))
         if len(header) > PART_HEADER_BYTES_MAX:
             raise InvalidArgument(f"a schema has at most {PART_HEADER_BYTES_MAX} bytes, this one {len(header)}")
         self._data_start = len(header)
@@ -225,7 +234,7 @@ class PartWriter:
             self._file.sync_all()
             self._files.rename(self._path, path)
             self._files.sync_dir(path.parent)
-        return Held(self.part, size, staged_us, path, self._data_start)
+        return Held(self.part, size, staged_us, path, self._data_start, self._checked)
 
     def so_far(self) -> Held:
         """What is there, for whoever writes it to read it again. Nothing is durable."""

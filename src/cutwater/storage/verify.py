@@ -6,16 +6,17 @@ read again before it is called damaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.errors import CutwaterError
+from cutwater.errors import CutwaterError, Unavailable
 from cutwater.storage.commits import CommitLog, follows
-from cutwater.storage.errors import DamagedFile
+from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.files import lenient_pread
 from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, Running, decode_context, decode_point
-from cutwater.storage.interface import Finding
+from cutwater.storage.interface import Finding, FrameCheck, malformed
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.segment import Place, Segment
 from cutwater.storage.segment_log import SegmentLog
@@ -33,32 +34,73 @@ class _Head(Struct, frozen=True):
     epoch: int
 
 
-def verify(log: SegmentLog, commits: CommitLog, findings: list[Finding]) -> list[Finding]:
-    """Everything that is wrong with the entries and the commit contexts of a replica."""
+def verify(
+    log: SegmentLog, commits: CommitLog, findings: list[Finding], check: FrameCheck | None = None
+) -> list[Finding]:
+    """Everything that is wrong with the entries and the commit contexts of a replica; ``check`` looks into entries."""
     findings = list(findings)
     durable_commit = commits.durable
     if log.lost is not None:
         findings.append(Finding("entries", "they end too early", log.lost))
     contexts = _check_commits(commits, findings)
-    _check_against_commits(_check_segments(log, findings), contexts, findings)
+    _check_against_commits(_check_segments(log, findings, check), contexts, findings)
     if durable_commit is not None and durable_commit.last_llsn > log.durable_llsn:
         findings.append(Finding("commits", "they go beyond the entries", LLSN(log.durable_llsn + 1)))
     return findings
 
 
-def _check_header(marked: MarkedFile, findings: list[Finding]) -> None:
+def check_files(log: SegmentLog, commits: CommitLog, findings: list[Finding]) -> list[Finding]:
+    """Faults of headers, marks and indexes. Neither entries nor commit contexts are read."""
+    findings = list(findings)
+    for first in list(log.firsts):
+        try:
+            segment = log.segment_of(first)
+        except FileNotFoundError:
+            continue
+        except CutwaterError as error:
+            findings.append(Finding(_place(error), _cause(error), first))
+            continue
+        _check_header(segment.marked, findings)
+        findings += [Finding(str(segment.path), problem) for problem in _persistent(segment.index_problems)]
+    try:
+        for _, marked, _ in commits.files():
+            _check_header(marked, findings)
+    except (FileNotFoundError, DamagedFile) as error:
+        findings.append(Finding(_place(error, "commits"), _cause(error)))
+    return findings
+
+
+def _place(error: Exception, otherwise: str = "entries") -> str:
+    """The file that an error is about."""
+    if isinstance(error, DamagedEntries):
+        return error.where
+    return str(error.path) if isinstance(error, DamagedFile) else otherwise
+
+
+def _cause(error: Exception) -> str:
+    """The cause alone, without place and advice: a finding has a place of its own."""
+    return error.what if isinstance(error, (DamagedEntries, DamagedFile)) else str(error)
+
+
+def _persistent(look: Callable[[], list[str]]) -> list[str]:
+    """Problems that are still there after a few looks: something may be written just now."""
     problems: list[str] = []
     for _ in range(LOOKS_MAX):
-        problems = marked.header_problems()
+        problems = look()
         if not problems:
-            return
+            break
+    return problems
+
+
+def _check_header(marked: MarkedFile, findings: list[Finding]) -> None:
+    problems = _persistent(marked.header_problems)
     findings += [Finding(str(marked.file.path), problem) for problem in problems]
 
 
 # Entries.
 
 
-def _check_segments(log: SegmentLog, findings: list[Finding]) -> Iterator[_Head]:
+def _check_segments(log: SegmentLog, findings: list[Finding], look: FrameCheck | None) -> Iterator[_Head]:
     running: Running | None = None
     firsts = list(log.firsts)
     for i, first in enumerate(firsts):
@@ -71,18 +113,20 @@ def _check_segments(log: SegmentLog, findings: list[Finding]) -> Iterator[_Head]
             continue
         except CutwaterError as error:
             last = LLSN(firsts[i + 1] - 1) if i + 1 < len(firsts) else None
-            findings.append(Finding("entries", error.message, first, last))
+            findings.append(Finding(_place(error), _cause(error), first, last))
             running = None
             continue
         _check_header(segment.marked, findings)
-        check = _SegmentCheck(segment, findings, running)
+        check = _SegmentCheck(segment, findings, running, look)
         yield from check.heads()
         running = check.running
 
 
 class _SegmentCheck:
-    def __init__(self, segment: Segment, findings: list[Finding], running: Running | None) -> None:
-        self.segment, self.findings = segment, findings
+    def __init__(
+        self, segment: Segment, findings: list[Finding], running: Running | None, look: FrameCheck | None
+    ) -> None:
+        self.segment, self.findings, self._look = segment, findings, look
         self.end = segment.durable
         self.running: Running | None = segment.marked.header.running
         self._starts: dict[int, LLSN] = {}
@@ -99,8 +143,10 @@ class _SegmentCheck:
                 self._starts[place.offset] = place.first_llsn
                 yield self._check_place(place)
                 at, llsn = place.end, place.last_llsn
+        except Unavailable:
+            raise
         except CutwaterError as error:
-            self._find(error.message, LLSN(llsn + 1), self.end.llsn)
+            self._find(_cause(error), LLSN(llsn + 1), self.end.llsn)
         else:
             if (llsn, at) != self.end:
                 self._find(f"it ends at LLSN {llsn}, not at {self.end.llsn}", LLSN(llsn + 1))
@@ -113,9 +159,15 @@ class _SegmentCheck:
             self.running = None
             return _Head(segment.path, place.first_llsn, place.last_llsn, 0)
         try:
-            segment.frame_at(place)
+            frame = segment.frame_at(place)
+            problem = self._look(frame) if self._look is not None else ""
+            if problem:
+                self.findings.append(malformed(str(segment.path), problem, place.header))
+        except Unavailable:
+            # This machine lacks memory, say: that is no finding.
+            raise
         except CutwaterError as error:
-            self._find(error.message, place.first_llsn, place.last_llsn)
+            self._find(_cause(error), place.first_llsn, place.last_llsn)
         if self.running is not None and self.running != place.header.running:
             self._find("event time does not go on from the entry before", place.first_llsn, place.last_llsn)
         self.running = place.header.running.after(place.header)
@@ -124,7 +176,7 @@ class _SegmentCheck:
     def _check_index(self) -> None:
         """Every point leads to the frame it names, and nothing else is written between the header and the frames."""
         marked, start = self.segment.marked, HEADER_BYTES
-        area = marked.file.pread(self.segment.data_start - start, start)
+        area = lenient_pread(marked.file, self.segment.data_start - start, start)
         room = marked.header.points * POINT_BYTES
         for at in range(0, room, POINT_BYTES):
             slot = area[at : at + POINT_BYTES]
@@ -153,7 +205,7 @@ def _check_commits(commits: CommitLog, findings: list[Finding]) -> list[CommitCo
             _check_header(marked, findings)
             _check_records(marked, first, count, found, findings)
     except (FileNotFoundError, DamagedFile) as error:
-        findings.append(Finding("commits", str(error)))
+        findings.append(Finding(_place(error, "commits"), _cause(error)))
     return found
 
 
@@ -161,7 +213,7 @@ def _check_records(
     marked: MarkedFile, first: LLSN, count: int, found: list[CommitContext | None], findings: list[Finding]
 ) -> None:
     path = str(marked.file.path)
-    data = marked.file.pread(count * CONTEXT_BYTES, HEADER_BYTES)
+    data = lenient_pread(marked.file, count * CONTEXT_BYTES, HEADER_BYTES)
     for i in range(count):
         context = decode_context(data[i * CONTEXT_BYTES : (i + 1) * CONTEXT_BYTES], i)
         before = found[-1] if found else None

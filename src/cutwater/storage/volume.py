@@ -24,15 +24,17 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
+from cutwater.permissions import close_to_others
 from cutwater.storage.errors import (
     DamagedFile,
     DiskFull,
@@ -50,11 +52,22 @@ PID_BYTES_MAX = 20
 NEW = ".new"
 REMOVED = ".removed"
 STAGED_NAME = "staged"
+SERVER_KEY_NAME = "server-key"
+"""The private key of the node, in a file beside ``node``."""
+
+
+N = TypeVar("N", bound=int)
+
+
+NODE_FILES = ("node", "node.copy")
+"""No other server knows the identity of the node, so it is written twice. The copy is written first: before a start
+uses its number, both have it."""
 
 
 class NodeIdentity(Struct, frozen=True):
     """Whose data this is. ``cluster_key`` is None until the node has been added to a cluster. ``added``: volumes that
-    the node got while it ran and was not started with since."""
+    the node got while it ran and was not started with since. ``metadata_keys``: the public keys of the metadata nodes
+    that the node believes, by their numbers."""
 
     cluster: ClusterId
     node: StorageNodeId
@@ -62,6 +75,7 @@ class NodeIdentity(Struct, frozen=True):
     cluster_key: str | None = None
     incarnation: Incarnation = Incarnation(0)
     added: tuple[str, ...] = ()
+    metadata_keys: dict[int, str] = {}
 
 
 def node_path(volume: Path, cluster: ClusterId, node: StorageNodeId) -> Path:
@@ -89,7 +103,8 @@ def free_bytes(volumes: Iterable[Path]) -> dict[Path, int]:
 
 
 class NodeVolumes:
-    """The volumes of a running storage node, locked until ``release``. ``forget``: added ones that are lost."""
+    """The volumes of a running storage node, locked until ``release``. ``forget``: added ones that are lost.
+    ``forget_metadata_keys``: all metadata nodes were replaced, and those that answer now are to be believed."""
 
     def __init__(
         self,
@@ -99,6 +114,7 @@ class NodeVolumes:
         *,
         error_if_exists: bool = False,
         forget: Sequence[Path] = (),
+        forget_metadata_keys: bool = False,
         files: Files | None = None,
         make_key: Callable[[], str] = lambda: secrets.token_hex(16),
         room: Callable[[Iterable[Path]], dict[Path, int]] = free_bytes,
@@ -122,6 +138,8 @@ class NodeVolumes:
                 self._lock(volume)
             self.volumes = (*self.volumes, *added)
             self.identity = self._agree(make_key, tuple(map(str, added)))
+            if forget_metadata_keys and self.identity.metadata_keys:
+                self._save_all(structs.replace(self.identity, metadata_keys={}))
             self.replicas: dict[LogStreamId, Path] = {}
             for volume in self.volumes:
                 self.replicas |= self._scan(volume)
@@ -184,6 +202,10 @@ class NodeVolumes:
         path = self._path(volume)
         with self._at(volume):
             self._files.make_dir(path)
+            if isinstance(self._files, OsFiles):
+                # The volume itself is the operator's; these are ours, and earlier versions let everyone read them.
+                close_to_others(path.parent)
+                close_to_others(path)
             lock = self._files.lock(path / "lock")
         if lock is None:
             raise VolumeLocked(
@@ -257,7 +279,21 @@ class NodeVolumes:
             )
 
     def _load(self, volume: Path) -> NodeIdentity | None:
-        path = self._path(volume) / "node"
+        """The content of the newer copy that can be read; None if there is neither."""
+        found: list[NodeIdentity] = []
+        damage: DamagedFile | None = None
+        for name in NODE_FILES:
+            try:
+                identity = self._load_one(volume, self._path(volume) / name)
+            except DamagedFile as error:
+                damage = damage or error
+            else:
+                found += [identity] if identity is not None else []
+        if not found and damage is not None:
+            raise damage
+        return max(found, key=lambda identity: identity.incarnation, default=None)
+
+    def _load_one(self, volume: Path, path: Path) -> NodeIdentity | None:
         if not self._files.exists(path):
             return None
         with self._at(volume, "read"):
@@ -278,7 +314,8 @@ class NodeVolumes:
 
     def _save(self, volume: Path, identity: NodeIdentity) -> None:
         with self._at(volume):
-            replace(self._files, self._path(volume) / "node", encode_whole(NODE, msgspec.msgpack.encode(identity)))
+            for name in reversed(NODE_FILES):
+                replace(self._files, self._path(volume) / name, encode_whole(NODE, msgspec.msgpack.encode(identity)))
 
     def _scan(self, volume: Path) -> dict[LogStreamId, Path]:
         """Every replica on this volume, none of which may lie on another one as well."""
@@ -319,11 +356,25 @@ class NodeVolumes:
                 "--metadata, or start with other volumes"
             )
 
-    def adopt_cluster_key(self, cluster_key: str) -> None:
-        """The cluster says who it is: remember it the first time, and go nowhere else later."""
+    def adopt(self, cluster_key: str, metadata_keys: Mapping[N, str]) -> None:
+        """Note the cluster that the node belongs to, once for ever. The keys of its metadata nodes may change; a caller
+        that gives them has proved to be one of the metadata nodes that were known before, if any were."""
         self.check_cluster_key(cluster_key)
-        if self.identity.cluster_key is None:
-            self._save_all(structs.replace(self.identity, cluster_key=cluster_key))
+        keys = self.identity.metadata_keys | {int(node): key for node, key in metadata_keys.items()}
+        if (self.identity.cluster_key, self.identity.metadata_keys) != (cluster_key, keys):
+            self._save_all(structs.replace(self.identity, cluster_key=cluster_key, metadata_keys=keys))
+
+    def believe_only(self, metadata_keys: Mapping[N, str]) -> None:
+        """For a process that runs the metadata nodes, too, and so knows their keys. Joining shows whether they
+        belong to the cluster whose data this is."""
+        keys = {int(node): key for node, key in metadata_keys.items()}
+        if self.identity.metadata_keys and self.identity.metadata_keys != keys:
+            self._save_all(structs.replace(self.identity, metadata_keys=keys))
+
+    @property
+    def server_key_files(self) -> tuple[Path, ...]:
+        """Where the node's private key lies, on each volume."""
+        return tuple(self._path(volume) / SERVER_KEY_NAME for volume in self.volumes)
 
     def next_incarnation(self) -> Incarnation:
         """The number of this start, durably larger than that of every start before."""
@@ -399,7 +450,7 @@ class NodeVolumes:
             path = self._path(own)
             # From here on what is left of it does no harm.
             with suppress(OSError):
-                for name in ("node", "lock"):
+                for name in (*NODE_FILES, "lock", SERVER_KEY_NAME):
                     self._files.unlink(path / name)
                 if self._files.is_dir(path / STAGED_NAME):
                     (path / STAGED_NAME).rmdir()
@@ -410,7 +461,7 @@ class NodeVolumes:
     def _check_empty(self, volume: Path) -> None:
         path = self._path(volume)
         with self._at(volume, "read"):
-            names = set(self._files.names(path)) - {"lock", "node", STAGED_NAME}
+            names = set(self._files.names(path)) - {"lock", *NODE_FILES, SERVER_KEY_NAME, STAGED_NAME}
             staged = self._staged_on(volume)
         if staged:
             raise Refused(
@@ -519,6 +570,7 @@ def _newer(identity: NodeIdentity, other: NodeIdentity, path: Path) -> NodeIdent
         identity,
         cluster_key=keys.pop() if keys else None,
         incarnation=Incarnation(max(identity.incarnation, other.incarnation)),
+        metadata_keys=other.metadata_keys | identity.metadata_keys,
     )
 
 

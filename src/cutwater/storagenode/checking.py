@@ -8,7 +8,7 @@ from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.format import NUMBER_MAX
 from cutwater.storage.frames import BODY_BYTES_MAX, PRODUCER_BYTES_MAX
-from cutwater.types import Batch, Entry, ProducerTag
+from cutwater.types import Batch, BatchKind, Entry, ProducerTag
 
 UINT32_MAX = (1 << 32) - 1
 LLSN_MAX = NUMBER_MAX - UINT32_MAX
@@ -43,6 +43,8 @@ def _check(batch: Batch) -> None:
         raise _outside("largest event time", batch.time_max, TIME_MIN, NUMBER_MAX)
     if batch.declared is not None and not TIME_MIN <= batch.declared <= NUMBER_MAX:
         raise _outside("declared watermark", batch.declared, TIME_MIN, NUMBER_MAX)
+    if batch.kind is not BatchKind.DATA:
+        _check_bodiless(batch)
     if batch.producer is not None:
         _check_producer(batch.producer)
     if len(batch.body) > BODY_BYTES_MAX:
@@ -51,6 +53,20 @@ def _check(batch: Batch) -> None:
         )
     if crc32c(batch.body) != batch.checksum:
         raise InvalidArgument("the checksum of the batch does not fit its bytes: they were damaged on the way")
+
+
+def _check_bodiless(batch: Batch) -> None:
+    """Fences and declarations take one position and hold no record."""
+    what = "fence" if batch.kind is BatchKind.FENCE else "declaration"
+    if batch.count != 1 or batch.body or batch.schema:
+        raise InvalidArgument(
+            f"a {what} takes one position and has no body, this one has {batch.count} positions, {len(batch.body)} "
+            f"bytes and schema {batch.schema}"
+        )
+    if batch.kind is BatchKind.DECLARATION and batch.declared is None and not batch.idle:
+        raise InvalidArgument("this declaration declares nothing: give it a watermark, idleness or both")
+    if batch.kind is BatchKind.FENCE and batch.idle:
+        raise InvalidArgument("a fence ends idleness and cannot declare it: send a declaration after it")
 
 
 def _check_producer(tag: ProducerTag) -> None:

@@ -18,10 +18,12 @@ from msgspec import Struct
 from cutwater.core.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
 from cutwater.storage.frames import Frame
+from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import READ_BYTES_MAX, indexed_end, pick_columns, until_indexed
+from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, memory_needed, within
+from cutwater.storagenode.reading import indexed_end, pick_columns, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import GLSN, LLSN
+from cutwater.types import GLSN, LLSN, CommitContext, Revision
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.frames import Payload
@@ -45,8 +47,8 @@ class _Part(Struct, frozen=True):
 
 
 class Following:
-    def __init__(self, node: StorageNode) -> None:
-        self._node = node
+    def __init__(self, node: StorageNode, memory: MemoryBudget) -> None:
+        self._node, self._memory = node, memory
         self._streams: Counter[Connection] = Counter()
         """How many log streams each connection follows."""
 
@@ -97,7 +99,8 @@ class Following:
             news.clear()
             self._require_readable(driver)
             if next_llsn <= indexed_end(driver):
-                part = await driver.in_reader(partial(_read_on, driver, next_llsn, arguments))
+                found = await driver.in_reader(partial(_read_on, driver, next_llsn, arguments))
+                part = await within(self._memory, driver.in_reader, found)
                 self._node.counters.reads += 1
                 self._node.counters.read_bytes += part.size
                 await sender.send(
@@ -156,26 +159,50 @@ def _event_time(driver: ReplicaDriver, asked: api.EventTimeArguments) -> api.Eve
     through, storage, end = complete_through(driver), driver.storage, indexed_end(driver)
     next_llsn = storage.from_glsn(GLSN(asked.at + 1))
     # What comes after the last commit, too, begins with a batch: commits never divide one.
-    first = LLSN(end + 1) if next_llsn is None or next_llsn > end else storage.entry_at(next_llsn).first_llsn
+    is_inside = next_llsn is not None and next_llsn <= end
+    first = storage.entry_at(next_llsn).first_llsn if is_inside and next_llsn is not None else LLSN(end + 1)
     running = storage.running_before(first)
     commit = last_context_at(storage.contexts, asked.at)
-    return api.EventTimeAnswer(running.time_max, running.declared, commit, through)
+    # A declaration takes effect at the end of its batch, so not at a position within it.
+    idle = running.idle and not (is_inside and next_llsn != first)
+    return api.EventTimeAnswer(running.time_max, running.declared, commit, through, idle)
 
 
-def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part:
+def _read_on(driver: ReplicaDriver, llsn: LLSN, arguments: api.FollowArguments) -> _Part | Needs[_Part]:
     replica = driver.replica
     # In this order: what was complete before is still complete after the read.
     through, revision, committed_end = complete_through(driver), replica.revision, indexed_end(driver)
     part = driver.storage.read(llsn, committed_end, min(max(arguments.bytes_max, 1), READ_BYTES_MAX))
-    frames: Sequence[Frame] = part.frames
-    body: Payload = part.data
-    if arguments.projection:
-        frames, body = pick_columns(part.frames, arguments.projection)
+
+    def answer(frames: Sequence[Frame], body: Payload) -> _Part:
+        return _part(driver, llsn, arguments, part.commits, frames, body, (through, revision, committed_end))
+
+    if not arguments.projection:
+        return answer(part.frames, part.data)
+    needed = memory_needed(part.frames, arguments.projection)
+
+    def pick() -> _Part:
+        return answer(*pick_columns(part.frames, arguments.projection))
+
+    return Needs(needed, pick) if needed else pick()
+
+
+def _part(
+    driver: ReplicaDriver,
+    llsn: LLSN,
+    arguments: api.FollowArguments,
+    contexts: Sequence[CommitContext],
+    frames: Sequence[Frame],
+    body: Payload,
+    seen: tuple[GLSN, Revision, LLSN],
+) -> _Part:
+    """``seen``: up to where it was complete before the read, under which revision, and how far it was committed."""
+    through, revision, committed_end = seen
     last_llsn = frames[-1].header.last_llsn
-    commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
+    commits = tuple(context for context in contexts if context.first_llsn <= last_llsn)
     # What is asked for counts, not where its batch begins: a trim may end within a batch. Nor where this one began to
     # look, if the commit of what is asked for could not be found then: the reader leaves out what lies before.
-    asked, trimmed_before = context_of_llsn(commits, llsn), replica.hard_state.trimmed_before
+    asked, trimmed_before = context_of_llsn(commits, llsn), driver.replica.hard_state.trimmed_before
     wanted = max(asked.glsn_of(llsn), arguments.from_glsn) if asked is not None else trimmed_before
     if wanted < trimmed_before:
         raise Trimmed(wanted, trimmed_before)

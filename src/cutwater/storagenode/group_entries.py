@@ -41,6 +41,7 @@ class Source(Struct, frozen=True):
     staged: StagedPart
     read: Read
     block_bytes: int
+    checked: bool = False
 
 
 def block_sizes(held: Held, files: StagingFiles) -> Iterator[int]:
@@ -73,7 +74,7 @@ def entries_of(group: PublishGroup, sources: Sequence[Source], files: StagingFil
 def _as_staged(sources: Sequence[Source]) -> Iterator[Batch]:
     for source in sources:
         for frame in _frames(source.read, source.part.bytes, CHUNK_BYTES):
-            yield frame.entry.batch
+            yield structs.replace(frame.entry.batch, checked=source.checked)
 
 
 def _frames(read: Read, size: int, bytes_max: int) -> Iterator[Frame]:
@@ -98,10 +99,11 @@ def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
         for source, form in zip(sources, forms, strict=True)
     ]
     block_bytes = max(source.block_bytes for source in sources)
+    checked = all(source.checked for source in sources)
     with ExitStack() as kept:
         keep = partial(_keep, kept, files, sources[0].staged, common)
         for block in merging.in_entries(merging.merge_in_bounds(parts, block_bytes, keep)):
-            yield merging.to_batch(block, common, time)
+            yield structs.replace(merging.to_batch(block, common, time), checked=checked)
 
 
 def _blocks(read: Read, size: int, form: Form, common: Form) -> Blocks:

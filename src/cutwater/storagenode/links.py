@@ -12,7 +12,10 @@ from cutwater.types import StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.errors import Unproven
+from cutwater.wire.handshake import Endpoint, Expect
+from cutwater.wire.server_book import ServerBook
+from cutwater.wire.server_keys import ProvenServer
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +25,7 @@ RECONNECT_SECONDS_MAX = 1.0
 
 
 class Link:
-    """A connection to one address that is kept up as long as it is not closed.
+    """A connection to one address that is kept up as long as it is not closed, to the server that is expected there.
 
     ``connection`` is None while there is none. ``on_up`` and ``on_down`` are told when that changes, and ``on_trouble``
     of every attempt that failed.
@@ -34,13 +37,14 @@ class Link:
         address: str,
         tls: ssl.SSLContext | None,
         *,
+        expect: Expect,
         on_up: Callable[[Connection], None],
         on_down: Callable[[], None],
         on_trouble: Callable[[CutwaterError], None],
     ) -> None:
         self.address = address
         self.connection: Connection | None = None
-        self._endpoint, self._tls = endpoint, tls
+        self._endpoint, self._tls, self._expect = endpoint, tls, expect
         self._host, self._port = parse_address(address)
         self._on_up, self._on_down, self._on_trouble = on_up, on_down, on_trouble
         self._hurry = asyncio.Event()
@@ -68,7 +72,12 @@ class Link:
         while True:
             try:
                 connection = await connect(
-                    self._endpoint, self._host, self._port, timeout_ms=CONNECT_MS_MAX, tls=self._tls
+                    self._endpoint,
+                    self._host,
+                    self._port,
+                    timeout_ms=CONNECT_MS_MAX,
+                    tls=self._tls,
+                    expect=self._expect,
                 )
             except CutwaterError as error:
                 self._on_trouble(error)
@@ -100,10 +109,11 @@ class Peers:
         self,
         endpoint: Endpoint,
         tls: ssl.SSLContext | None,
+        book: ServerBook,
         on_lost: Callable[[StorageNodeId, str], None],
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
-        self._endpoint, self._tls = endpoint, tls
+        self._endpoint, self._tls, self._book = endpoint, tls, book
         self._on_lost, self._spawn = on_lost, spawn
         self._addresses: dict[StorageNodeId, str] = {}
         self._links: dict[StorageNodeId, Link] = {}
@@ -129,7 +139,11 @@ class Peers:
         def trouble(error: CutwaterError) -> None:
             _log.debug("storage node %s cannot be reached: %s", peer, error.message)
 
-        return Link(self._endpoint, address, self._tls, on_up=up, on_down=lost, on_trouble=trouble)
+        def expect(server: ProvenServer | None) -> None:
+            if server is None or server.name != str(peer) or not self._book.is_known(server):
+                raise Unproven(f"the server at {address} has not proved to be storage node {peer}, which is wanted")
+
+        return Link(self._endpoint, address, self._tls, expect=expect, on_up=up, on_down=lost, on_trouble=trouble)
 
     def require(self, peer: StorageNodeId) -> Connection:
         link = self._links.get(peer)
@@ -144,7 +158,7 @@ class Peers:
                 link.connection.flush()
 
     def heard_from(self, name: str) -> None:
-        """Someone of this name connected here. If it is a peer that could not be reached, it can be now."""
+        """A storage node of this number connected here. If it could not be reached, it can be now."""
         link = self._links.get(StorageNodeId(int(name))) if name.isdecimal() else None
         if link is not None and link.connection is None:
             link.hurry()

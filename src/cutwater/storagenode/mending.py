@@ -1,7 +1,7 @@
 """Repair of damage: an intact copy from a peer takes the place of what fails its checksum.
 
-Until then the damaged range is not served. What nobody has a copy of stays damaged for ever, and is never served. What
-cannot be put right in place although a peer has it makes the replica one that cannot be opened, which is learned anew.
+Until then the damaged range is not served. Entries without an intact copy stay damaged and are never served. If a copy
+cannot be put in its place, the replica counts as one that cannot be opened, and is learned anew.
 """
 
 from __future__ import annotations
@@ -16,24 +16,37 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from cutwater.core.commit_index import context_of_llsn
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import look_again
 from cutwater.storage.frames import Frame, frames_in
-from cutwater.storage.interface import ReplicaStorage
+from cutwater.storage.interface import Finding, FrameCheck, ReplicaStorage
 from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.types import LLSN, CommitContext, LogStreamId
+from cutwater.types import GLSN, LLSN, CommitContext, LogStreamId
 from cutwater.wire import storage_api as api
 
 _log = logging.getLogger(__name__)
 
 COPY_MS_MAX = 5_000
 REPAIR_SECONDS_MAX = 60.0
-WANTED_MAX = 1_024
+PLACES_MAX = 1_024
+"""Of one log stream, of which it is known that they are damaged."""
 AGAIN_SECONDS = 1.0
-"""How long a log stream waits after a repair that failed."""
+"""How long a place waits after a repair that failed."""
+TRY_AGAIN_SECONDS = 5.0
+
+
+class _Known(Struct):
+    """Damage, since when it is known, and why it is still there."""
+
+    error: Damaged
+    since_us: int
+    trouble: str = ""
+    not_before: float = 0.0
+    """When the next try may begin, by the monotonic clock."""
 
 
 class _Copy(Struct, frozen=True):
@@ -41,42 +54,94 @@ class _Copy(Struct, frozen=True):
     commits: tuple[CommitContext, ...]
 
 
+def damage_of(finding: Finding) -> Damaged:
+    """A finding as the error that a reader of the damaged place gets."""
+    if finding.first_llsn is None:
+        return DamagedFile(Path(finding.where), finding.what)
+    return DamagedEntries(finding.where, finding.first_llsn, finding.last_llsn or finding.first_llsn, finding.what)
+
+
 class Mender:
-    """One repair at a time for each log stream. What is given up, or is too much, will be met again."""
+    """One repair at a time for each log stream, of all its places in turn. Failed repairs are tried again, and are
+    reported meanwhile."""
 
     def __init__(self, node: StorageNode, peers: Peers, spawn: Callable[[Awaitable[None]], None]) -> None:
         self._node, self._peers, self._spawn = node, peers, spawn
-        self._wanted: dict[LogStreamId, dict[tuple[LLSN, LLSN], Damaged]] = {}
-        """What is to be repaired, by its LLSNs, the one being repaired first; a log stream is here while someone works
-        on it."""
-        self._not_before: dict[LogStreamId, float] = {}
+        self._known: dict[LogStreamId, dict[tuple[LLSN, LLSN], _Known]] = {}
+        """Damage by its LLSNs; what was tried last comes last."""
+        self._at_work: set[LogStreamId] = set()
+
+    @property
+    def damage(self) -> tuple[api.DamageStatus, ...]:
+        """Known damage of this node, and why each place is not repaired yet."""
+        return tuple(
+            api.DamageStatus(stream, _described(known.error), *place, known.since_us, known.trouble)
+            for stream, places in sorted(self._known.items())
+            for place, known in sorted(places.items())
+        )
+
+    async def try_again_for_ever(self) -> None:
+        """Repeat failed repairs: a peer with an intact copy may be back."""
+        while True:
+            await asyncio.sleep(TRY_AGAIN_SECONDS)
+            for stream in list(self._known):
+                if stream not in self._node.replicas:
+                    del self._known[stream]
+                else:
+                    self._begin(stream)
 
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
         """Begin, if nobody has yet."""
-        if time.monotonic() < self._not_before.get(stream, 0.0):
-            return
-        place = (error.first_llsn, error.last_llsn) if isinstance(error, DamagedEntries) else (LLSN(0), LLSN(0))
-        wanted = self._wanted.get(stream)
-        if wanted is None:
-            self._wanted[stream] = {place: error}
+        place = _place_of(error)
+        known = self._known.setdefault(stream, {})
+        if place not in known:
+            if len(known) >= PLACES_MAX:
+                # Whoever meets it once others are repaired tells of it again.
+                return
+            known[place] = _Known(error, time.time_ns() // 1_000)
+        if time.monotonic() >= known[place].not_before:
+            self._begin(stream)
+
+    def _begin(self, stream: LogStreamId) -> None:
+        if stream not in self._at_work:
+            self._at_work.add(stream)
             self._spawn(self._work(stream))
-        elif len(wanted) < WANTED_MAX:
-            wanted.setdefault(place, error)
 
     async def _work(self, stream: LogStreamId) -> None:
-        wanted = self._wanted[stream]
+        """Try every place once, also those that are met meanwhile."""
+        begun = time.monotonic()
         try:
-            while wanted:
-                place, error = next(iter(wanted.items()))
-                _log.error("log stream %s is damaged: %s", stream, error.message, extra={"stream": stream})
-                async with asyncio.timeout(REPAIR_SECONDS_MAX):
-                    await self._mend(self._node.driver(stream), error)
-                del wanted[place]
-        except (CutwaterError, TimeoutError) as failure:
-            self._not_before[stream] = time.monotonic() + AGAIN_SECONDS
-            _log.warning("log stream %s could not be repaired: %s", stream, failure, extra={"stream": stream})
+            while (place := self._next(stream, begun)) is not None:
+                await self._try(stream, place)
         finally:
-            del self._wanted[stream]
+            self._at_work.discard(stream)
+
+    def _next(self, stream: LogStreamId, begun: float) -> tuple[LLSN, LLSN] | None:
+        places = self._known.get(stream, {})
+        return next((place for place, known in places.items() if known.not_before <= begun), None)
+
+    async def _try(self, stream: LogStreamId, place: tuple[LLSN, LLSN]) -> None:
+        known = self._known[stream].pop(place)
+        # At the end: the others have their turn first.
+        self._known[stream][place] = known
+        if not known.trouble:
+            _log.error("log stream %s is damaged: %s", stream, known.error.message, extra={"stream": stream})
+        try:
+            async with asyncio.timeout(REPAIR_SECONDS_MAX):
+                await self._mend(self._node.driver(stream), known.error)
+        except (CutwaterError, TimeoutError) as failure:
+            trouble = str(failure) or "the repair took too long"
+            if trouble != known.trouble:
+                _log.warning("log stream %s could not be repaired: %s", stream, trouble, extra={"stream": stream})
+            known.trouble, known.not_before = trouble, time.monotonic() + AGAIN_SECONDS
+        else:
+            self._forget(stream, place)
+
+    def _forget(self, stream: LogStreamId, place: tuple[LLSN, LLSN]) -> None:
+        places = self._known.get(stream, {})
+        places.pop(place, None)
+        if not places:
+            self._known.pop(stream, None)
 
     async def _mend(self, driver: ReplicaDriver, error: Damaged) -> None:
         files = 0
@@ -87,11 +152,19 @@ class Mender:
             copies = await self._mend_entries(driver, error.first_llsn, error.last_llsn)
         else:
             copies = await self._mend_contexts(driver)
+            if not files and not copies:
+                await self._require_readable(driver)
         if not driver.replica.trusted:
             driver.reopen()
         if files or copies:
             what = "log stream %s was repaired: %d files by what is known here, %d copies from a peer"
             _log.info(what, driver.stream, files, copies, extra={"stream": driver.stream})
+
+    async def _require_readable(self, driver: ReplicaDriver) -> None:
+        """Nothing was to be repaired: then nothing may be wrong any more."""
+        left = await self._node.in_thread(driver.storage.check_files)
+        if left:
+            raise damage_of(left[0])
 
     async def _mend_entries(self, driver: ReplicaDriver, first_llsn: LLSN, llsn: LLSN) -> int:
         """From the last one back: the first ones may be trimmed, and then nobody has a copy of them. How many copies it
@@ -136,9 +209,53 @@ class Mender:
             except (CutwaterError, StopIteration) as error:
                 _log.debug("storage node %s has no copy of %s: %s", peer, asked, error)
                 continue
-            if frame.header.first_llsn <= llsn <= frame.header.last_llsn:
+            if await self._belongs(driver, frame, received.value.commits, llsn):
                 return _Copy(frame, received.value.commits)
-        raise Damaged(f"nobody has an intact copy of LLSN {llsn} of log stream {driver.stream} now")
+        raise Damaged(f"no other storage node has an intact copy of LLSN {llsn} of log stream {driver.stream} now")
+
+    async def _belongs(
+        self, driver: ReplicaDriver, frame: Frame, commits: tuple[CommitContext, ...], llsn: LLSN
+    ) -> bool:
+        """Whether this is the entry that was committed there: of the epoch that the commit here says, or, if that
+        cannot be read, the commit that came with it."""
+        header = frame.header
+        if not header.first_llsn <= llsn <= header.last_llsn:
+            return False
+        own = await self._node.in_thread(partial(_commit_of, driver.storage, header.first_llsn))
+        said = own or next((c for c in commits if c.first_llsn <= header.first_llsn <= c.last_llsn), None)
+        return said is not None and said.epoch == header.epoch and header.last_llsn <= said.last_llsn
+
+
+def _commit_of(storage: ReplicaStorage, llsn: LLSN) -> CommitContext | None:
+    with suppress(DamagedFile):
+        return look_again(lambda: context_of_llsn(storage.contexts, llsn), Path("commits"))
+    return None
+
+
+def verified(driver: ReplicaDriver, check: FrameCheck | None) -> list[tuple[Finding, GLSN | None]]:
+    """Read everything of a replica: all that is wrong with it, and the first position behind each. What is trimmed and
+    not removed yet is nobody's concern."""
+    storage = driver.storage
+    found = [(finding, _behind(storage, finding)) for finding in storage.verify(check)]
+    trimmed_before = driver.replica.hard_state.trimmed_before
+    return [(finding, behind) for finding, behind in found if behind is None or behind > trimmed_before]
+
+
+def _behind(storage: ReplicaStorage, finding: Finding) -> GLSN | None:
+    last = finding.last_llsn or finding.first_llsn
+    commit = _commit_of(storage, last) if last is not None else None
+    return None if commit is None or last is None else GLSN(commit.glsn_of(last) + 1)
+
+
+def _described(error: Damaged) -> str:
+    """The file and what is wrong with it, without advice: this node does not know which copies exist."""
+    if isinstance(error, DamagedEntries):
+        return f"{error.where}: {error.what}"
+    return f"{error.path} is damaged: {error.what}" if isinstance(error, DamagedFile) else error.message
+
+
+def _place_of(error: Damaged) -> tuple[LLSN, LLSN]:
+    return (error.first_llsn, error.last_llsn) if isinstance(error, DamagedEntries) else (LLSN(0), LLSN(0))
 
 
 def first_damaged_commit(storage: ReplicaStorage) -> LLSN | None:

@@ -2,6 +2,9 @@
 
 A node that was not added yet reports nothing and asks again. Keys that do not belong together end the node: it, or the
 one it talks to, is not what its operator takes it for.
+
+A metadata node has to prove which one it is. The very first time, the node believes those at the addresses that its
+operator gave; it stores their keys, and from then on believes only them, and those whose keys they tell it (ADR 0036).
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError, Unavailable, WrongIdentity
 from cutwater.storagenode.links import Link
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import WrongCluster
+from cutwater.wire.errors import Unproven, WrongCluster
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.metadata_api import ASK
 from cutwater.wire.methods import Notice
+from cutwater.wire.server_book import ServerBook
+from cutwater.wire.server_keys import METADATA_NODE, ProvenServer
 from cutwater.wire.storage_api import JOIN, JoinAnswer, JoinArguments
 
 _log = logging.getLogger(__name__)
@@ -51,10 +56,11 @@ class MetadataLinks:
         endpoint: Endpoint,
         addresses: Sequence[str],
         tls: ssl.SSLContext | None,
+        book: ServerBook,
         node: Joining,
         spawn: Callable[[Awaitable[None]], None],
     ) -> None:
-        self._node, self._spawn = node, spawn
+        self._node, self._spawn, self._book = node, spawn, book
         self._joined: set[Connection] = set()
         self._troubles: dict[str, str] = {}
         self._links = [self._link(endpoint, address, tls) for address in addresses]
@@ -118,10 +124,24 @@ class MetadataLinks:
             endpoint,
             address,
             tls,
+            expect=lambda server: self._check(address, server),
             on_up=lambda connection: self._spawn(self._join(address, connection)),
             on_down=self._forget_closed,
             on_trouble=lambda error: self._trouble(address, error),
         )
+
+    def _check(self, address: str, server: ProvenServer | None) -> None:
+        if server is None or server.kind != METADATA_NODE:
+            raise Unproven(
+                f"the server at {address} has not proved to be a metadata node: check --metadata; if it is a metadata "
+                "node of an earlier version, upgrade it"
+            )
+        if self._book.keys(METADATA_NODE) and not self._book.is_known(server):
+            raise Unproven(
+                f"{server} at {address} has another key than the metadata nodes that this storage node knows. A new "
+                "one is believed as soon as one of the known ones tells its key; if all of them were replaced, start "
+                "this storage node once with --forget-metadata-keys"
+            )
 
     def _forget_closed(self) -> None:
         self._joined = {connection for connection in self._joined if not connection.is_closed}

@@ -11,6 +11,7 @@ from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.server import StorageNodeServer
 from cutwater.types import LogStreamId, NodeState, ReplicaState
+from cutwater.wire.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_sn_"
 
@@ -26,6 +27,7 @@ class NodeCollector(Collector):
         drivers = list(self._server.node.replicas.items())
         yield from self._counters()
         yield from self._node()
+        yield from gate_metrics(PREFIX, self._server.gate)
         yield from self._volumes()
         yield from _queues(drivers)
         yield from _replicas(drivers)
@@ -33,7 +35,7 @@ class NodeCollector(Collector):
         yield _latency("commit_sync", "Syncs of commit contexts", [d.writer.context_syncs for _, d in drivers])
 
     def _counters(self) -> Iterator[Metric]:
-        counters = self._server.node.counters
+        counters, scrub = self._server.node.counters, self._server.scrubber.progress
         for name, text, value in (
             ("appends", "Batches that clients sent to replicas here as heads", counters.appends),
             ("append_bytes", "Bytes of those batches", counters.append_bytes),
@@ -49,6 +51,9 @@ class NodeCollector(Collector):
             ("damage_met", "Times that something was found damaged", counters.damage_met),
             ("entries_repaired", "Damaged entries replaced by a copy of a peer's", counters.entries_repaired),
             ("contexts_repaired", "Damaged commit contexts replaced by a copy of a peer's", counters.contexts_repaired),
+            ("scrub_passes", "Times that everything here was read and checked", scrub.passes),
+            ("scrub_bytes", "Bytes that were read to be checked", scrub.bytes),
+            ("scrub_findings", "Damage that was found by reading everything", scrub.findings),
             ("parts_staged", "Parts that were staged completely", counters.parts_staged),
             ("parts_copied", "Staged parts that were copied from another holder", counters.parts_copied),
             ("parts_dropped", "Staged parts that were not needed any more", counters.parts_dropped),
@@ -71,9 +76,16 @@ class NodeCollector(Collector):
             ("read_only", "1 if the node takes no appends for want of room", node.state is NodeState.READ_ONLY),
             ("incarnation", "Number of starts", node.incarnation),
             ("leader_epoch", "Newest leader epoch that was heard of", node.leader_epoch),
-            ("connections", "Open connections to this node", server.connections),
             ("metadata_joined", "Nodes of the metadata repository that hear the reports", server.metadata_joined),
-            ("unreadable_replicas", "Replicas whose files cannot be opened", len(node.unreadable)),
+            (
+                "unreadable_replicas",
+                "Replicas whose files cannot be opened",
+                len(node.unreadable.keys() - node.leftovers),
+            ),
+            ("leftover_replicas", "Replicas that other nodes hold instead now", len(node.leftovers)),
+            ("damaged_places", "Places that are known to be damaged and not repaired", len(server.damage)),
+            ("scrub_replicas", "Replicas that the present pass of the scrub checks", server.scrubber.progress.replicas),
+            ("scrub_replicas_done", "Those of them that are checked", server.scrubber.progress.replicas_done),
             ("appends_waiting", "Appends that wait for their commit", waiting),
             ("appends_waiting_bytes", "Bytes of those appends", waiting_bytes),
             ("staged_parts", "Staged parts that are here, complete or not", server.staging.parts),

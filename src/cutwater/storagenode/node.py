@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from cutwater.core.messages import (
     CatchUp,
@@ -42,6 +42,7 @@ from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.checking import check_entry
 from cutwater.storagenode.counters import Counters
 from cutwater.storagenode.handing_over import HandingOver
+from cutwater.storagenode.outside import Asker, Outside, Stores
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.writer import Job, Writer
 from cutwater.types import (
@@ -54,6 +55,7 @@ from cutwater.types import (
     NodeState,
     ReplicaState,
     Report,
+    Revision,
     StorageNodeId,
     UncommitReport,
 )
@@ -73,70 +75,9 @@ WRITER_SECONDS_MAX = 60.0
 REPLICATE_BYTES_MAX = 256 * 1024 * 1024
 """Entries of other heads that may wait for the disk of one replica."""
 
+NO_REVISION = Revision(0)
+
 T = TypeVar("T")
-
-
-class Asker(Protocol):
-    """Whoever waits for the outcome of an append, and is told one of these."""
-
-    def answer(self, value: AppendAnswer) -> None: ...
-
-    def fail(self, error: CutwaterError) -> None: ...
-
-
-class Outside(Protocol):
-    """What a node needs of the world."""
-
-    def send_report(self, report: Report) -> None: ...
-
-    def send_complaint(self, complaint: Complaint) -> None: ...
-
-    def replicate(self, peer: StorageNodeId, message: Replicate, *, is_first: bool) -> None:
-        """Raises if the peer cannot be reached. The first entry of a turn of the event loop is usually the only one, so
-        it leaves at once; what comes after it in the same turn leaves together."""
-
-    def flush_peers(self) -> None:
-        """What was replicated in this turn of the event loop leaves now."""
-
-    def begin_sync(self, source: StorageNodeId, request: SyncRequest) -> None:
-        """Raises if the source cannot be reached."""
-
-    def publish(self, group: PublishGroup) -> None:
-        """Have the parts of a group here, then let its replica take it."""
-
-    def feed_group(self, driver: ReplicaDriver, group: PublishGroup) -> None:
-        """A replica wants the entries of this group."""
-
-    def send_outcome(self, outcome: GroupOutcome) -> None: ...
-
-    def mend(self, stream: LogStreamId, error: Damaged) -> None:
-        """Get an intact copy of what cannot be read."""
-
-    def may_wait_for_disk(self) -> bool:
-        """Whether everything else may stand still while the disk syncs."""
-
-    def take_room(self, size: int) -> None:
-        """So much is about to be written, unless the node turns read-only by this."""
-
-    def disk_is_full(self) -> None: ...
-
-
-class Stores(Protocol):
-    """The files of a node's replicas."""
-
-    def streams(self) -> list[LogStreamId]:
-        """Those that are there."""
-
-    def open(self, stream: LogStreamId) -> ReplicaStorage: ...
-
-    def create(self, stream: LogStreamId, base_glsn: GLSN) -> ReplicaStorage:
-        """A new replica, of which nothing is there if this fails or the process dies in it."""
-
-    def set_aside(self, stream: LogStreamId) -> str:
-        """Keep files that cannot be opened elsewhere, and say where."""
-
-    def remove(self, stream: LogStreamId) -> None:
-        """Remove the files for ever."""
 
 
 class StorageNode:
@@ -155,6 +96,8 @@ class StorageNode:
         self.unreadable: dict[LogStreamId, str] = {}
         """Log streams whose files cannot be opened, and why. They are reported, and replaced once a peer can be learned
         from; until then nothing is done to them."""
+        self.leftovers: set[LogStreamId] = set()
+        """Replicas that other nodes hold instead now, as the leader says. Damage of them does not matter."""
         self.state = NodeState.READY
         self.leader_epoch = LeaderEpoch(0)
         self.counters = Counters()
@@ -185,7 +128,8 @@ class StorageNode:
             try:
                 self._open(stream, self._stores.open(stream))
             except (Damaged, Unavailable) as error:
-                self._note_unreadable(stream, error)
+                # Perhaps it is only left over: the leader will say.
+                self._note_unreadable(stream, error, logging.INFO)
         self._tick()
 
     async def take_in(self, streams: list[LogStreamId]) -> None:
@@ -194,7 +138,8 @@ class StorageNode:
             try:
                 storage = await self.in_thread(partial(self._stores.open, stream))
             except (Damaged, Unavailable) as error:
-                self._note_unreadable(stream, error)
+                # Perhaps it is only left over: the leader will say.
+                self._note_unreadable(stream, error, logging.INFO)
             else:
                 self._begin(stream, storage)
         self.report_soon()
@@ -251,11 +196,12 @@ class StorageNode:
         driver = self.replicas[stream] = ReplicaDriver(self.node, stream, storage, self)
         self.leader_epoch = max(self.leader_epoch, driver.replica.hard_state.leader_epoch)
         if driver.problem:
-            self._say(logging.WARNING, stream, f"has to be learned from a peer: {driver.problem}")
+            # Perhaps it is only left over: the leader will say.
+            self._say(logging.INFO, stream, f"cannot be used before it is learned from a peer: {driver.problem}")
 
-    def _note_unreadable(self, stream: LogStreamId, error: CutwaterError) -> None:
+    def _note_unreadable(self, stream: LogStreamId, error: CutwaterError, level: int = logging.ERROR) -> None:
         self.unreadable[stream] = error.message
-        self._say(logging.ERROR, stream, f"cannot be opened and waits to be learned from a peer: {error.message}")
+        self._say(level, stream, f"cannot be opened and waits to be learned from a peer: {error.message}")
 
     def _name(self, stream: LogStreamId) -> str:
         return f"log stream {stream} on storage node {self.node}"
@@ -286,6 +232,11 @@ class StorageNode:
         self.counters.append_bytes += size
         event = Append(waiter, arguments.epoch, batch, arguments.if_llsn)
         driver.feed(event, lambda error: self.fail(waiter, error))
+
+    def revision(self, stream: LogStreamId) -> Revision:
+        """Of the catalog, as far as a replica here has heard of it."""
+        driver = self.replicas.get(stream)
+        return driver.replica.revision if driver is not None else Revision(0)
 
     def replicate(self, message: Replicate, refuse: Callable[[str], None]) -> None:
         """Take an entry from the replica before this one; ``refuse`` hears the reason, if it is not taken."""
@@ -336,17 +287,25 @@ class StorageNode:
                 self._commit(message)
             case LeaderHello():
                 self._hear_leader(message.leader_epoch)
+            case ExcludeReplica() if message.replaced:
+                self._hear_leader(message.leader_epoch)
+                self._leave(message)
             case CreateReplica():
+                self.leftovers.discard(message.stream)
                 is_here = any(message.stream in some for some in (self.replicas, self.unreadable, self._at_work))
                 is_late = message.incarnation != self.incarnation or message.report <= self._removed_at
                 if not is_here and not is_late:
                     self._create(message.stream, message.high_watermark)
             case LearnFrom() if message.stream in self.unreadable:
                 self._hear_leader(message.leader_epoch)
+                self.leftovers.discard(message.stream)
                 if message.stream not in self._at_work:
                     self._renew(message.stream)
             case SealReplica() | UnsealReplica() | ExcludeReplica() | LearnFrom():
                 self._hear_leader(message.leader_epoch)
+                self.leftovers.discard(message.stream)
+                if isinstance(message, LearnFrom):
+                    self._say_learning(message)
                 self._pass_on(message.stream, message)
             case DropReplica() if message.stream in self.unreadable:
                 # If it is just being renewed, the leader says so again.
@@ -357,6 +316,22 @@ class StorageNode:
                 self._outside.publish(message)
             case CatchUp() | TrimReplica() | DropReplica():
                 self._pass_on(message.stream, message)
+
+    def _say_learning(self, message: LearnFrom) -> None:
+        driver = self.replicas.get(message.stream)
+        if driver is not None and not driver.replica.trusted and driver.replica.learner is None:
+            what = f"learns from storage node {message.source}, because its data cannot be trusted: {driver.problem}"
+            self._say(logging.WARNING, message.stream, what)
+
+    def _leave(self, message: ExcludeReplica) -> None:
+        """Other nodes hold the log stream now, unless a later leader may have said something else since. The data stays
+        until somebody removes it."""
+        if message.leader_epoch < self.leader_epoch:
+            return
+        if message.stream not in self.leftovers:
+            self.leftovers.add(message.stream)
+            self._say(logging.INFO, message.stream, "is held by other nodes now: what is left of it here is not needed")
+        self._pass_on(message.stream, message)
 
     def _commit(self, message: CommitMessage) -> None:
         before, through, revision = message.prev_high_watermark, message.high_watermark, message.revision
@@ -464,7 +439,7 @@ class StorageNode:
                 # Something is being removed from the files there, and a report without that replica would mean that it
                 # is gone. The replica asks for a report when that is done.
                 return
-            else:
+            elif stream not in self.leftovers:
                 invalid.append(stream)
             if replica.state is ReplicaState.RUNNING and (through is None or replica.complete_through < through):
                 through = replica.complete_through
@@ -480,7 +455,7 @@ class StorageNode:
                 self.state,
                 tuple(reports),
                 through or GLSN(0),
-                (*invalid, *self.unreadable),
+                (*invalid, *(stream for stream in self.unreadable if stream not in self.leftovers)),
                 is_followed,
             )
         )
@@ -510,7 +485,9 @@ class StorageNode:
         if known is not None:
             asker, size = known
             self._waiting_bytes -= size
-            asker.answer(AppendAnswer(effect.ack, effect.last_sequence))
+            driver = self.replicas.get(effect.ack.stream)
+            revision = NO_REVISION if driver is None else driver.replica.revision
+            asker.answer(AppendAnswer(effect.ack, effect.last_sequence, revision))
             self.counters.outcomes["acknowledged"] += 1
 
     def fail(self, waiter: Waiter, error: CutwaterError) -> None:
@@ -543,6 +520,8 @@ class StorageNode:
         self._outside.send_outcome(outcome)
 
     def damage_met(self, stream: LogStreamId, error: Damaged) -> None:
+        if stream in self.leftovers:
+            return
         self.counters.damage_met += 1
         self._outside.mend(stream, error)
 

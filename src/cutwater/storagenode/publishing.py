@@ -18,8 +18,8 @@ from itertools import islice
 
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.replica_events import GroupEntry, GroupFailed
-from cutwater.core.staged import PartSize, StagedPart
-from cutwater.errors import CutwaterError, Damaged, ReadOnly, Unavailable
+from cutwater.core.staged import PartSize
+from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailable
 from cutwater.storage.staging import Held, StagingFiles
 from cutwater.storagenode.checking import check_batch
 from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
@@ -143,8 +143,10 @@ class Publishing:
         """Have a part here that another node holds."""
         offset, size = 0, PartSize()
         while offset < part.bytes:
-            staged, size, data = await self._fetch(part, offset, CHUNK_BYTES)
-            offset = await self._staging.add(staged, offset, data)
+            answer, data = await self._fetch(part, offset, CHUNK_BYTES)
+            size = answer.size
+            # It was decided on, so it is taken whatever is in it.
+            offset = await self._staging.add_decided(answer.part, offset, data, checked=answer.checked)
         held = await self._staging.finish(part.part, size)
         self._node.counters.parts_copied += 1
         return held
@@ -158,14 +160,14 @@ class Publishing:
             except Damaged:
                 pass
             try:
-                return (await self._fetch(part, offset, bytes_max))[2]
+                return (await self._fetch(part, offset, bytes_max))[1]
             except Unavailable:
                 if bytes_max == 1:
                     raise
                 # One frame at a time more of it can be had.
                 bytes_max = 1
 
-    async def _fetch(self, part: Part, offset: int, bytes_max: int) -> tuple[StagedPart, PartSize, bytes]:
+    async def _fetch(self, part: Part, offset: int, bytes_max: int) -> tuple[api.FetchAnswer, bytes]:
         """Frames of a part from any other node that holds it."""
         reasons = []
         for peer in part.holders:
@@ -178,7 +180,7 @@ class Publishing:
                 answer: api.FetchAnswer = received.value
                 if answer.size != _size_of(part):
                     raise Damaged(f"storage node {peer} has {answer.size} of it, not {_size_of(part)}")
-                return answer.part, answer.size, bytes(received.body)
+                return answer, bytes(received.body)
             except CutwaterError as error:
                 reasons.append(error.message)
         raise Unavailable(f"staged part {part.part} cannot be had of any holder: {'; '.join(reasons)}")
@@ -248,7 +250,7 @@ class Publishing:
         held, block_bytes = self._staging.held.get(part.part), self._staging.block_bytes.get(part.part)
         if held is None or block_bytes is None:
             raise Unavailable(f"staged part {part.part} is not on storage node {self._node.node} any more")
-        return Source(part, held.part, partial(self._staging.read, held), block_bytes)
+        return Source(part, held.part, partial(self._staging.read, held), block_bytes, held.checked)
 
     # Neither faster than the disk here, nor than the others of the chain.
 
@@ -272,6 +274,9 @@ class Publishing:
     async def keep_up(self, call: Call[api.KeepUpArguments]) -> None:
         """Answer when little waits for a disk here and behind."""
         driver, epoch = self._node.driver(call.argument.stream), call.argument.epoch
+        sender, replica = call.connection.peer.server if call.connection.peer is not None else None, driver.replica
+        if replica.hard_state.epoch == epoch and (sender is None or sender.name != str(replica.neighbour(-1))):
+            raise Refused(f"{sender} is not before storage node {self._node.node} in the chain")
         self._require_room(call.argument.bytes_to_come)
         while driver.is_busy or driver.writer.backlog_bytes > KEEP_UP_BYTES:
             if driver.replica.hard_state.epoch != epoch:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import cast
 
 from msgspec import Struct, structs
 
 from cutwater.core.commit_index import context_of_llsn
-from cutwater.errors import Damaged, InvalidArgument, NotYetCommitted, Trimmed
+from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame, encode_frame
+from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
 from cutwater.wire import storage_api as api
@@ -24,7 +25,6 @@ from cutwater.wire.methods import Reply
 from cutwater.wire.scan_api import UNKNOWN
 from cutwater.wire.serving import Call
 
-READ_BYTES_MAX = 8 * 1024 * 1024
 READ_WAIT_SECONDS = 0.001
 READ_WAITS_MAX = 50
 """How long a read waits for commits that are just being written; what is not there then is read the next time."""
@@ -33,8 +33,8 @@ READ_WAITS_MAX = 50
 class Reading:
     """What is damaged is never served: the reader is told to try again or elsewhere, and a repair begins."""
 
-    def __init__(self, node: StorageNode) -> None:
-        self._node = node
+    def __init__(self, node: StorageNode, memory: MemoryBudget) -> None:
+        self._node, self._memory = node, memory
 
     async def read(self, call: Call[api.ReadArguments]) -> Reply[api.ReadAnswerHeader]:
         arguments = call.argument
@@ -42,7 +42,9 @@ class Reading:
         driver.require_readable()
         await until_indexed(driver)
         try:
-            reply = await driver.in_reader(lambda: _read(driver, arguments))
+            reply = await within(
+                self._memory, driver.in_reader, await driver.in_reader(lambda: _read(driver, arguments))
+            )
         except Damaged as error:
             self._node.damage_met(arguments.stream, error)
             raise
@@ -52,11 +54,12 @@ class Reading:
     async def copy(self, call: Call[api.CopyArguments]) -> Reply[api.CopyAnswer]:
         stream, llsn = call.argument.stream, call.argument.llsn
         driver = self._node.driver(stream)
-        driver.require_readable()
+        # Also of a replica that has to learn: up to its own committed LLSN, what it has is as good as any.
+        driver.require_committed()
         if llsn > indexed_end(driver):
             raise NotYetCommitted(f"log stream {stream} is committed to LLSN {indexed_end(driver)} here, not to {llsn}")
         try:
-            part = await driver.in_reader(lambda: driver.storage.read(llsn, llsn, 1))
+            part = await driver.in_reader(lambda: driver.storage.read(llsn, llsn, 1), is_copy=True)
         except Damaged as error:
             self._node.damage_met(stream, error)
             raise
@@ -127,19 +130,29 @@ def last_llsn_at(contexts: Sequence[CommitContext], glsn: GLSN) -> LLSN:
     return found.last_llsn if glsn >= found.last_glsn else LLSN(found.first_llsn + glsn - found.first_glsn)
 
 
-def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Reply[api.ReadAnswerHeader]:
+Answer = Reply[api.ReadAnswerHeader]
+
+
+def _read(driver: ReplicaDriver, arguments: api.ReadArguments) -> Answer | Needs[Answer]:
     found = find(driver, arguments.from_glsn, None)
     if found.first is None:
         return Reply(api.ReadAnswerHeader(arguments.stream, (), found.complete_through, found.revision))
     part = driver.storage.read(found.first, found.end, min(arguments.bytes_max, READ_BYTES_MAX))
-    body: Payload = part.data
-    frames: Sequence[Frame] = part.frames
-    if arguments.projection:
-        frames, body = pick_columns(part.frames, arguments.projection)
-    last_llsn = frames[-1].header.last_llsn
-    commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
-    through = found.complete(commits, last_llsn)
-    return Reply(api.ReadAnswerHeader(arguments.stream, commits, through, found.revision), body)
+
+    def answer(frames: Sequence[Frame], body: Payload) -> Answer:
+        last_llsn = frames[-1].header.last_llsn
+        commits = tuple(context for context in part.commits if context.first_llsn <= last_llsn)
+        through = found.complete(commits, last_llsn)
+        return Reply(api.ReadAnswerHeader(arguments.stream, commits, through, found.revision), body)
+
+    if not arguments.projection:
+        return answer(part.frames, part.data)
+    needed = memory_needed(part.frames, arguments.projection)
+
+    def pick() -> Answer:
+        return answer(*pick_columns(part.frames, arguments.projection))
+
+    return Needs(needed, pick) if needed else pick()
 
 
 def pick_columns(
@@ -147,47 +160,26 @@ def pick_columns(
 ) -> tuple[Sequence[Frame], list[Buffer]]:
     """As many frames as an answer can hold, each with the wanted columns only."""
     pieces: list[Buffer] = []
-    size = 0
+    room = Room()
     for number, frame in enumerate(frames):
         wanted = projection.get(frame.header.schema)
-        parts = [frame.data] if wanted is None or frame.header.kind is BatchKind.FENCE else _picked(frame, wanted)
-        size += sum(map(len, parts))
-        if number and size > READ_BYTES_MAX:
+        parts: list[Buffer] = [frame.data]
+        inflated_bytes = 0
+        if wanted is not None and frame.header.kind is BatchKind.DATA:
+            parts, inflated_bytes = _picked(frame, wanted), inflated(frame.body)
+        if not room.take(sum(map(len, parts)), inflated_bytes):
             return frames[:number], pieces
         pieces += parts
     return frames, pieces
 
 
-def picked(frame: Frame, wanted: api.Columns) -> memoryview:
-    """The body of an entry with the wanted columns only."""
-    # Only nodes that are asked for columns need Arrow, which takes long to import.
-    from cutwater.storage import projection  # noqa: PLC0415
-
-    schema = projection.decode_schema(wanted.schema)
-    with schema_is_theirs(frame):
-        body = memoryview(projection.project(frame.body, schema, wanted.columns))
-        if len(body) > frame.header.body_bytes:
-            # It was compressed before, and is compressed again: a message has a largest size.
-            body = memoryview(projection.project(frame.body, schema, wanted.columns, "lz4"))
-        return body
-
-
-@contextmanager
-def schema_is_theirs(frame: Frame) -> Iterator[None]:
-    """The checksum of the batch is right, so if it cannot be read, it is not the batch that is wrong."""
-    try:
-        yield
-    except Damaged as error:
-        raise InvalidArgument(
-            f"the batch at LLSN {frame.header.first_llsn} is not of the schema that was given for number "
-            f"{frame.header.schema}: {error.message}"
-        ) from error
-
-
 def _picked(frame: Frame, wanted: api.Columns) -> list[Buffer]:
+    """Malformed batches stay as they are, and are not marked as checked."""
     body = picked(frame, wanted)
+    if body is None:
+        return [frame.data]
     entry = frame.header.entry(b"")
-    batch = structs.replace(entry.batch, body=cast(bytes, body), checksum=crc32c(body))
+    batch = structs.replace(entry.batch, body=cast(bytes, body), checksum=crc32c(body), checked=True)
     header, trailer = encode_frame(structs.replace(entry, batch=batch), frame.header.running)
     return [header, body, trailer]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from cutwater.core.replica_events import (
     EntriesDurable,
     Failed,
     FeedGroup,
+    FillEntry,
     Forward,
     RefuseEntry,
     Remove,
@@ -58,7 +60,7 @@ from cutwater.storage.files import look_again
 from cutwater.storage.format import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
-from cutwater.types import LogStreamId, ReplicaState, StorageNodeId, UncommitReport
+from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
 EVENTS_WAITING_MAX = 8_192
 REOPEN_AGAIN_SECONDS = 1.0
@@ -192,21 +194,33 @@ class ReplicaDriver:
         return self._is_waiting or bool(self._events) or bool(self._gone)
 
     @property
+    def is_reopening(self) -> bool:
+        """Whether the files are being opened anew, which is repeated until the disk can be written again."""
+        return self._is_reopening
+
+    @property
     def events_waiting(self) -> int:
         return len(self._events)
 
-    def require_readable(self) -> None:
-        """Raise if nothing may be read from this replica now; otherwise see to it that what is committed can be."""
+    def require_committed(self) -> None:
+        """Raise if not even a copy of a committed entry may be taken from this replica now."""
         self._release_contexts()
-        who = f"log stream {self.stream} on storage node {self.node}"
+        name = f"log stream {self.stream} on storage node {self.node}"
         if self._gone:
             raise self._is_gone()
         if self._is_reopening:
-            raise Unavailable(f"{who} is just being opened anew: try again, or ask another replica")
+            raise Unavailable(f"{name} is just being opened anew: try again, or ask another replica")
+        if self.replica.has_lost_entries:
+            raise Unavailable(f"{name} has lost entries ({self.problem}): ask another replica")
+
+    def require_readable(self) -> None:
+        """Raise if nothing may be read from this replica now; otherwise see to it that what is committed can be."""
+        self.require_committed()
+        name = f"log stream {self.stream} on storage node {self.node}"
         if self.replica.state is ReplicaState.LEARNING:
-            raise Unavailable(f"{who} is still being learned: ask another replica")
+            raise Unavailable(f"{name} is still being learned: ask another replica")
         if not self.replica.trusted:
-            raise Unavailable(f"{who} cannot be trusted ({self.problem}): ask another replica")
+            raise Unavailable(f"{name} cannot be trusted ({self.problem}): ask another replica")
 
     def in_writer(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Do something with the files while nothing else is written to them."""
@@ -234,22 +248,23 @@ class ReplicaDriver:
         self.writer.submit(careful, done)
         return future
 
-    async def in_reader(self, job: Callable[[], T]) -> T:
+    async def in_reader(self, job: Callable[[], T], *, is_copy: bool = False) -> T:
         """Read something from the files in another thread, again if a trim removes one of them meanwhile. What was read
         while they were opened anew is no answer: what belongs together may have been looked up partly before, partly
-        after."""
-        self.require_readable()
+        after. ``is_copy``: of something that is committed, for a peer that repairs."""
+        require = self.require_committed if is_copy else self.require_readable
+        require()
         replica = self.replica
         try:
             result = await self._host.in_thread(lambda: look_again(job, Path(f"log stream {self.stream}")))
         except Damaged:
-            self._require_same(replica)
+            self._require_same(replica, require)
             raise
-        self._require_same(replica)
+        self._require_same(replica, require)
         return result
 
-    def _require_same(self, replica: Replica) -> None:
-        self.require_readable()
+    def _require_same(self, replica: Replica, require: Callable[[], None]) -> None:
+        require()
         if self.replica is not replica:
             raise Unavailable(f"log stream {self.stream} was opened anew on storage node {self.node}: try again")
 
@@ -405,7 +420,9 @@ class ReplicaDriver:
                 return lambda: storage.truncate(effect.end)
             case Restart():
                 running = self._sync_running
-                return lambda: storage.restart(effect.first_llsn, running)
+                return lambda: storage.restart(effect.first_llsn, running, effect.keep_end)
+            case FillEntry():
+                return lambda: _fill(storage, effect.entry)
         raise AssertionError(f"{effect} is not a barrier")
 
     def _wait_for(self, job: Job, then: Callable[[], None]) -> None:
@@ -508,3 +525,11 @@ class ReplicaDriver:
             self._host.cannot_open(self.stream, error)
         else:
             self._loop.call_later(REOPEN_AGAIN_SECONDS, self._reopen, cut)
+
+
+def _fill(storage: ReplicaStorage, entry: Entry) -> None:
+    with suppress(Damaged):
+        if storage.repair(entry) and storage.entry_at(entry.first_llsn) == entry:
+            return
+    storage.truncate(LLSN(entry.first_llsn - 1))
+    raise StorageBroken(f"LLSN {entry.first_llsn} could not be put in its place: what lay from there on is cut off")

@@ -12,9 +12,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame
-from cutwater.storage.projection import decode_schema, is_compressed, merged, read_columns
-from cutwater.storagenode.reading import READ_BYTES_MAX, picked, schema_is_theirs
+from cutwater.storage.ipc_message import may_be_compressed
+from cutwater.storage.projection import merged
+from cutwater.storagenode.picking import FormOf, Room, columns_of, inflated, is_malformed, picked
 from cutwater.types import BatchKind
+from cutwater.wire.scan_api import CHECKED, MALFORMED
 from cutwater.wire.storage_api import Columns
 
 
@@ -29,32 +31,47 @@ class Place(NamedTuple):
 NOWHERE = Place(0, 0, 0)
 
 
-def pick_blocks(frames: Sequence[Frame], projection: Mapping[int, Columns]) -> tuple[list[Place], list[Buffer]]:
+def pick_blocks(
+    frames: Sequence[Frame], projection: Mapping[int, Columns], form_of: FormOf | None
+) -> tuple[list[Place], list[Buffer], list[int]]:
     """Of as many frames as an answer has room for: where the rows of each begin, which is nowhere if they are in the
-    block of the one before; and the blocks, in pieces."""
+    block of the one before; the blocks, in pieces; and what was found of each frame, as it is told the reader."""
     made = _Blocks()
-    size = 0
+    verdicts: list[int] = []
+    room = Room()
     for frame in frames:
         header = frame.header
-        if header.kind is BatchKind.FENCE:
+        if header.kind is not BatchKind.DATA:
             made.places.append(NOWHERE)
+            verdicts.append(0)
             continue
         wanted = projection.get(header.schema)
-        if wanted is not None and not is_compressed(frame.body):
-            size += header.body_bytes
-            if made.places and size > READ_BYTES_MAX:
+        verdict = CHECKED
+        if wanted is None:
+            is_bad = None if form_of is None else is_malformed(frame, form_of)
+            verdict = MALFORMED if is_bad else 0 if is_bad is None else CHECKED
+            if not room.take(len(frame.body), 0 if header.checked else inflated(frame.body)):
                 break
-            with schema_is_theirs(frame):
-                rows = read_columns(frame.body, decode_schema(wanted.schema), wanted.columns)
-            made.join(header.schema, rows)
+            made.put(frame.body if verdict != MALFORMED else None)
+        elif not may_be_compressed(frame.body):
+            if not room.take(header.body_bytes):
+                break
+            rows = columns_of(frame, wanted)
+            if rows is None:
+                verdict = MALFORMED
+                made.put(None if form_of is not None else frame.body)
+            else:
+                made.join(header.schema, rows)
         else:
-            body = frame.body if wanted is None else picked(frame, wanted)
-            size += len(body)
-            if made.places and size > READ_BYTES_MAX:
+            body = picked(frame, wanted)
+            if not room.take(len(frame.body) if body is None else len(body), inflated(frame.body)):
                 break
-            made.put(body)
+            if body is None:
+                verdict = MALFORMED
+            made.put(body if body is not None or form_of is not None else frame.body)
+        verdicts.append(verdict if form_of is not None else 0)
     made.close()
-    return made.places, made.pieces
+    return made.places, made.pieces, verdicts
 
 
 class _Blocks:
@@ -77,10 +94,10 @@ class _Blocks:
         self._rows.append(rows)
         self.places.append(NOWHERE)
 
-    def put(self, body: Buffer) -> None:
-        """A block as it is."""
+    def put(self, body: Buffer | None) -> None:
+        """A block as it is; nothing, if its rows do not come."""
         self.close()
-        self.places.append(self._place([body]))
+        self.places.append(NOWHERE if body is None else self._place([body]))
 
     def close(self) -> None:
         if self._rows:

@@ -6,22 +6,36 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from contextlib import suppress
+from itertools import islice, repeat
 from operator import attrgetter
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-from cutwater.errors import Damaged, InvalidArgument, Trimmed
+from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import FrameHeader, Outline
+from cutwater.storage.frames import Frame, FrameHeader, Outline
 from cutwater.storagenode.following import complete_through
+from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import READ_BYTES_MAX, count_read, find, indexed_end, last_llsn_at, until_indexed
+from cutwater.storagenode.picking import (
+    READ_BYTES_MAX,
+    FormOf,
+    Needs,
+    Room,
+    all_checked,
+    inflated,
+    is_malformed,
+    memory_needed,
+    within,
+)
+from cutwater.storagenode.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
 from cutwater.wire import scan_api as api
-from cutwater.wire.client import is_loopback
+from cutwater.wire.addresses import is_loopback
 from cutwater.wire.connection import Connection
 from cutwater.wire.methods import Reply
 from cutwater.wire.serving import Call
@@ -34,8 +48,8 @@ _first_glsn = attrgetter("first_glsn")
 
 
 class Scanning:
-    def __init__(self, node: StorageNode) -> None:
-        self._node = node
+    def __init__(self, node: StorageNode, memory: MemoryBudget, topics: Topics) -> None:
+        self._node, self._memory, self._topics = node, memory, topics
 
     async def measure(self, call: Call[api.MeasureArguments]) -> api.MeasureAnswer:
         asked = call.argument
@@ -69,12 +83,27 @@ class Scanning:
         await until_indexed(driver)
         try:
             is_near = _is_near(call.connection)
-            reply = await driver.in_reader(lambda: _scan(driver, asked, is_near))
+            form_of = await self._form_of(asked) if asked.tells_checked else None
+            found = await driver.in_reader(lambda: _scan(driver, asked, is_near, form_of))
+            reply = await within(self._memory, driver.in_reader, found)
         except Damaged as error:
             self._node.damage_met(asked.stream, error)
             raise
         count_read(self._node, reply.body)
         return reply
+
+    async def _form_of(self, asked: api.ScanArguments) -> FormOf:
+        """The schemas to check unchecked batches with. If they are not known now, the reader checks them."""
+        topic = self._topics.known(asked.stream)
+        revision = self._node.revision(asked.stream)
+        if topic is None:
+            with suppress(CutwaterError):
+                topic = await self._topics.of_stream(asked.stream)
+        # A schema came into the catalog before anything of it was committed.
+        otherwise: Literal[False] | None = False if self._topics.revision >= revision else None
+        if otherwise is None:
+            self._topics.refresh(revision)
+        return (lambda number: None) if topic is None else (lambda number: topic.form(number) or otherwise)
 
 
 def _is_near(connection: Connection) -> bool:
@@ -129,6 +158,7 @@ def _entries(driver: ReplicaDriver, span: _Span, asked: api.HeadsArguments) -> I
 def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsAnswer]:
     span = _span(driver, asked)
     columns = [array("q") for _ in api.COLUMNS]
+    idle = array("q")
     for entry, commit in _entries(driver, span, asked):
         batch = entry.batch
         values = (
@@ -141,10 +171,13 @@ def _heads(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.HeadsA
         )
         for column, value in zip(columns, values, strict=True):
             column.append(value)
+        idle.append(batch.idle)
     begin, through = LLSN(columns[0][0]) if columns[0] else span.start, span.complete_through
     if len(columns[0]) == asked.heads_max:
         through = min(through, GLSN(columns[1][-1] + columns[2][-1] - 1))
-    return Reply(api.HeadsAnswer(_before(driver, span.contexts, begin), through), api.pack(columns))
+    before = _before(driver, span.contexts, begin)
+    told = [*columns, idle] if asked.with_idle else columns
+    return Reply(api.HeadsAnswer(before, through, asked.with_idle), api.pack(told))
 
 
 def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.GroupsAnswer]:
@@ -163,8 +196,13 @@ def _groups(driver: ReplicaDriver, asked: api.HeadsArguments) -> Reply[api.Group
     return Reply(api.GroupsAnswer(through), api.pack(columns))
 
 
-def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Reply[api.ScanAnswer]:
-    """``is_near``: whoever asks is on this machine."""
+Answer = Reply[api.ScanAnswer]
+
+
+def _scan(
+    driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool, form_of: FormOf | None
+) -> Answer | Needs[Answer]:
+    """``is_near``: the reader is on this machine. ``form_of``: the reader wants unchecked batches checked."""
     found = find(driver, asked.from_glsn, asked.to_glsn)
     if found.first is None:
         return Reply(api.ScanAnswer(0, found.complete_through, crc32c(b"")))
@@ -172,23 +210,49 @@ def _scan(driver: ReplicaDriver, asked: api.ScanArguments, is_near: bool) -> Rep
     if asked.opens_files and is_near:
         bytes_told = max(bytes_max, min(asked.file_bytes_max, api.FILE_BYTES_MAX))
         located = driver.storage.locate(found.first, found.end, bytes_told, api.RUNS_MAX)
-        if located is not None:
+        # Batches that have to be checked go the slow way.
+        if located is not None and (form_of is None or all_checked(located.outlines)):
             outlines = located.outlines
-            count, packed = _packed(asked.stream, outlines, located.commits, _as_stored(outlines))
+            verdicts = repeat(0 if form_of is None else api.CHECKED)
+            count, packed = _packed(asked.stream, outlines, located.commits, _as_stored(outlines), verdicts)
             through = found.complete(located.commits, outlines[-1].last_llsn)
             place = (located.path, located.start, located.end - located.start)
             return Reply(api.ScanAnswer(count, through, crc32c(packed), *place), packed)
     part = driver.storage.read(found.first, found.end, bytes_max)
-    headers = [frame.header for frame in part.frames]
-    places: Iterable[tuple[int, int, int]] = _as_stored(headers)
-    pieces: list[Buffer] = [part.data]
-    if asked.projection:
-        from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
+    needed = memory_needed(part.frames, asked.projection, form_of)
 
-        places, pieces = pick_blocks(part.frames, asked.projection)
-    count, packed = _packed(asked.stream, headers, part.commits, places)
-    through = found.complete(part.commits, headers[count - 1].last_llsn)
-    return Reply(api.ScanAnswer(count, through, crc32c(packed)), [packed, *pieces])
+    def pick() -> Answer:
+        headers = [frame.header for frame in part.frames]
+        places: Iterable[tuple[int, int, int]] = _as_stored(headers)
+        pieces: list[Buffer] = [part.data]
+        verdicts: Iterable[int] = repeat(0)
+        if asked.projection:
+            from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
+
+            places, pieces, verdicts = pick_blocks(part.frames, asked.projection, form_of)
+        elif form_of is not None:
+            places, verdicts = _looked_into(part.frames, places, form_of)
+        count, packed = _packed(asked.stream, headers, part.commits, places, verdicts)
+        through = found.complete(part.commits, headers[count - 1].last_llsn)
+        return Reply(api.ScanAnswer(count, through, crc32c(packed)), [packed, *pieces])
+
+    return Needs(needed, pick) if needed else pick()
+
+
+def _looked_into(
+    frames: Sequence[Frame], places: Iterable[tuple[int, int, int]], form_of: FormOf
+) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Where the bodies are of those that are sound, as far as is known, and what was found of each."""
+    found: list[tuple[int, int, int]] = []
+    verdicts: list[int] = []
+    room = Room()
+    for frame, place in zip(frames, places, strict=True):
+        is_bad = is_malformed(frame, form_of) if frame.header.kind is BatchKind.DATA else False
+        if not room.take(0, 0 if frame.header.checked else inflated(frame.body)):
+            break
+        verdicts.append(api.MALFORMED if is_bad else 0 if is_bad is None else api.CHECKED)
+        found.append((0, 0, 0) if is_bad else place)
+    return found, verdicts
 
 
 def _packed(
@@ -196,13 +260,14 @@ def _packed(
     headers: Sequence[FrameHeader | Outline],
     commits: Sequence[CommitContext],
     places: Iterable[tuple[int, int, int]],
+    verdicts: Iterable[int],
 ) -> tuple[int, bytes]:
-    """What is told of entries, as many as have places, and how many those are."""
+    """The number of entries that have places, and their encoded description. ``verdicts`` are added to schemas."""
     left = iter(commits)
     # Of the commit that an entry belongs to: its last LLSN, what makes a GLSN of an LLSN, and its time.
     end, ahead, time = 0, 0, CutTime(0)
     runs = []
-    for header, place in zip(headers, places, strict=False):
+    for header, place, verdict in zip(headers, places, verdicts, strict=False):
         first, count = header.first_llsn, header.count
         if first > end:
             commit = next((commit for commit in left if commit.last_llsn >= first), None)
@@ -210,7 +275,7 @@ def _packed(
                 end, ahead, time = commit.last_llsn, commit.first_glsn - commit.first_llsn, commit.time
         if first + count - 1 > end:
             raise Damaged(f"log stream {stream}: LLSN {first + count - 1} has no commit")
-        schema = header.schema if header.kind == BatchKind.DATA else api.NOTHING
+        schema = header.schema + verdict if header.kind == BatchKind.DATA else api.NOTHING
         runs.append((first, first + ahead, count, time, header.time_min, schema, *place))
     return len(runs), api.pack([array("q", column) for column in zip(*runs, strict=True)])
 
@@ -219,8 +284,8 @@ def _as_stored(headers: Iterable[FrameHeader | Outline]) -> Iterator[tuple[int, 
     """Where the body of each frame lies in all of them, and its checksum."""
     start = 0
     for header in headers:
-        is_fence = header.kind == BatchKind.FENCE
-        yield (0, 0, 0) if is_fence else (start + header.header_bytes, header.body_bytes, header.checksum)
+        has_rows = header.kind == BatchKind.DATA
+        yield (start + header.header_bytes, header.body_bytes, header.checksum) if has_rows else (0, 0, 0)
         start += header.frame_bytes
 
 
@@ -240,4 +305,5 @@ def _before(driver: ReplicaDriver, contexts: Sequence[CommitContext], llsn: LLSN
     this replica has heard of. The commit of the last record that is gone is kept."""
     i = bisect_right(contexts, LLSN(llsn - 1), key=attrgetter("first_llsn")) - 1
     running = driver.storage.running_before(llsn)
-    return api.EventTimeBefore(running.time_max, running.declared, contexts[i].time if i >= 0 else None)
+    committed = contexts[i].time if i >= 0 else None
+    return api.EventTimeBefore(running.time_max, running.declared, committed, running.idle)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -13,18 +14,28 @@ from typing import Any, cast
 
 from msgspec import Struct, structs
 
-from cutwater.core.messages import GroupOutcome, LeaderMessage, PublishGroup, Replicate, SyncRequest
+from cutwater.core.messages import (
+    CatchUp,
+    CommitMessage,
+    GroupOutcome,
+    LeaderMessage,
+    PublishGroup,
+    Replicate,
+    SyncRequest,
+    UnsealReplica,
+)
 from cutwater.core.producer_session import Fate
-from cutwater.core.requests import StagedAnswer, StagedRequest
-from cutwater.errors import CutwaterError, Damaged, Unavailable
-from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.core.requests import Catalog, CatalogRequest, StagedAnswer, StagedRequest
+from cutwater.errors import CutwaterError, Damaged, ResourceExhausted, Unavailable
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.staging import StagingFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.checking import check_batch
+from cutwater.storagenode.content_checks import ContentChecks
 from cutwater.storagenode.following import Following
 from cutwater.storagenode.links import Peers
-from cutwater.storagenode.mending import Mender
+from cutwater.storagenode.memory_budget import BUDGET_BYTES, MemoryBudget, release_unused
+from cutwater.storagenode.mending import Mender, damage_of, verified
 from cutwater.storagenode.metadata_links import MetadataLinks
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.publishing import Publishing
@@ -32,18 +43,27 @@ from cutwater.storagenode.reading import Reading
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.room import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.scanning import Scanning
+from cutwater.storagenode.scrubbing import Scrubber, ScrubOptions
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
+from cutwater.storagenode.stuck_replicas import StuckReplicas, stuck_replicas
 from cutwater.storagenode.syncing import Syncing
-from cutwater.types import Entry, Incarnation, LogStreamId, Report, StorageNodeId
+from cutwater.storagenode.threads import to_the_end
+from cutwater.storagenode.topic_forms import Topics
+from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire import scan_api
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import format_address
+from cutwater.wire.auth import Authenticator
 from cutwater.wire.connection import Connection
+from cutwater.wire.gate import GateSnapshot
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.method_access import STORAGE_NODE_ACCESS
 from cutwater.wire.methods import LATER, Later, Methods
-from cutwater.wire.options import MIB, WireOptions
+from cutwater.wire.options import MIB, ListenerOptions, WireOptions
 from cutwater.wire.server import Listener, listen
+from cutwater.wire.server_book import ServerBook
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ServerKey, load_or_make
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.tls import Tls
 
@@ -54,6 +74,9 @@ PEER_OPTIONS = WireOptions(send_bytes_max=512 * MIB)
 What waits is bounded by what heads take (``node.APPEND_BYTES_MAX``)."""
 
 STAGED_ASK_MS_MAX = 10_000
+CATALOG_ASK_MS_MAX = 2_000
+VERIFY_WAIT_SECONDS = 60.0
+VERIFY_RETRY_MS = 1_000
 
 STOP_SECONDS_MORE = 1.0
 """How long the end of a node is waited for beyond its time, if it does not come to begin."""
@@ -74,16 +97,22 @@ class NodeOptions(Struct, frozen=True):
     staged_bytes_max: int = STAGED_BYTES_MAX
     """What may be staged here and not be published yet."""
     staged_ask_seconds: float = ASK_SECONDS
+    memory_bytes_max: int = BUDGET_BYTES
+    """Memory for decompression, of all requests together."""
     is_nearby: bool = False
     """Those on the same event loop connect without a socket."""
+    listener: ListenerOptions = ListenerOptions()
+    scrub: ScrubOptions = ScrubOptions()
+    authenticate: Authenticator | None = None
+    """For a server without TLS. Connections from the same event loop need no credential."""
     may_wait_for_disk: bool = False
     """Whether the event loop may sync by itself. Not where others share it, who could be kept from their deadlines."""
 
 
 class StorageNodeServer:
     """Made with volumes that are locked for it. ``fatal`` is set when it makes no sense to go on, with the reason.
-    ``threads`` are for what waits for disks; those of the event loop if not said, which must have no other work then,
-    since whatever that waits for may wait for this server."""
+    ``key`` is read from the volumes if not given. ``threads`` are for what waits for disks; those of the event loop if
+    not said, which must have no other work then, since whatever that waits for may wait for this server."""
 
     def __init__(
         self,
@@ -92,10 +121,16 @@ class StorageNodeServer:
         *,
         threads: Executor | None = None,
         incarnation: Incarnation | None = None,
+        key: ServerKey | None = None,
     ) -> None:
         self.options, self.volumes = options, volumes
         self._threads = threads
         self.fatal: asyncio.Future[CutwaterError] = asyncio.get_running_loop().create_future()
+        self._key = key or load_or_make(volumes.server_key_files)
+        self._book = ServerBook()
+        self._servers_revision = Revision(0)
+        """Of the catalog from which the keys and addresses of storage nodes were told."""
+        self._book.note(METADATA_NODE, volumes.identity.metadata_keys)
         stores = VolumeStores(volumes, options.segments)
         self.node = StorageNode(volumes.identity.node, incarnation or volumes.next_incarnation(), self, stores, threads)
         self.room = RoomWatch(
@@ -110,13 +145,27 @@ class StorageNodeServer:
         self._listener: Listener | None = None
         self._metadata: MetadataLinks | None = None
         self._syncing = Syncing(self.node)
+        self.memory = MemoryBudget(options.memory_bytes_max)
+        self._verify_lock = asyncio.Lock()
+        self.topics = Topics(self._ask_catalog)
+        name = f"checks of storage node {volumes.identity.node}"
+        self.content = ContentChecks(self.topics, self.node.replicas, self.memory, name)
         staged_files = StagingFiles(volumes.staging)
-        self.staging = Staging(self.node, staged_files, self.room.has, self.disk_is_full, options.staged_bytes_max)
+        self.staging = Staging(
+            self.node,
+            staged_files,
+            self.room.has,
+            self.disk_is_full,
+            self.topics,
+            self.memory,
+            options.staged_bytes_max,
+        )
         self._methods = self._table()
         self._client_tls = options.tls.client if options.tls else None
         peer_endpoint = self._endpoint(PEER_OPTIONS)
-        self.peers = Peers(peer_endpoint, self._client_tls, self.node.peer_lost, self._spawn)
+        self.peers = Peers(peer_endpoint, self._client_tls, self._book, self.node.peer_lost, self._spawn)
         self._mender = Mender(self.node, self.peers, self._spawn)
+        self.scrubber = Scrubber(self.node, options.scrub)
         self._publishing = Publishing(self.node, self.staging, staged_files, self.peers, self.room.has, self._spawn)
         self._methods.answers(api.KEEP_UP)(self._publishing.keep_up)
 
@@ -131,13 +180,29 @@ class StorageNodeServer:
         return self.options.advertise or format_address(self.options.host, self.port)
 
     @property
-    def connections(self) -> int:
-        return len(self._listener.gate.connections) if self._listener is not None else 0
+    def gate(self) -> GateSnapshot | None:
+        """The connections to this node, by sort."""
+        return self._listener.gate.snapshot() if self._listener is not None else None
+
+    @property
+    def public_key(self) -> str:
+        """With which others check that this is this storage node."""
+        return self._key.public
 
     @property
     def metadata_joined(self) -> int:
         """How many metadata repositories know this node and hear its reports now."""
         return self._metadata.joined if self._metadata is not None else 0
+
+    @property
+    def damage(self) -> tuple[api.DamageStatus, ...]:
+        """Known damage of the replicas that count."""
+        return tuple(damage for damage in self._mender.damage if damage.stream not in self.node.leftovers)
+
+    @property
+    def stuck(self) -> dict[LogStreamId, str]:
+        """Replicas that cannot serve and are not being repaired, and why."""
+        return stuck_replicas(self.node, self.damage)
 
     async def start(self) -> None:
         options = self.options
@@ -150,9 +215,12 @@ class StorageNodeServer:
                 options.host,
                 options.port,
                 tls=options.tls.server if options.tls else None,
-                authenticate=options.tls.authenticate if options.tls else None,
+                authenticate=options.tls.authenticate if options.tls else options.authenticate,
+                trusts_process=True,
                 insecure=options.insecure,
+                options=options.listener,
                 on_open=self._connected,
+                is_server=self._book.knows,
                 is_nearby=options.is_nearby,
             )
         except BaseException:
@@ -160,9 +228,12 @@ class StorageNodeServer:
             self.node.stop(1.0)
             raise
         self._metadata = MetadataLinks(
-            self._endpoint(WireOptions()), options.metadata, self._client_tls, self, self._spawn
+            self._endpoint(WireOptions()), options.metadata, self._client_tls, self._book, self, self._spawn
         )
         self._spawn(self.room.watch())
+        self._spawn(self._mender.try_again_for_ever())
+        self._spawn(self.scrubber.scrub_for_ever())
+        self._spawn(StuckReplicas(self.node, lambda: self.damage).watch_for_ever())
         self._spawn(self.staging.tidy_for_ever(self._ask_staged, options.staged_ask_seconds))
 
     async def stop(self, *, timeout_ms: int = 5_000) -> bool:
@@ -182,6 +253,8 @@ class StorageNodeServer:
         await self.peers.close()
         self._publishing.stop()
         self.staging.stop()
+        self.content.stop()
+        self.topics.stop()
         left = max(0.1, deadline - loop.time())
         stopping = loop.run_in_executor(self._threads, self.node.stop, left)
         # It keeps this time by itself, once there is a thread for it.
@@ -196,7 +269,7 @@ class StorageNodeServer:
         return api.NodeDescription(
             identity.cluster,
             identity.node,
-            identity.node_key,
+            "",
             identity.cluster_key,
             self.address,
             self.room.rooms,
@@ -206,12 +279,13 @@ class StorageNodeServer:
 
     def _endpoint(self, options: WireOptions) -> Endpoint:
         identity = self.volumes.identity
-        return Endpoint(identity.cluster, api.STORAGE_NODE, str(identity.node), self._methods, options)
+        name, advertised = str(identity.node), self.options.advertise
+        return Endpoint(identity.cluster, STORAGE_NODE, name, self._methods, options, self._key, advertised)
 
     def _connected(self, connection: Connection) -> None:
-        peer = connection.peer
-        if peer is not None and peer.role == api.STORAGE_NODE:
-            self.peers.heard_from(peer.name)
+        server = connection.peer.server if connection.peer is not None else None
+        if server is not None and server.kind == STORAGE_NODE:
+            self.peers.heard_from(server.name)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.get_running_loop().create_task(cast(Coroutine[Any, Any, None], work))
@@ -258,6 +332,11 @@ class StorageNodeServer:
             raise Unavailable("the metadata repository is not known yet")
         return await self._metadata.ask(request, StagedAnswer, timeout_ms=STAGED_ASK_MS_MAX)
 
+    async def _ask_catalog(self, request: CatalogRequest) -> Catalog:
+        if self._metadata is None:
+            raise Unavailable("the metadata repository is not known yet")
+        return await self._metadata.ask(request, Catalog, timeout_ms=CATALOG_ASK_MS_MAX)
+
     def mend(self, stream: LogStreamId, error: Damaged) -> None:
         self._mender.mend(stream, error)
 
@@ -280,10 +359,12 @@ class StorageNodeServer:
     async def adopt(self, answer: api.JoinAnswer) -> None:
         self.volumes.check_cluster_key(answer.cluster_key)
         if answer.known:
-            await self.node.in_thread(partial(self.volumes.adopt_cluster_key, answer.cluster_key))
+            await self.node.in_thread(partial(self.volumes.adopt, answer.cluster_key, answer.metadata_keys))
+            self._book.note(METADATA_NODE, self.volumes.identity.metadata_keys)
 
     def joined(self) -> None:
         self.node.report_soon()
+        self.topics.refresh()
 
     def turned_away(self, error: CutwaterError) -> None:
         if not self.fatal.done():
@@ -292,15 +373,15 @@ class StorageNodeServer:
     # What is asked of it.
 
     def _table(self) -> Methods:
-        reading = Reading(self.node)
-        methods = Methods()
+        reading = Reading(self.node, self.memory)
+        methods = Methods(STORAGE_NODE_ACCESS, self._book)
         methods.answers(api.APPEND)(self._append)
         methods.answers(api.READ)(reading.read)
         methods.answers(api.COPY)(reading.copy)
-        following = Following(self.node)
+        following = Following(self.node, self.memory)
         methods.streams_to(api.FOLLOW)(following.serve)
         methods.answers(api.FIND)(following.find)
-        scanning = Scanning(self.node)
+        scanning = Scanning(self.node, self.memory, self.topics)
         methods.answers(scan_api.MEASURE)(scanning.measure)
         methods.answers(scan_api.HEADS)(scanning.heads)
         methods.answers(scan_api.GROUPS)(scanning.groups)
@@ -326,9 +407,11 @@ class StorageNodeServer:
         return methods
 
     def _append(self, call: Call[api.AppendArguments]) -> Later:
-        batch = structs.replace(call.argument.batch, body=bytes(call.body))
+        # Only this node can mark the batch as checked, and it gets no place in the log before it is checked.
+        batch = structs.replace(call.argument.batch, body=bytes(call.body), checked=True)
         check_batch(batch)
-        self.node.append(call.argument, batch, call)
+        arguments = call.argument
+        self.content.append(arguments.stream, batch, call, lambda batch: self.node.append(arguments, batch, call))
         return LATER
 
     def _replicate(self, notification: Notification[Replicate]) -> None:
@@ -338,21 +421,43 @@ class StorageNodeServer:
             refused = api.EntryRefused(message.stream, message.entry.epoch, self.node.node, reason)
             _tell(lambda: notification.connection.notify(api.ENTRY_REFUSED, refused))
 
-        self.node.replicate(_with_body(message, bytes(notification.body)), refuse)
+        self.node.replicate(_with_body(message, bytes(notification.body), _sender(notification)), refuse)
 
     def _entry_refused(self, notification: Notification[api.EntryRefused]) -> None:
         refused = notification.argument
         self.node.replicate_failed(refused.stream, refused.node, refused.epoch, refused.reason)
 
     def _leader_says(self, notification: Notification[LeaderMessage]) -> None:
-        # Nobody else may give orders: over these connections the keys of both sides were compared.
+        # Only a metadata node that this node has joined may give orders.
         if self._metadata is not None and self._metadata.has_joined(notification.connection):
-            self.node.leader_says(notification.argument)
+            message = notification.argument
+            if isinstance(message, CommitMessage | CatchUp) and message.revision > self.topics.revision:
+                self.topics.refresh(message.revision)
+            elif isinstance(message, UnsealReplica):
+                self.topics.expect(message.stream)
+            self.node.leader_says(message)
 
     def _learn_addresses(self, notification: Notification[api.Addresses]) -> None:
         if self._metadata is not None and self._metadata.has_joined(notification.connection):
-            addresses = notification.argument.storage_nodes
-            self.peers.learn({peer: address for peer, address in addresses.items() if peer != self.node.node})
+            told = notification.argument
+            if told.revision < self._servers_revision:
+                # Of a metadata node that has been cut off from the others for a while.
+                return
+            self._servers_revision = told.revision
+            self._book.note(STORAGE_NODE, told.keys, is_all=True)
+            # A peer without a noted key could not prove itself.
+            others = {
+                peer: at for peer, at in told.storage_nodes.items() if peer in told.keys and peer != self.node.node
+            }
+            self.peers.learn(others)
+            if told.metadata_keys.items() - self.volumes.identity.metadata_keys.items():
+                self._spawn(self._learn_metadata_keys(told.metadata_keys))
+
+    async def _learn_metadata_keys(self, keys: dict[MetadataNodeId, str]) -> None:
+        if self.volumes.identity.cluster_key is not None:
+            adopt = partial(self.volumes.adopt, self.volumes.identity.cluster_key, keys)
+            await self.node.in_thread(adopt)
+            self._book.note(METADATA_NODE, self.volumes.identity.metadata_keys)
 
     def _fate(self, call: Call[api.FateArguments]) -> Fate:
         asked = call.argument
@@ -369,27 +474,56 @@ class StorageNodeServer:
                 driver.replica.committed_end,
                 driver.replica.durable_end,
                 driver.replica.complete_through,
+                driver.problem if not driver.replica.trusted else "",
+                driver.replica.learner.source if driver.replica.learner is not None else None,
             )
             for stream, driver in sorted(self.node.replicas.items())
         )
-        return api.NodeStatus(self.node.node, self.node.state, replicas, tuple(sorted(self.node.unreadable)))
+        leftovers = self.node.leftovers
+        unreadable = tuple(sorted(stream for stream in self.node.unreadable if stream not in leftovers))
+        problems = {stream: self.node.unreadable[stream] for stream in unreadable}
+        return api.NodeStatus(
+            self.node.node, self.node.state, replicas, unreadable, self.damage, tuple(sorted(leftovers)), problems
+        )
 
     async def _verify(self, call: Call[LogStreamId]) -> tuple[api.VerifyFinding, ...]:
         """What is found damaged is repaired afterwards, if a peer has it."""
         stream = call.argument
-        storage = self.node.driver(stream).storage
-        findings = await self.node.in_thread(storage.verify)
-        for finding in findings:
-            if finding.first_llsn is not None:
-                last_llsn = finding.last_llsn or finding.first_llsn
-                self.node.damage_met(stream, DamagedEntries(finding.where, finding.first_llsn, last_llsn, finding.what))
-            else:
-                self.node.damage_met(stream, DamagedFile(Path(finding.where), finding.what))
-        return tuple(api.VerifyFinding(stream, finding.where, finding.what) for finding in findings)
+        driver = self.node.driver(stream)
+        check = await self.content.check_of(stream)
+        async with self._verifying():
+            findings = await to_the_end(self.node.in_thread(partial(verified, driver, check)))
+        for finding, _ in findings:
+            if not finding.is_content:
+                self.node.damage_met(stream, damage_of(finding))
+        return tuple(
+            api.VerifyFinding(stream, f.where, f.what, f.is_content, f.first_llsn, f.last_llsn, behind)
+            for f, behind in findings
+        )
+
+    @asynccontextmanager
+    async def _verifying(self) -> AsyncIterator[None]:
+        """One replica at a time: each of its batches is decompressed, and that may go on for long. So it has memory
+        beside that of readers, for one batch."""
+        try:
+            async with asyncio.timeout(VERIFY_WAIT_SECONDS):
+                await self._verify_lock.acquire()
+        except TimeoutError:
+            raise ResourceExhausted(
+                f"storage node {self.node.node} verifies one replica at a time, and has not been done with others for "
+                f"{VERIFY_WAIT_SECONDS:g} s: try again when they are verified",
+                retry_ms=VERIFY_RETRY_MS,
+            ) from None
+        try:
+            yield
+        finally:
+            release_unused()
+            self._verify_lock.release()
 
     async def _add_volume(self, call: Call[str]) -> api.NodeDescription:
         before = self.volumes.staged
         found = await self.node.in_thread(partial(self.volumes.add, Path(call.argument)))
+        await self.node.in_thread(partial(load_or_make, self.volumes.server_key_files))
         await self.node.take_in(found)
         await self.staging.look_into([path for path in self.volumes.staged if path not in before])
         _log.warning("volume %s is used from now on, with %s replicas on it", call.argument, len(found))
@@ -408,9 +542,18 @@ class StorageNodeServer:
         return self.describe()
 
 
-def _with_body(message: Replicate, body: bytes) -> Replicate:
+def _with_body(message: Replicate, body: bytes, sender: StorageNodeId | None = None) -> Replicate:
     entry = message.entry
-    return Replicate(message.stream, Entry(entry.first_llsn, entry.epoch, structs.replace(entry.batch, body=body)))
+    batch = structs.replace(entry.batch, body=body)
+    return Replicate(message.stream, Entry(entry.first_llsn, entry.epoch, batch), sender)
+
+
+def _sender(notification: Notification[Any]) -> StorageNodeId:
+    """The storage node that tells something, of a method that only these may call."""
+    peer = notification.connection.peer
+    assert peer is not None
+    assert peer.server is not None
+    return StorageNodeId(int(peer.server.name))
 
 
 def _tell(send: Callable[[], None]) -> None:

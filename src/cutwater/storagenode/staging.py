@@ -26,13 +26,16 @@ from cutwater.errors import (
     InvalidArgument,
     NotFound,
     ResourceExhausted,
+    Unavailable,
 )
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DiskFull
-from cutwater.storage.frames import frames_in
 from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
+from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.staged_checks import PartChecks
 from cutwater.storagenode.threads import in_thread
+from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import BatchNumber, RunId
 from cutwater.wire import storage_api as api
 from cutwater.wire.methods import Reply
@@ -68,11 +71,21 @@ class _Writing:
         self.part = part
         self.lock = asyncio.Lock()
         self.writer: PartWriter | None = None
-        self.check: Callable[[Buffer], None] | None = None
-        """What is checked of each message beyond its frames."""
+        self.checks: PartChecks | None = None
+        """What is in it; None if that does not matter any more."""
+        self.is_decided = False
+        """Another node holds it, and it was decided on: no client adds to it."""
+        self.is_checked = True
         self.reserved = 0
         """Its bytes that count as being here."""
         self.touched = time.monotonic()
+
+
+class _NotChecked(Exception):
+    """Neither sound nor unsound: it could not be found out now."""
+
+    def __init__(self, why: CutwaterError) -> None:
+        self.why = why
 
 
 class Staging:
@@ -85,8 +98,11 @@ class Staging:
         files: StagingFiles,
         has_room: Callable[[int], bool],
         on_full: Callable[[], None],
+        topics: Topics,
+        memory: MemoryBudget,
         bytes_max: int = STAGED_BYTES_MAX,
     ) -> None:
+        self._topics, self._memory = topics, memory
         self.bytes_max, self.parts_max = bytes_max, PARTS_MAX
         self.bytes = 0
         """Of all parts, also of those that are not complete."""
@@ -150,7 +166,7 @@ class Staging:
         data = await self.in_thread(
             lambda: self._files.read(held, asked.offset, min(max(asked.bytes_max, 1), FETCH_BYTES_MAX))
         )
-        return Reply(api.FetchAnswer(held.part, held.size), data)
+        return Reply(api.FetchAnswer(held.part, held.size, held.checked), data)
 
     async def verify(self, call: Call[None]) -> tuple[api.VerifyFinding, ...]:
         found = []
@@ -163,8 +179,26 @@ class Staging:
     # The same for those inside the node.
 
     async def add(self, part: StagedPart, offset: int, data: Buffer) -> int:
-        """Where the part ends now."""
+        """Check the content and add it; returns where the part ends now."""
         writing = self._writing_of(part, offset)
+        if writing.is_decided:
+            raise AlreadyExists(f"part {part.part} is complete elsewhere: nothing can be added to it")
+        if writing.checks is None:
+            writing.checks = PartChecks(part, self._topics)
+        return await self._add(writing, offset, data)
+
+    async def add_decided(self, part: StagedPart, offset: int, data: Buffer, *, checked: bool) -> int:
+        """As ``add``, for a decided part that another node holds. An unfinished part of this name is given up."""
+        begun = self._writing.get(part.part)
+        if begun is not None and not begun.is_decided:
+            async with begun.lock:
+                await self._give_up(begun)
+        writing = self._writing_of(part, offset)
+        writing.is_decided, writing.is_checked = True, checked
+        return await self._add(writing, offset, data)
+
+    async def _add(self, writing: _Writing, offset: int, data: Buffer) -> int:
+        part = writing.part
         async with writing.lock:
             end = writing.writer.size.bytes if writing.writer is not None else 0
             if offset + len(data) <= end:
@@ -178,7 +212,12 @@ class Staging:
                 )
             self._reserve(writing, len(data))
             try:
+                await self._check(writing, data)
                 await self.in_thread(lambda: self._write(writing, data))
+            except _NotChecked as error:
+                # Nothing was written. It may be looked into when it is sent again.
+                self._reserve(writing, -len(data))
+                raise error.why from None
             except InvalidArgument:
                 # Nothing was written: whoever sends nonsense may still send sense.
                 self._reserve(writing, -len(data))
@@ -237,7 +276,7 @@ class Staging:
         return new
 
     async def _write_all(self, held: Held, fetch: Callable[[int], Awaitable[bytes]]) -> Held:
-        writer = await self.in_thread(lambda: self._files.begin(held.part))
+        writer = await self.in_thread(lambda: self._files.begin(held.part, checked=held.checked))
         try:
             while writer.size.bytes < held.size.bytes:
                 data = await fetch(writer.size.bytes)
@@ -306,13 +345,22 @@ class Staging:
             )
         self._node.require_room(size)
 
+    async def _check(self, writing: _Writing, data: Buffer) -> None:
+        """Raise unless what is in these frames is sound."""
+        checks = writing.checks
+        if checks is None:
+            return
+        try:
+            needed = await checks.prepare(data, self.in_thread)
+            async with self._memory.reserved(needed):
+                await self.in_thread(lambda: checks.check(data))
+        except Unavailable as error:
+            raise _NotChecked(error) from error
+
     def _write(self, writing: _Writing, data: Buffer) -> None:
         """In a thread."""
-        if writing.check is None:
-            writing.check = _check_of(writing.part)
-        writing.check(data)
         if writing.writer is None:
-            writing.writer = self._files.begin(writing.part)
+            writing.writer = self._files.begin(writing.part, checked=writing.is_checked)
         writing.writer.append(data)
 
     async def _complete(self, writing: _Writing, writer: PartWriter) -> Held:
@@ -414,24 +462,3 @@ class Staging:
 
 def _batch_of(held: Held) -> tuple[RunId, BatchNumber, int]:
     return held.part.run, held.part.batch, held.part.generation
-
-
-def _check_of(part: StagedPart) -> Callable[[Buffer], None]:
-    """Ordered parts are looked into, so that whoever stages what cannot be put in order hears of it, and not the one
-    who has to publish it."""
-    if part.order is None:
-        return lambda data: None
-    # Only nodes that are given ordered parts need Arrow, which takes long to import.
-    from cutwater.storage import merging  # noqa: PLC0415
-
-    form = merging.form_of(part.order)
-    last: bytes | None = None
-
-    def check(data: Buffer) -> None:
-        nonlocal last
-        end = last
-        for frame in frames_in(data):
-            end = merging.check_order(merging.read_block(frame.body, form, frame.header.count, is_new=True), end)
-        last = end
-
-    return check

@@ -18,12 +18,14 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.room import RESERVE_BYTES
+from cutwater.storagenode.scrubbing import ScrubOptions
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.exposure import check_listen, parse_flag
-from cutwater.wire.loops import run, settle_in
+from cutwater.wire.loops import allow_descriptors, run, settle_in
+from cutwater.wire.options import ListenerOptions
 from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
@@ -54,6 +56,9 @@ class StartOptions(Struct, frozen=True):
     forget_volumes: tuple[Path, ...] = ()
     staged_bytes_max: int = STAGED_BYTES_MAX
     staged_ask_seconds: float = ASK_SECONDS
+    scrub_bytes_per_second: int = ScrubOptions().bytes_per_second
+    listener: ListenerOptions = ListenerOptions()
+    forget_metadata_keys: bool = False
 
 
 class Serving(Struct, frozen=True):
@@ -74,6 +79,7 @@ def run_storage_node(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then stop cleanly. Raises what keeps the node from serving; ``on_hang`` is called,
     in another thread, if it cannot even be stopped."""
+    allow_descriptors()
     run(_serve(_checked(options), options, on_serving, on_hang))
 
 
@@ -97,7 +103,9 @@ def _checked(options: StartOptions) -> NodeOptions:
         options.reserve_bytes,
         staged_bytes_max=options.staged_bytes_max,
         staged_ask_seconds=options.staged_ask_seconds,
+        scrub=ScrubOptions(options.scrub_bytes_per_second),
         may_wait_for_disk=True,
+        listener=options.listener,
     )
 
 
@@ -124,6 +132,7 @@ async def _serve(
         options.node,
         error_if_exists=options.error_if_exists,
         forget=options.forget_volumes,
+        forget_metadata_keys=options.forget_metadata_keys,
     )
     try:
         server = StorageNodeServer(node_options, volumes)

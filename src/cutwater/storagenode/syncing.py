@@ -19,8 +19,9 @@ from msgspec import Struct, structs
 from cutwater.core.commit_index import context_of_llsn
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
-from cutwater.core.sync import Extent, plan_sync
+from cutwater.core.sync import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Refused
+from cutwater.storage.errors import DamagedEntries
 from cutwater.storage.format import NO_TIME, Running, decode_dedup, encode_dedup
 from cutwater.storage.frames import frames_in
 from cutwater.storage.interface import ReplicaStorage
@@ -36,6 +37,8 @@ PART_BYTES = 1024 * 1024
 ITEM_MS_MAX = 60_000
 """How long a learner waits for the next part."""
 ROUND_CONTEXTS_MAX = 32_768
+ROUND_LLSNS_MAX = 262_144
+"""Of more than one commit. A learner remembers each entry of a round, and an entry may be one record."""
 CONTEXTS_AT_ONCE = 8_192
 DEDUP_BYTES_MAX = 1024 * 1024 * 1024
 BACKLOG_BYTES_MAX = 16 * 1024 * 1024
@@ -95,7 +98,17 @@ class Syncing:
         await sender.send(SyncBegin(stream, attempt, plan, base_glsn), _encode(running))
         llsn = plan.copy.first
         while llsn <= plan.copy.end:
-            found = await driver.in_reader(partial(storage.read, llsn, plan.copy.end, PART_BYTES))
+            try:
+                found = await driver.in_reader(partial(storage.read, llsn, plan.copy.end, PART_BYTES))
+            except DamagedEntries as error:
+                # The learner may have kept what cannot be read here.
+                self._node.damage_met(stream, error)
+                missing = missing_entries(part.contexts, max(llsn, error.first_llsn), error.last_llsn)
+                if not missing or missing[0].first_llsn != llsn or missing[-1].last_llsn != error.last_llsn:
+                    raise
+                await sender.send(SyncEntries(stream, attempt, (), missing))
+                llsn = LLSN(error.last_llsn + 1)
+                continue
             await sender.send(SyncEntries(stream, attempt, ()), found.data)
             self._node.counters.sync_sent_bytes += len(found.data)
             llsn = LLSN(found.last_llsn + 1)
@@ -105,7 +118,7 @@ class Syncing:
         for start in range(0, len(data), PART_BYTES):
             await sender.send(api.SyncDedup(), data[start : start + PART_BYTES])
         nothing = DedupCheckpoint(dedup.upto, ())
-        await sender.send(SyncEnd(stream, attempt, (), nothing, trimmed_before))
+        await sender.send(SyncEnd(stream, attempt, (), nothing, trimmed_before, part.end < own.end))
 
     # The destination.
 
@@ -191,6 +204,7 @@ def _next_round(storage: ReplicaStorage, own: Extent, destination: Extent) -> _R
     first = max(LLSN(destination.end + 1), own.first)
     at = bisect_left(contexts, first, key=_last_llsn)
     found = [context for context in contexts[at : at + ROUND_CONTEXTS_MAX] if context.last_llsn <= own.end]
+    found = found[: max(1, bisect_left(found, first + ROUND_LLSNS_MAX, key=_last_llsn))]
     before = context_of_llsn(contexts, LLSN(first - 1))
     # A commit may be applied and not yet in the files.
     end = found[-1].last_llsn if found else min(LLSN(first - 1), own.end)

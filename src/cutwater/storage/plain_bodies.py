@@ -1,0 +1,181 @@
+"""The most common body, by its bytes: key, value and timestamp of records without headers, not compressed.
+
+Clients write it without Arrow, and storage nodes and readers check it without Arrow: what stands before the columns is
+the same for all such bodies but for a few numbers, and these follow from four of them. It is what Arrow itself writes
+for the same records; any other way to write them is left to Arrow.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from cutwater.storage.checksum import Buffer
+
+HEAD_BYTES: Final = 480
+"""What stands before the columns: a FlatBuffers table, ``Message`` and ``RecordBatch`` of Arrow's format."""
+
+_START = bytes.fromhex(
+    "ffffffffd80100001400000000000000"
+    "0c0016000600050008000c000c000000"
+    "00030400180000000000000000000000"
+    "00000a0018000c00040008000a000000"
+    "2c010000100000000000000000000000"
+    "0000000011000000"
+)
+"""With zeros where the number of bytes that follow and the number of records are."""
+_BODY_BYTES_AT, _COUNT_AT, _BUFFERS_AT, _NODES_AT = 40, 72, 88, 368
+_BUFFERS = struct.Struct("<34q")
+"""Where each buffer is, and its length: of key, value, timestamp, headers and what is in them, 17 in all."""
+_NODES = struct.Struct("<14q")
+"""Length and nulls of each of these columns: seven in all."""
+_BETWEEN = bytes.fromhex("0000000007000000")
+_NUMBER = struct.Struct("<q")
+_ENDS = struct.Struct("<2i")
+
+_KNOWN = struct.Struct(f"<{_COUNT_AT}xq8x40xq40xq{_NODES_AT - 184}x8xq")
+"""Of a head: how many records, the bytes of all keys, those of all values, and how many keys are missing."""
+
+COUNT_MAX: Final = 256
+"""Bodies with more records are left to Arrow, which is faster there."""
+
+
+class Layout(NamedTuple):
+    """Where the columns of a body are, counted from its beginning; 0 bytes of key bits if no key is missing."""
+
+    head: bytes
+    bits_bytes: int
+    key_offsets_at: int
+    offsets_at: int
+    times_at: int
+    headers_at: int
+    end: int
+
+
+def up(size: int) -> int:
+    """Every buffer begins at a multiple of eight."""
+    return (size + 7) & -8
+
+
+def no_headers_bytes(count: int) -> int:
+    """The headers of records that have none: a map of nulls, and inside of it nothing but the ends of no names and no
+    values."""
+    return up((count + 7) // 8) + up(4 * count + 4) + 16
+
+
+@lru_cache(maxsize=256)
+def layout(count: int, missing: int, keys_bytes: int, values_bytes: int) -> Layout:
+    """The layout of a body with ``count`` records, ``missing`` of them without a key. Many bodies share one."""
+    offsets_bytes, headers_bits_bytes = 4 * count + 4, (count + 7) // 8
+    bits_bytes = headers_bits_bytes if missing else 0
+    offsets_up = up(offsets_bytes)
+    key_offsets_at = up(bits_bytes)
+    keys_at = key_offsets_at + offsets_up
+    offsets_at = keys_at + up(keys_bytes)
+    values_at = offsets_at + offsets_up
+    times_at = values_at + up(values_bytes)
+    headers_at = times_at + 8 * count
+    header_offsets_at = headers_at + up(headers_bits_bytes)
+    names_at = header_offsets_at + offsets_up
+    inside_at = names_at + 8
+    end = headers_at + no_headers_bytes(count)
+    start = bytearray(_START)
+    _NUMBER.pack_into(start, _BODY_BYTES_AT, end)
+    _NUMBER.pack_into(start, _COUNT_AT, count)
+    buffers = _BUFFERS.pack(
+        *(0, bits_bytes, key_offsets_at, offsets_bytes, keys_at, keys_bytes),
+        *(offsets_at, 0, offsets_at, offsets_bytes, values_at, values_bytes),
+        *(times_at, 0, times_at, 8 * count),
+        *(headers_at, headers_bits_bytes, header_offsets_at, offsets_bytes),
+        *(names_at, 0, names_at, 0, names_at, 4, inside_at, 0),
+        *(inside_at, 0, inside_at, 4, end, 0),
+    )
+    nodes = _NODES.pack(count, missing, count, 0, count, 0, count, count, 0, 0, 0, 0, 0, 0)
+    head = b"".join((start, buffers, _BETWEEN, nodes))
+    columns = (key_offsets_at, offsets_at, times_at, headers_at, end)
+    return Layout(head, bits_bytes, *(HEAD_BYTES + place for place in columns))
+
+
+# A memory view is copied before it is compared: its own comparison looks at one byte after the other.
+
+
+def is_plain(body: Buffer, count: int, time_min: int, time_max: int) -> bool:
+    """Whether this is a well-formed plain body with ``count`` records and this smallest and largest event time.
+    False says nothing: it may still be a sound body that is written in another way."""
+    size = len(body)
+    if size < HEAD_BYTES:
+        return False
+    found_count, keys_bytes, values_bytes, missing = _KNOWN.unpack_from(body)
+    if found_count != count or not 0 < count <= COUNT_MAX or not 0 <= missing <= count:
+        return False
+    if not 0 <= keys_bytes < size or not 0 <= values_bytes < size:
+        return False
+    head, bits_bytes, key_offsets_at, offsets_at, times_at, headers_at, end = layout(
+        count, missing, keys_bytes, values_bytes
+    )
+    if end != size or bytes(body[:HEAD_BYTES]) != head:
+        return False
+    if count == 1:
+        if (missing and body[HEAD_BYTES] & 1) or time_min != time_max:
+            return False
+        if _ENDS.unpack_from(body, key_offsets_at) != (0, keys_bytes):
+            return False
+        if _ENDS.unpack_from(body, offsets_at) != (0, values_bytes):
+            return False
+        if _NUMBER.unpack_from(body, times_at)[0] != time_min:
+            return False
+    else:
+        if missing and not _has_nulls(body[HEAD_BYTES : HEAD_BYTES + bits_bytes], count, missing):
+            return False
+        offsets_bytes = 4 * count + 4
+        if not are_in_order(body[key_offsets_at : key_offsets_at + offsets_bytes], count, keys_bytes):
+            return False
+        if not are_in_order(body[offsets_at : offsets_at + offsets_bytes], count, values_bytes):
+            return False
+        if not _have_ends(body[times_at:headers_at], count, time_min, time_max):
+            return False
+    rest = size - headers_at
+    return bytes(body[headers_at:]) == (_ZEROS[:rest] if rest <= len(_ZEROS) else bytes(rest))
+
+
+_ZEROS = bytes(64)
+
+
+def _has_nulls(bits: Buffer, count: int, missing: int) -> bool:
+    there = int.from_bytes(bits, "little") & ((1 << count) - 1)
+    return there.bit_count() == count - missing
+
+
+def are_in_order(offsets: Buffer, count: int, size: int, start: int = 0) -> bool:
+    """Whether these are the offsets of ``count`` values that begin at ``start`` and end at ``size``, none of which ends
+    before it begins. Arrow can tell, too, but lets go of the interpreter meanwhile, and where there are many threads it
+    takes long to get that back."""
+    numbers = int.from_bytes(offsets, "little")
+    tops, all_but_last = _top_bits(count + 1)
+    if numbers & 0xFFFFFFFF != start or numbers >> 32 * count != size or numbers & tops:
+        return False
+    # A difference that is not negative leaves the top bit where it was set, and nothing is borrowed from a neighbour.
+    return ((numbers >> 32 | tops) - numbers) & all_but_last == all_but_last
+
+
+@lru_cache(maxsize=16)
+def _top_bits(count: int) -> tuple[int, int]:
+    """The top bits of ``count`` offsets, and of one offset less."""
+    return _repeated(1 << 31, count), _repeated(1 << 31, count - 1)
+
+
+def _repeated(number: int, count: int) -> int:
+    """A number ``count`` times side by side, 32 bits each, as offsets are."""
+    return int.from_bytes(number.to_bytes(4, "little") * count, "little")
+
+
+def _have_ends(times: Buffer, count: int, time_min: int, time_max: int) -> bool:
+    if time_min == time_max:
+        return bytes(times) == _NUMBER.pack(time_min) * count
+    values = array("q", bytes(times))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return min(values) == time_min and max(values) == time_max

@@ -1,0 +1,150 @@
+"""How many bytes the values of a column have for whoever reads them one by one.
+
+Most columns have the bytes that they are stored in. Values of views, runs and dense unions may share bytes: a body of a
+few hundred bytes can show the same text in millions of rows. A column is never expanded here to find out: ``_upto`` is
+asked for sums at those places only that values begin or end at.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from pyarrow import types
+
+RUNS_VALUES_MAX: Final = 1 << 24
+"""Runs are counted value by value; more of them are not looked at."""
+
+
+class TooMany(Exception):
+    """A column of runs has more values than can be looked at."""
+
+
+def is_shared(kind: pa.DataType) -> bool:
+    """Whether values of such a column may share bytes."""
+    kind = stored_type(kind)
+    is_one = _is_view(kind) or _is_list_view(kind) or types.is_run_end_encoded(kind)
+    is_one = is_one or (types.is_union(kind) and kind.mode == "dense")
+    return is_one or any(is_shared(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def seen_bytes(column: Any) -> float:
+    """Of a column that is sound. Raises ``TooMany``."""
+    return float(_upto(column, pa.array([len(column)], pa.int64()))[0].as_py())
+
+
+def stored_type(kind: pa.DataType) -> pa.DataType:
+    """What an extension type is stored as; any other type as it is."""
+    while isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    return kind
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(types.is_binary_view(kind) or types.is_string_view(kind))
+
+
+def _is_list_view(kind: pa.DataType) -> bool:
+    return bool(types.is_list_view(kind) or types.is_large_list_view(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    is_small, is_large = types.is_binary(kind) or types.is_string(kind), types.is_large_binary(kind)
+    return bool(is_small or is_large or types.is_large_string(kind))
+
+
+def _upto(values: Any, at: pa.Array) -> pa.Array:
+    """How many bytes the values before each of these places have, as 64-bit numbers with a point: they may be many."""
+    while isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    kind = values.type
+    if not len(values) or types.is_null(kind):
+        return _times(at, 0.0)
+    if _is_text(kind):
+        is_large = types.is_large_binary(kind) or types.is_large_string(kind)
+        size, buffer = pa.int64() if is_large else pa.int32(), values.buffers()[1]
+        offsets = pa.Array.from_buffers(size, len(values) + 1, [None, buffer], offset=values.offset)
+        return _less(pc.take(offsets, at), offsets[0])
+    if _is_list(kind):
+        places = pc.take(values.offsets, at).cast(pa.int64())
+        return _less(_upto(values.values, places), _upto(values.values, values.offsets[:1].cast(pa.int64()))[0])
+    if types.is_fixed_size_list(kind):
+        inside = values.values.slice(values.offset * kind.list_size)
+        return _upto(inside, pc.multiply(at, pa.scalar(kind.list_size, pa.int64())))
+    if types.is_struct(kind):
+        found = _times(at, 0.0)
+        for i in range(kind.num_fields):
+            found = pc.add(found, _upto(values.field(i), at))
+        return found
+    if _is_view(kind):
+        # Sixteen bytes for each value, its length first.
+        start, end = 16 * values.offset, 16 * (values.offset + len(values))
+        lengths = memoryview(values.buffers()[1])[start:end].cast("i")[::4]
+        return _summed(values, pa.array(lengths, pa.int32()), at)
+    if _is_list_view(kind):
+        starts = values.offsets.cast(pa.int64())
+        counts = values.sizes.cast(pa.int64())
+        inside = pc.subtract(_upto(values.values, pc.add(starts, counts)), _upto(values.values, starts))
+        # A place in a list takes something, also if what is there takes nothing.
+        return _summed(values, pc.add(inside, counts.cast(pa.float64())), at)
+    if types.is_run_end_encoded(kind):
+        return _of_runs(values, at)
+    if types.is_union(kind):
+        return _of_union(values, at)
+    return _times(at, kind.bit_width / 8)
+
+
+def _of_runs(values: Any, at: pa.Array) -> pa.Array:
+    ends, sizes = values.run_ends.cast(pa.int64()), _each(values.values)
+    if len(at) == 1 and at[0].as_py() == len(values) == ends[-1].as_py() and not values.offset:
+        # All of it, as nearly always: nothing need be done for each value.
+        lengths = pc.subtract(ends, pa.concat_arrays([pa.array([0], pa.int64()), ends[:-1]]))
+        total = pc.sum(pc.multiply(lengths.cast(pa.float64()), sizes))
+        return pa.array([total.as_py()], pa.float64())
+    if len(values) > RUNS_VALUES_MAX:
+        raise TooMany(f"one of its columns has {len(values)} values in runs, and at most {RUNS_VALUES_MAX} may be")
+    runs = pa.RunEndEncodedArray.from_arrays(values.run_ends, sizes)
+    return _summed(None, pc.run_end_decode(runs).slice(values.offset, len(values)), at)
+
+
+def _of_union(values: Any, at: pa.Array) -> pa.Array:
+    kind, codes = values.type, values.type_codes
+    sizes = pa.repeat(pa.scalar(0.0), len(values))
+    for i, code in enumerate(kind.type_codes):
+        inside, is_here = values.field(i), pc.equal(codes, pa.scalar(code, pa.int8()))
+        if not len(inside):
+            continue
+        mine = _each(inside)
+        if kind.mode == "dense":
+            mine = pc.take(mine, pc.if_else(is_here, values.offsets, pa.scalar(0, pa.int32())))
+        sizes = pc.if_else(is_here, mine, sizes)
+    return _summed(None, sizes, at)
+
+
+def _each(values: Any) -> pa.Array:
+    """The bytes of each value."""
+    places = pa.array(range(len(values) + 1), pa.int64())
+    sums = _upto(values, places)
+    return pc.subtract(sums[1:], sums[:-1])
+
+
+def _summed(values: Any, sizes: pa.Array, at: pa.Array) -> pa.Array:
+    """The sums of sizes before these places. What is null has nothing."""
+    sizes = sizes.cast(pa.float64())
+    if values is not None and values.null_count:
+        sizes = pc.if_else(values.is_valid(), sizes, pa.scalar(0.0))
+    sums = pa.concat_arrays([pa.array([0.0]), pc.cumulative_sum(sizes)])
+    return pc.take(sums, at)
+
+
+def _times(at: pa.Array, width: float) -> pa.Array:
+    return pc.multiply(at.cast(pa.float64()), pa.scalar(width))
+
+
+def _less(numbers: pa.Array, start: pa.Scalar) -> pa.Array:
+    return pc.subtract(numbers.cast(pa.float64()), start.cast(pa.float64()))

@@ -1,0 +1,274 @@
+"""Looks into batches before they get a place in the log, once: by the head for appends, by every holder for staged
+parts. From there on nobody refuses bytes for what is in them.
+
+Small bodies are checked where they come in, on the event loop; large ones, and those that have to be decompressed, in a
+thread. What is appended to one log stream is taken in the order in which it came, so whatever comes while another one
+is being checked waits behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final, Protocol
+
+from cutwater.durations import roughly, shown
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from cutwater.storage.bodies import BadBody, BodyForm, inflated_bytes, problem_with
+from cutwater.storage.checksum import Buffer
+from cutwater.storage.frames import Frame
+from cutwater.storage.interface import FrameCheck
+from cutwater.storage.ipc_message import BadMessage, may_be_compressed, read_message
+from cutwater.storage.plain_bodies import is_plain
+from cutwater.storagenode.memory_budget import MemoryBudget
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.threads import in_thread
+from cutwater.storagenode.topic_forms import Moment, TopicForms, Topics
+from cutwater.types import MILLISECOND, Batch, BatchKind, EventTime, LogStreamId
+
+_log = logging.getLogger(__name__)
+
+LOOP_BYTES_MAX: Final = 1_280 * 1024
+"""Larger bodies that are not compressed are checked in a thread. A checksum of this many bytes takes as long."""
+LOOP_INFLATED_BYTES_MAX: Final = 128 * 1024
+"""The same of columns that have to be decompressed."""
+WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+WAITING_MAX: Final = 8_192
+RETRY_MS: Final = 20
+THREADS: Final = 2
+
+Taken = Callable[[Batch], None]
+
+
+class Asker(Protocol):
+    """The caller that waits for an append."""
+
+    @property
+    def is_cancelled(self) -> bool: ...
+
+    def fail(self, error: CutwaterError) -> None: ...
+
+
+class _Waiting:
+    __slots__ = ("asker", "batch", "since", "take")
+
+    def __init__(self, batch: Batch, asker: Asker, take: Taken, since: Moment) -> None:
+        self.batch, self.asker, self.take, self.since = batch, asker, take, since
+
+
+class ContentChecks:
+    def __init__(
+        self, topics: Topics, replicas: Mapping[LogStreamId, ReplicaDriver], budget: MemoryBudget, name: str
+    ) -> None:
+        self._topics, self._replicas, self._budget = topics, replicas, budget
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix=name)
+        self._queues: dict[LogStreamId, deque[_Waiting]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting = self._waiting_bytes = 0
+
+    def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # Appends.
+
+    def append(self, stream: LogStreamId, batch: Batch, asker: Asker, take: Taken) -> None:
+        """Hand a batch to ``take`` if it is sound, at once or after those before it. Raises, or tells the asker, if it
+        is not. ``check_batch`` has looked at its numbers. A batch that a producer repeats is in the log already, and
+        is not refused for its content."""
+        if stream not in self._queues and self._may_be_taken(stream, batch):
+            take(batch)
+            return
+        self._wait(stream, _Waiting(batch, asker, take, self._topics.now()))
+
+    def _may_be_taken(self, stream: LogStreamId, batch: Batch) -> bool:
+        try:
+            return self._is_sound(stream, batch)
+        except InvalidArgument:
+            if not self._has(stream, batch):
+                raise
+            return True
+
+    def _has(self, stream: LogStreamId, batch: Batch) -> bool:
+        """Whether this very batch of a producer is committed, as far as the replica here remembers."""
+        driver = self._replicas.get(stream)
+        return driver is not None and driver.replica.dedup.has(batch)
+
+    def _is_sound(self, stream: LogStreamId, batch: Batch) -> bool:
+        """Whether it is, as far as that is known at once; raises if it is not."""
+        if batch.kind is not BatchKind.DATA and batch.declared is None:
+            return True
+        topic = self._topics.known(stream)
+        if topic is None:
+            return False
+        form = topic.form(batch.schema)
+        if _is_plain(batch, form):
+            self._check_times(stream, batch, topic)
+        elif form is not None and _is_quick(batch):
+            self._check(stream, batch, topic, form)
+        else:
+            return False
+        return True
+
+    def _check(self, stream: LogStreamId, batch: Batch, topic: TopicForms, form: BodyForm) -> None:
+        """Raises if it is not sound. In any thread."""
+        problem = problem_with(batch.body, form, batch.count, batch.time_min, batch.time_max)
+        if problem:
+            raise malformed(topic, problem)
+        self._check_times(stream, batch, topic)
+
+    def _check_times(self, stream: LogStreamId, batch: Batch, topic: TopicForms) -> None:
+        if not topic.ahead_us:
+            return
+        driver = self._replicas.get(stream)
+        last = driver.storage.last_commit if driver is not None else None
+        now = max(time.time_ns() // 1_000, last.time if last is not None else 0)
+        if batch.kind is BatchKind.DATA:
+            check_ahead(topic, largest_of(batch.count), batch.time_max, now)
+        if batch.declared is not None:
+            check_ahead(topic, "the declared watermark", batch.declared, now)
+
+    async def check_of(self, stream: LogStreamId) -> FrameCheck | None:
+        """The check for stored frames of a log stream; None if the topic was deleted."""
+        try:
+            topic = await self._topics.of_stream(stream)
+        except NotFound:
+            return None
+
+        def check(frame: Frame) -> str:
+            header = frame.header
+            if header.kind is not BatchKind.DATA:
+                return ""
+            form = topic.form(header.schema)
+            if form is None:
+                return f"it names schema {header.schema}, which topic {topic.name!r} does not have"
+            return problem_with(frame.body, form, header.count, header.time_min, header.time_max)
+
+        return check
+
+    def _wait(self, stream: LogStreamId, waiting: _Waiting) -> None:
+        size = len(waiting.batch.body)
+        if self._waiting and (self._waiting_bytes + size > WAITING_BYTES_MAX or self._waiting >= WAITING_MAX):
+            raise ResourceExhausted(
+                f"{self._waiting} batches with {self._waiting_bytes} bytes wait to be checked", retry_ms=RETRY_MS
+            )
+        self._waiting += 1
+        self._waiting_bytes += size
+        queue = self._queues.get(stream)
+        if queue is not None:
+            queue.append(waiting)
+            return
+        self._queues[stream] = deque([waiting])
+        task = self._loop.create_task(self._work_off(stream))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("checking what is appended failed, which is a bug", exc_info=task.exception())
+
+    async def _work_off(self, stream: LogStreamId) -> None:
+        """One after the other, until none is left: only then may another one go past."""
+        queue = self._queues[stream]
+        try:
+            while queue:
+                waiting = queue[0]
+                try:
+                    try:
+                        await self._check_next(stream, waiting)
+                    except InvalidArgument:
+                        if not self._has(stream, waiting.batch):
+                            raise
+                    waiting.take(waiting.batch)
+                except CutwaterError as error:
+                    waiting.asker.fail(error)
+                queue.popleft()
+                self._waiting -= 1
+                self._waiting_bytes -= len(waiting.batch.body)
+        finally:
+            del self._queues[stream]
+            for waiting in queue:
+                # Only when the node stops, or there is a bug: nobody waits for ever.
+                waiting.asker.fail(Unavailable("this could not be checked, and nothing was appended: try again"))
+                self._waiting -= 1
+                self._waiting_bytes -= len(waiting.batch.body)
+
+    async def _check_next(self, stream: LogStreamId, waiting: _Waiting) -> None:
+        batch = waiting.batch
+        if batch.kind is not BatchKind.DATA:
+            self._check_times(stream, batch, await self._topics.of_stream(stream, waiting.since))
+            return
+        topic, form = await self._topics.form_of_stream(stream, batch.schema, waiting.since)
+        if waiting.asker.is_cancelled:
+            raise Unavailable("the caller did not wait for this append: nothing was appended")
+        if _is_quick(batch):
+            self._check(stream, batch, topic, form)
+        else:
+            async with self._budget.reserved(needed(batch.body, topic)):
+                await in_thread(self._threads, partial(self._check, stream, batch, topic, form))
+
+
+def needed(body: Buffer, topic: TopicForms) -> int:
+    """How much memory it takes to look into a body; nothing if its columns are as they are. Raises if that cannot be
+    known, or is too much: nothing was decompressed then."""
+    try:
+        return inflated_bytes(body)
+    except BadBody as error:
+        raise malformed(topic, str(error)) from None
+
+
+def _is_plain(batch: Batch, form: BodyForm | None) -> bool:
+    """Whether it is certainly sound, as nearly all are, by what costs nearly nothing."""
+    if batch.kind is not BatchKind.DATA:
+        return True
+    return form is not None and form.is_key_value and is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
+
+
+def _is_quick(batch: Batch) -> bool:
+    """Whether the event loop can check it by itself without keeping others waiting."""
+    if len(batch.body) > LOOP_BYTES_MAX or "pyarrow" not in sys.modules:
+        # Arrow takes long to import, too.
+        return False
+    if not may_be_compressed(batch.body):
+        return True
+    try:
+        message = read_message(batch.body)
+    except BadMessage:
+        return True
+    return message.inflated_bytes <= LOOP_INFLATED_BYTES_MAX
+
+
+def check_ahead(topic: TopicForms, what: str, moment: EventTime, now: int) -> None:
+    if moment > now + topic.ahead_us:
+        raise InvalidArgument(
+            f"{what} is {_shown(moment)}, {roughly((moment - now) // MILLISECOND)} ahead of the log's clock, and topic "
+            f"{topic.name!r} takes at most {shown(topic.ahead_us // MILLISECOND)}: correct the clock or the unit of "
+            "the timestamps, or change event_time_ahead_max of the topic"
+        )
+
+
+def largest_of(records: int) -> str:
+    return "the event time" if records == 1 else f"the largest event time of {records} records"
+
+
+def _shown(moment: EventTime) -> str:
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=moment)).isoformat()
+    except OverflowError:
+        return f"{moment} (microseconds since 1970)"
+
+
+def malformed(topic: TopicForms, problem: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"the body of the batch is not what topic {topic.name!r} takes: {problem}. Nothing was taken"
+    )

@@ -1,0 +1,152 @@
+"""Cuts stored batches down to the columns that a reader asked for, within a budget of memory.
+
+Batches that were checked before they got their places are read as they are. Others, of older versions, are looked into
+first: malformed ones are sent as they are stored, and the reader, which gets the same bytes from any replica, decides
+what to do about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
+
+from msgspec import Struct
+
+from cutwater.errors import Damaged, InvalidArgument
+from cutwater.storage.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflated_bytes, problem_with, read_checked
+from cutwater.storage.checksum import Buffer
+from cutwater.storage.frames import Frame
+from cutwater.storage.ipc_message import may_be_compressed
+from cutwater.storagenode.memory_budget import MemoryBudget
+from cutwater.storagenode.threads import to_the_end
+from cutwater.types import BatchKind
+from cutwater.wire.storage_api import Columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa  # type: ignore[import-untyped]
+
+INFLATED_AT_ONCE: Final = INFLATED_BYTES_MAX // 4
+"""An answer ends behind the batch that brings the decompressed bytes above this."""
+READ_BYTES_MAX: Final = 8 * 1024 * 1024
+
+R = TypeVar("R")
+FormOf = Callable[[int], BodyForm | Literal[False] | None]
+"""The form of batches of the schema with this number; False if there is no such schema, None if it is not known."""
+
+
+class Needs(Struct, Generic[R], frozen=True):
+    """Work that is left to do, and the memory that it takes."""
+
+    memory_bytes: int
+    go_on: Callable[[], R]
+
+
+async def within(memory: MemoryBudget, in_reader: Callable[[Callable[[], R]], Awaitable[R]], found: R | Needs[R]) -> R:
+    """The result, after the work that is left is done within the memory budget. ``ResourceExhausted`` if there is no
+    memory for a while. A reader that is cancelled keeps the memory until its thread has ended."""
+    if not isinstance(found, Needs):
+        return found
+    async with memory.reserved(found.memory_bytes):
+        return await to_the_end(in_reader(found.go_on))
+
+
+def memory_needed(frames: Iterable[Frame], projection: Mapping[int, Columns], form_of: FormOf | None = None) -> int:
+    """The memory to decompress the largest batch that is projected or checked, and to hold the result."""
+    largest = 0
+    for frame in frames:
+        header = frame.header
+        is_read = header.schema in projection or (form_of is not None and not header.checked)
+        if header.kind is BatchKind.DATA and is_read:
+            largest = max(largest, inflated(frame.body))
+    return 2 * largest
+
+
+def inflated(body: Buffer) -> int:
+    """The decompressed size of a compressed body; 0 if it is not compressed, or above the limit."""
+    try:
+        return inflated_bytes(body)
+    except BadBody:
+        return 0
+
+
+class Room:
+    """How much of an answer is left."""
+
+    def __init__(self) -> None:
+        self._bytes = self._inflated = 0
+        self._is_empty = True
+
+    def take(self, size: int, inflated_bytes: int = 0) -> bool:
+        """Whether there is room for one more. The first one is always taken."""
+        self._bytes += size
+        self._inflated += inflated_bytes
+        is_first, self._is_empty = self._is_empty, False
+        return is_first or (self._bytes <= READ_BYTES_MAX and self._inflated <= INFLATED_AT_ONCE)
+
+
+def is_malformed(frame: Frame, form_of: FormOf) -> bool | None:
+    """Whether a batch that was never checked is malformed; None if its schema is not known here."""
+    header = frame.header
+    if header.checked:
+        return False
+    form = form_of(header.schema)
+    if not form:
+        return None if form is None else True
+    return bool(problem_with(frame.body, form, header.count, header.time_min, header.time_max))
+
+
+def columns_of(frame: Frame, wanted: Columns) -> pa.RecordBatch | None:
+    """The wanted columns; None if the batch is malformed."""
+    # Only nodes that are asked for columns need Arrow, which takes long to import.
+    from cutwater.storage import projection  # noqa: PLC0415
+
+    schema, header = projection.decode_schema(wanted.schema), frame.header
+    if header.checked:
+        with _schema_is_theirs(frame):
+            return projection.read_columns(frame.body, schema, wanted.columns)
+    projection.projected_schema(schema, wanted.columns)
+    form = _form(wanted.schema, wanted.event_time)
+    try:
+        rows = read_checked(frame.body, form, header.count, header.time_min, header.time_max)
+    except BadBody:
+        return None
+    return rows.select(list(wanted.columns))
+
+
+@lru_cache(maxsize=64)
+def _form(schema: bytes, event_time: str | None) -> BodyForm:
+    return BodyForm(schema, event_time)
+
+
+def picked(frame: Frame, wanted: Columns) -> memoryview | None:
+    """The body of an entry with the wanted columns only; None if it is malformed."""
+    from cutwater.storage import projection  # noqa: PLC0415
+
+    rows = columns_of(frame, wanted)
+    if rows is None:
+        return None
+    if rows.nbytes <= frame.header.body_bytes or not may_be_compressed(frame.body):
+        body = memoryview(rows.serialize())
+        if len(body) <= frame.header.body_bytes:
+            return body
+    # It was compressed before, and is compressed again: a message has a largest size.
+    return memoryview(projection.serialize(rows, "lz4"))
+
+
+@contextmanager
+def _schema_is_theirs(frame: Frame) -> Iterator[None]:
+    """The batch was checked, so if it cannot be read, it is not the batch that is wrong."""
+    try:
+        yield
+    except Damaged as error:
+        raise InvalidArgument(
+            f"the batch at LLSN {frame.header.first_llsn} is not of the schema that was given for number "
+            f"{frame.header.schema}: {error.message}"
+        ) from error
+
+
+def all_checked(headers: Sequence[object]) -> bool:
+    """Whether all of these, headers or outlines of data, were looked into."""
+    return all(header.checked or header.kind != BatchKind.DATA for header in headers)  # type: ignore[attr-defined]

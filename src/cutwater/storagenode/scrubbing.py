@@ -1,0 +1,176 @@
+"""Background scrub: a node reads all that it holds, bit by bit, and starts the repair of what is damaged.
+
+Damage that nobody reads is found while peers still have intact copies. One pass goes over all replicas that count:
+small files, headers and indexes, commit contexts, then committed entries, all with their checksums. It is slow on
+purpose: bytes per second are limited, and so is its share of one core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from msgspec import Struct
+
+from cutwater.errors import CutwaterError, Damaged, Trimmed
+from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.storage.format import CONTEXT_BYTES
+from cutwater.storage.interface import ReplicaStorage
+from cutwater.storagenode.mending import damage_of
+from cutwater.storagenode.node import StorageNode
+from cutwater.storagenode.reading import indexed_end
+from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.types import LLSN, LogStreamId, ReplicaState
+
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1024 * 1024
+CONTEXTS_AT_ONCE = 4_096
+CPU_SHARE = 0.02
+"""How much of one core a scrub may use: entries may be small, and each is looked at."""
+PAUSE_SECONDS_MAX = 60.0
+
+T = TypeVar("T")
+
+
+class ScrubOptions(Struct, frozen=True):
+    bytes_per_second: int = 8 * 1024 * 1024
+    """How fast everything is read; 0 turns the scrub off."""
+    first_after_seconds: float = 60.0
+    every_seconds: float = 3_600.0
+    """How long after a pass the next one begins."""
+
+
+class _Piece(Struct, frozen=True):
+    next: int
+    bytes: int
+
+
+class Progress(Struct):
+    """Counts of this process, for metrics and status."""
+
+    passes: int = 0
+    bytes: int = 0
+    findings: int = 0
+    replicas_done: int = 0
+    """Of the present pass."""
+    replicas: int = 0
+    pass_began: float = 0.0
+    """Wall clock; 0 before the first."""
+
+
+class Scrubber:
+    def __init__(self, node: StorageNode, options: ScrubOptions) -> None:
+        self._node, self._options = node, options
+        self.progress = Progress()
+
+    async def scrub_for_ever(self) -> None:
+        if not self._options.bytes_per_second:
+            return
+        await asyncio.sleep(self._options.first_after_seconds)
+        while True:
+            await self.scrub()
+            await asyncio.sleep(self._options.every_seconds)
+
+    async def scrub(self) -> None:
+        """One pass over all replicas that the cluster counts on."""
+        streams = [stream for stream, driver in self._node.replicas.items() if self._counts(stream, driver)]
+        progress = self.progress
+        progress.replicas, progress.replicas_done, progress.pass_began = len(streams), 0, time.time()
+        for stream in streams:
+            driver = self._node.replicas.get(stream)
+            if driver is not None and self._counts(stream, driver):
+                try:
+                    await self._scrub_replica(stream, driver)
+                except Damaged as error:
+                    self._met(stream, error)
+                except CutwaterError as error:
+                    # It is being opened anew, learned or removed; the next pass looks again.
+                    _log.debug("log stream %s could not be scrubbed: %s", stream, error.message)
+            progress.replicas_done += 1
+        progress.passes += 1
+
+    def _counts(self, stream: LogStreamId, driver: ReplicaDriver) -> bool:
+        """Whether the cluster counts on the replica; leftovers of a replaced one are not scrubbed."""
+        replica = driver.replica
+        is_member = bool(replica.hard_state.chain) or replica.state is ReplicaState.SEALED
+        return replica.trusted and is_member and stream not in self._node.leftovers
+
+    async def _scrub_replica(self, stream: LogStreamId, driver: ReplicaDriver) -> None:
+        storage = driver.storage
+        try:
+            for finding in await self._in_reader(driver, storage.check_files):
+                self._met(stream, damage_of(finding))
+        except Damaged as error:
+            self._met(stream, error)
+        at = 0
+        while at < len(storage.contexts):
+            try:
+                at = await self._step(driver, partial(_read_contexts, storage, at))
+            except Damaged as error:
+                # The repair finds all of them.
+                self._met(stream, error)
+                break
+        llsn = int(storage.first_llsn)
+        while llsn <= indexed_end(driver):
+            try:
+                llsn = await self._step(driver, partial(_read_entries, storage, LLSN(llsn), indexed_end(driver)))
+            except DamagedEntries as error:
+                self._met(stream, error)
+                llsn = max(error.last_llsn, llsn) + 1
+            except Trimmed:
+                llsn = max(int(storage.first_llsn), llsn + 1)
+
+    async def _step(self, driver: ReplicaDriver, job: Callable[[], _Piece]) -> int:
+        """A piece of the work; where the next one begins."""
+        piece = await self._in_reader(driver, job)
+        self.progress.bytes += piece.bytes
+        await asyncio.sleep(piece.bytes / self._options.bytes_per_second)
+        return piece.next
+
+    async def _in_reader(self, driver: ReplicaDriver, job: Callable[[], T]) -> T:
+        """In a thread; afterwards the core is left to others for a while."""
+        spent = 0.0
+
+        def timed() -> T:
+            nonlocal spent
+            begun = time.thread_time()
+            try:
+                return job()
+            finally:
+                spent = time.thread_time() - begun
+
+        try:
+            return await driver.in_reader(timed)
+        finally:
+            await asyncio.sleep(min(spent / CPU_SHARE, PAUSE_SECONDS_MAX))
+
+    def _met(self, stream: LogStreamId, error: Damaged) -> None:
+        self.progress.findings += 1
+        self._node.damage_met(stream, error)
+
+
+def _read_contexts(storage: ReplicaStorage, start: int) -> _Piece:
+    contexts = storage.contexts
+    end = min(len(contexts), start + CONTEXTS_AT_ONCE)
+    for i in range(start, end):
+        contexts[i]
+    return _Piece(end, (end - start) * CONTEXT_BYTES)
+
+
+def _read_entries(storage: ReplicaStorage, llsn: LLSN, end: LLSN) -> _Piece:
+    with suppress(DamagedFile):
+        found = storage.read(llsn, end, CHUNK_BYTES)
+        return _Piece(found.last_llsn + 1, len(found.data))
+    # The commits of these entries cannot be read, which was met before: the entries may be damaged as well.
+    size, last = 0, LLSN(end)
+    for entry in storage.entries(llsn, end):
+        size, last = size + len(entry.batch.body), entry.last_llsn
+        if size >= CHUNK_BYTES:
+            break
+    return _Piece(last + 1, size)

@@ -1,0 +1,92 @@
+"""Looks into the entries of one part while it is staged: what cannot be read, or put in order, is not taken, so that
+the client that stages it gets the error, and not the node that has to publish it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from cutwater.core.staged import PartOrder, StagedPart
+from cutwater.errors import InvalidArgument
+from cutwater.storage.bodies import BadBody, BodyForm, problem_with, read_checked
+from cutwater.storage.checksum import Buffer
+from cutwater.storage.frames import Frame, frames_in
+from cutwater.storagenode.content_checks import check_ahead, largest_of, malformed, needed
+from cutwater.storagenode.topic_forms import TopicForms, Topics
+
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class PartChecks:
+    """Of one part. ``prepare`` on the event loop and then ``check`` in a thread, for one message after the other."""
+
+    def __init__(self, part: StagedPart, topics: Topics) -> None:
+        self._part, self._topics = part, topics
+        self._topic: TopicForms | None = None
+        self._forms: dict[int, BodyForm] = {}
+        self._last: bytes | None = None
+
+    async def prepare(self, data: Buffer, in_thread: InThread) -> int:
+        """Have the schemas that these frames name; how much memory it takes to look into them, one at a time."""
+        order = self._part.order
+        numbers = {order.number} if order is not None else await in_thread(lambda: _numbers(data))
+        for number in numbers - self._forms.keys():
+            self._topic, form = await self._topics.form_of_topic(self._part.topic, number)
+            self._forms[number] = form if order is None else _ordered(order, self._topic, form)
+        topic = self._topic
+        assert topic is not None, "a message has at least one frame"
+        largest: int = await in_thread(lambda: max((needed(frame.body, topic) for frame in frames_in(data)), default=0))
+        return largest
+
+    def check(self, data: Buffer) -> None:
+        """Raise if any of these frames is not sound."""
+        assert self._topic is not None, "the schemas are known"
+        last, now = self._last, time.time_ns() // 1_000
+        for frame in frames_in(data):
+            if self._topic.ahead_us:
+                check_ahead(self._topic, largest_of(frame.header.count), frame.header.time_max, now)
+            if self._part.order is None:
+                self._check(frame)
+            else:
+                last = self._check_ordered(frame, last)
+        self._last = last
+
+    def _check(self, frame: Frame) -> None:
+        assert self._topic is not None
+        header = frame.header
+        problem = problem_with(frame.body, self._forms[header.schema], header.count, header.time_min, header.time_max)
+        if problem:
+            raise malformed(self._topic, problem)
+
+    def _check_ordered(self, frame: Frame, last: bytes | None) -> bytes:
+        from cutwater.storage import merging  # noqa: PLC0415
+
+        assert self._topic is not None
+        header, order = frame.header, self._part.order
+        assert order is not None
+        if header.schema != order.number:
+            raise InvalidArgument(f"an entry of schema {header.schema} is in an ordered part of schema {order.number}")
+        try:
+            block = read_checked(frame.body, self._forms[order.number], header.count, header.time_min, header.time_max)
+        except BadBody as error:
+            raise malformed(self._topic, str(error)) from None
+        return merging.check_order(block, last)
+
+
+def _numbers(data: Buffer) -> set[int]:
+    """The schemas that these frames name."""
+    return {frame.header.schema for frame in frames_in(data)}
+
+
+def _ordered(order: PartOrder, topic: TopicForms, form: BodyForm) -> BodyForm:
+    """The form of the entries of an ordered part: the columns of the topic, and behind them the positions."""
+    from cutwater.storage import merging  # noqa: PLC0415
+
+    found = merging.form_of(order)
+    if not found.rows.equals(form.schema) or order.event_time != form.event_time:
+        raise InvalidArgument(
+            f"an ordered part has the columns of schema {order.number} of topic {topic.name!r}, and then its positions"
+        )
+    return BodyForm(order.schema, order.event_time)
