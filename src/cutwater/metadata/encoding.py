@@ -42,6 +42,7 @@ class Kind(enum.IntEnum):
     DECISIONS = 3
     SNAPSHOT = 4
     POINTER = 5
+    MEMBER = 6
 
 
 class Header(Struct, frozen=True):
@@ -71,6 +72,13 @@ class LeaderRecord(Struct, frozen=True):
     nonce: bytes = b""
 
 
+class MemberRecord(Struct, frozen=True):
+    """The public key of a metadata node."""
+
+    node: MetadataNodeId
+    key: str
+
+
 class SnapshotPointer(Struct, frozen=True):
     """Where the pieces of the snapshot are that counts."""
 
@@ -98,6 +106,7 @@ _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
 _IDENTITY = msgspec.msgpack.Decoder(Identity)
 _LEADER = msgspec.msgpack.Decoder(LeaderRecord)
 _POINTER = msgspec.msgpack.Decoder(SnapshotPointer)
+_MEMBER = msgspec.msgpack.Decoder(MemberRecord)
 
 
 def encode_batch(epoch: LeaderEpoch, first: DecisionIndex, decisions: tuple[Decision, ...]) -> bytes:
@@ -148,6 +157,14 @@ def encode_pointer(epoch: LeaderEpoch, pointer: SnapshotPointer) -> bytes:
 
 def decode_pointer(data: bytes, where: str) -> SnapshotPointer:
     return _decode(_POINTER, _open(data, where, Kind.POINTER)[1], where)
+
+
+def encode_member(record: MemberRecord) -> bytes:
+    return _seal(Header(Kind.MEMBER), record)
+
+
+def decode_member(data: bytes, where: str) -> MemberRecord:
+    return _decode(_MEMBER, _open(data, where, Kind.MEMBER)[1], where)
 
 
 def header_of(data: bytes, where: str, kind: Kind) -> Header:

@@ -4,6 +4,7 @@
 
     PREFIX/cid=ID/epoch               the leader epoch that may write
     PREFIX/cid=ID/leader              who was given it, where it is reached
+    PREFIX/cid=ID/members/ID          the public key of a metadata node
     PREFIX/cid=ID/last                the index of the last decision
     PREFIX/cid=ID/decisions/INDEX     decisions that were appended together, by the index of the first of them
     PREFIX/cid=ID/snapshot            which pieces make up the snapshot that counts
@@ -28,13 +29,16 @@ from cutwater.core.order_state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ResourceExhausted
 from cutwater.metadata.encoding import (
     LeaderRecord,
+    MemberRecord,
     SnapshotPointer,
     decode_batch,
     decode_leader,
+    decode_member,
     decode_pointer,
     decode_snapshot,
     encode_batch,
     encode_leader,
+    encode_member,
     encode_pointer,
     encode_snapshot,
 )
@@ -73,6 +77,8 @@ class Keys:
         self.snapshot = self._key("snapshot")
         self.decisions = self._key("decisions/")
         self.decisions_end = self._key("decisions0")
+        self.members = self._key("members/")
+        self.members_end = self._key("members0")
         self.pieces = self._key("pieces/")
         self.pieces_end = self._key("pieces0")
 
@@ -137,6 +143,18 @@ class EtcdStore:
                 raise too_late(self._leader_in(value(answer, 0)), seen)
             self._wrote(answer)
         return epoch
+
+    async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        record = put(self._keys.members + number(node), encode_member(MemberRecord(node, key)))
+        async with self._calls.call("announce", timeout_ms):
+            self._wrote(await self._client.call(TXN, pb.Txn(success=[record])))
+
+    async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
+        keys = self._keys
+        async with self._calls.call("members", timeout_ms):
+            answer = await self._client.call(RANGE, pb.Range(key=keys.members, range_end=keys.members_end))
+        found = [decode_member(pair.value, self._at("members")) for pair in answer.kvs]
+        return {member.node: member.key for member in found}
 
     def watch_leader(self) -> AsyncIterator[LeaderInfo]:
         async def read() -> tuple[LeaderInfo, int]:

@@ -26,6 +26,7 @@ class MemoryData:
         self.leader = NOBODY
         self.snapshot = Snapshot()
         self.batches: list[StoredBatch] = []
+        self.members: dict[MetadataNodeId, str] = {}
         self.changes = Changes()
         self.running = asyncio.Event()
         self.running.set()
@@ -107,6 +108,16 @@ class MemoryStore:
         async with self._calls.call("trim", timeout_ms):
             await self.data.running.wait()
             self.data.trim(epoch, snapshot)
+
+    async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        async with self._calls.call("announce", timeout_ms):
+            await self.data.running.wait()
+            self.data.members[node] = key
+
+    async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
+        async with self._calls.call("members", timeout_ms):
+            await self.data.running.wait()
+            return dict(self.data.members)
 
     def watch_leader(self) -> AsyncIterator[LeaderInfo]:
         return self.data.changes.watch_leader(self._calls, self.leader)

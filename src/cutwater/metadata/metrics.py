@@ -8,6 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cutwater.metadata.server import MetadataServer
+from cutwater.wire.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_mr_"
 
@@ -37,6 +38,7 @@ class MetadataCollector(Collector):
             ("terms", "Times that this node became the leader", counters.terms),
         ):
             yield CounterMetricFamily(PREFIX + name, text, value=value)
+        yield from gate_metrics(PREFIX, self._server.gate)
         yield GaugeMetricFamily(PREFIX + "leads", "1 if this node leads", value=self._server.leads)
         term = self._server.term
         if term is None:

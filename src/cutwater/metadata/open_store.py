@@ -14,6 +14,11 @@ from cutwater.types import ClusterId
 FORMS = "sqlite:PATH, etcd://HOST:PORT,HOST:PORT/PREFIX or memory:"
 
 
+def sqlite_key_file(path: Path) -> Path:
+    """Where the private key of the metadata node lies that uses this database."""
+    return path.with_name(f"{path.name}.key")
+
+
 async def open_store(
     url: str, *, cluster: ClusterId, timeout_ms: int = TIMEOUT_MS, may_wait: bool = False
 ) -> MetadataStore:

@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 ASK_MS_MAX = 5_000
 
-Connect = Callable[[str], Awaitable[Connection]]
+Connect = Callable[[StorageNodeId, str], Awaitable[Connection]]
 Decide = Callable[[Request], Awaitable[Answer]]
 
 
 class Retention:
-    """``connect`` opens a connection to an address; ``decide`` has a request decided."""
+    """``connect`` opens a connection to a storage node at an address; ``decide`` has a request decided."""
 
     def __init__(self, state: OrderState, connect: Connect, decide: Decide) -> None:
         self._state, self._connect, self._decide = state, connect, decide
@@ -86,7 +86,7 @@ class Retention:
             known = self._state.nodes.get(node)
             if known is None or not known.address:
                 raise Unavailable(f"the address of storage node {node} is not known")
-            connection = self._connections[node] = await self._connect(known.address)
+            connection = self._connections[node] = await self._connect(node, known.address)
         return connection
 
 

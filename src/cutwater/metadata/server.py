@@ -16,34 +16,50 @@ from collections.abc import Coroutine
 from concurrent.futures import Executor
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core.messages import GroupOutcome, LeaderHello
 from cutwater.core.order_events import GroupOutcomeArrived, NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
-from cutwater.core.requests import Answer, FoundClusterRequest, Joined, JoinRequest, Request
-from cutwater.errors import CutwaterError, Damaged, DeadlineExceeded, Fenced, NotLeader, Unavailable, WrongIdentity
+from cutwater.core.requests import AddNodeRequest, Answer, FoundClusterRequest, Joined, JoinRequest, Request
+from cutwater.errors import (
+    CutwaterError,
+    Damaged,
+    DeadlineExceeded,
+    Fenced,
+    NotFound,
+    NotLeader,
+    Unavailable,
+    WrongIdentity,
+)
 from cutwater.metadata.counters import Counters
 from cutwater.metadata.retention import Retention
+from cutwater.metadata.server_trust import ServerTrust
 from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.metadata.ways import Ways
 from cutwater.types import SECOND, ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire import metadata_api as api
 from cutwater.wire import storage_api
-from cutwater.wire.addresses import format_address, parse_address
-from cutwater.wire.client import connect
+from cutwater.wire.access_guard import Guard
+from cutwater.wire.addresses import format_address
+from cutwater.wire.auth import Authenticator
 from cutwater.wire.connection import Connection
+from cutwater.wire.errors import Unproven
+from cutwater.wire.gate import GateSnapshot
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.method_access import METADATA_ACCESS, REQUEST_ACCESS
 from cutwater.wire.methods import Methods
+from cutwater.wire.options import ListenerOptions
 from cutwater.wire.server import Listener, listen
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ServerKey
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
-CONNECT_MS_MAX = 500
+MEET_MS_MAX = 2_000
 PROBE_SECONDS = 0.2
 JOIN_MS_MAX = 5_000
 
@@ -70,6 +86,11 @@ class MetadataOptions(Struct, frozen=True):
     """How often topics that keep their records for a time, or up to a size, are looked at."""
     is_nearby: bool = False
     """Those on the same event loop connect without a socket."""
+    listener: ListenerOptions = ListenerOptions()
+    key: ServerKey | None = None
+    """With what it proves which node it is. Without one it makes one up, which is forgotten when it ends."""
+    authenticate: Authenticator | None = None
+    """For a server without TLS. Connections from the same event loop need no credential."""
 
 
 class MetadataServer:
@@ -85,7 +106,10 @@ class MetadataServer:
         self._loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[CutwaterError] = self._loop.create_future()
         """Done when this node cannot go on: whoever started it should stop it and say why."""
-        self._ways = Ways(self._loop)
+        key = options.key or ServerKey.generate()
+        tls = options.tls.client if options.tls is not None else None
+        self.trust = ServerTrust(options.cluster, options.node, key, store, tls)
+        self._ways = Ways(self._loop, self.trust.book)
         self._cluster_key = ""
         self._claimed: LeaderEpoch | None = None
         """The epoch in which this node leads, or will as soon as it has loaded what is stored."""
@@ -95,17 +119,32 @@ class MetadataServer:
         self._heartbeat_at = 0.0
         self._leader_changed = asyncio.Event()
         self._reachable = asyncio.Event()
-        """Set while requests can be dealt with: by the term here, or by the leader upstream."""
-        self._followers: dict[Connection, dict[StorageNodeId, str] | None] = {}
+        """Set while requests can be dealt with: by the term here, by the leader upstream, or with ``failed``."""
+        self._followers: dict[Connection, storage_api.Addresses | None] = {}
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._probing: set[StorageNodeId] = set()
-        self._endpoint = Endpoint(options.cluster, "metadata repository", str(options.node), self._methods())
+        self._endpoint = Endpoint(
+            options.cluster,
+            METADATA_NODE,
+            str(options.node),
+            self._methods(),
+            key=key,
+            advertised=options.advertise or "",
+        )
+        self._request_guards = {
+            kind: Guard(kind.__name__, access, self.trust.book) for kind, access in REQUEST_ACCESS.items()
+        }
 
     @property
     def address(self) -> str:
         assert self._listener is not None
         return self.options.advertise or format_address(self.options.host, self._listener.port)
+
+    @property
+    def gate(self) -> GateSnapshot | None:
+        """The connections to this node, by sort."""
+        return self._listener.gate.snapshot() if self._listener is not None else None
 
     @property
     def leads(self) -> bool:
@@ -118,9 +157,12 @@ class MetadataServer:
             options.host,
             options.port,
             tls=options.tls.server if options.tls is not None else None,
-            authenticate=options.tls.authenticate if options.tls is not None else None,
+            authenticate=options.tls.authenticate if options.tls is not None else options.authenticate,
+            trusts_process=True,
             insecure=options.insecure,
+            options=options.listener,
             on_open=self._connected,
+            is_server=self.trust.book.knows,
             is_nearby=options.is_nearby,
         )
         self._spawn(self._live())
@@ -156,10 +198,13 @@ class MetadataServer:
     def _fail(self, error: CutwaterError) -> None:
         if not self.failed.done():
             self.failed.set_result(error)
+            self._reachable.set()
 
     def _methods(self) -> Methods:
-        methods = Methods()
+        methods = Methods(METADATA_ACCESS, self.trust.book)
         methods.answers(api.ASK)(self._ask)
+        methods.answers(api.CHANGE_VOLUMES)(self._change_volumes)
+        methods.answers(api.MEET)(self._meet)
         methods.answers(api.ASK_LEADER)(self._ask_leader)
         methods.answers(api.WHO_LEADS)(self._who_leads)
         methods.answers(storage_api.JOIN)(self._join)
@@ -209,7 +254,7 @@ class MetadataServer:
                 if known is None or not known.address:
                     return
                 try:
-                    (await self._connect(known.address)).abort()
+                    (await self._connect_node(node, known.address)).abort()
                     return
                 except CutwaterError as error:
                     if isinstance(error.__cause__, ConnectionRefusedError):
@@ -232,6 +277,7 @@ class MetadataServer:
             try:
                 if not is_checked:
                     self._check_cluster(await self._store.load())
+                    await self.trust.announce()
                     is_checked = True
                 leader = await self._store.leader()
                 self._leader = leader
@@ -267,7 +313,7 @@ class MetadataServer:
     async def _stay_with(self, leader: LeaderInfo) -> None:
         """Follow as long as the leader lives and leads."""
         try:
-            upstream = await self._connect(leader.address)
+            upstream = await self._met(leader)
         except CutwaterError as error:
             _log.info("metadata node %s cannot reach the leader: %s", self.options.node, error)
             return
@@ -288,10 +334,33 @@ class MetadataServer:
             self._reachable.clear()
             upstream.abort()
 
-    async def _connect(self, address: str) -> Connection:
-        host, port = parse_address(address)
-        tls = self.options.tls.client if self.options.tls is not None else None
-        return await connect(self._endpoint, host, port, timeout_ms=CONNECT_MS_MAX, tls=tls, server_hostname=host)
+    async def _met(self, leader: LeaderInfo) -> Connection:
+        """A connection to the leader, after both sides know each other by their keys."""
+        await self.trust.refresh()
+        expect = self.trust.expect_metadata(leader.node)
+        upstream = await self.trust.connect(self._endpoint, leader.address, expect)
+        try:
+            await upstream.call(api.MEET, api.Follow(self.options.node), timeout_ms=MEET_MS_MAX)
+        except BaseException:
+            upstream.abort()
+            raise
+        return upstream
+
+    async def _meet(self, call: Call[api.Follow]) -> None:
+        server = call.connection.peer.server if call.connection.peer is not None else None
+        assert server is not None
+        if not await self.trust.is_member(server):
+            raise Unproven(f"the key of {server} is not the one in the store: only one node may have this id")
+        self._tell_members()
+
+    def _tell_members(self) -> None:
+        """Storage nodes believe metadata nodes by their keys, and followers hear of them, too."""
+        if self._claimed is not None:
+            keys = {MetadataNodeId(node): key for node, key in self.trust.book.keys(METADATA_NODE).items()}
+            self._ways.learn(structs.replace(self._ways.servers, metadata_keys=keys))
+
+    async def _connect_node(self, node: StorageNodeId, address: str) -> Connection:
+        return await self.trust.connect(self._endpoint, address, self.trust.expect_storage(node))
 
     async def _either(self, closed: asyncio.Future[Any], seconds: float) -> None:
         """Wait until the connection closes, the leader changes, or the time is over."""
@@ -336,6 +405,7 @@ class MetadataServer:
         try:
             _log.info("metadata node %s leads in epoch %s from %s on", self.options.node, epoch, state.index)
             term.publish_addresses()
+            self._tell_members()
             self._introduce(term)
             await self._found(term)
             self._reachable.set()
@@ -352,7 +422,7 @@ class MetadataServer:
             await term.end("this node leads no more")
 
     async def _retain(self, term: Term) -> None:
-        retention = Retention(term.layer.state, self._connect, lambda request: self._decide(term, request))
+        retention = Retention(term.layer.state, self._connect_node, lambda request: self._decide(term, request))
         await retention.enforce_for_ever(self.options.retention_seconds)
 
     def _introduce(self, term: Term) -> None:
@@ -398,13 +468,13 @@ class MetadataServer:
             if epoch is None or (term is not None and term.store_delay > self.options.store_patience_seconds):
                 continue
             for connection, told in list(self._followers.items()):
-                addresses = dict(self._ways.addresses)
-                news = addresses if told != addresses else None
+                servers = self._ways.servers
+                news = servers if told != servers else None
                 try:
                     connection.notify(api.HEARTBEAT, api.Heartbeat(epoch, self.options.node, news))
                 except CutwaterError:
                     continue
-                self._followers[connection] = addresses
+                self._followers[connection] = servers
 
     def _follow(self, notification: Notification[api.Follow]) -> None:
         self._followers[notification.connection] = None
@@ -413,9 +483,9 @@ class MetadataServer:
         if notification.connection is not self._upstream:
             return
         self._heartbeat_at = self._loop.time()
-        addresses = notification.argument.addresses
-        if addresses is not None:
-            self._ways.learn_addresses(addresses)
+        servers = notification.argument.servers
+        if servers is not None:
+            self._ways.learn(servers)
 
     # Storage nodes.
 
@@ -471,11 +541,17 @@ class MetadataServer:
     # Joining.
 
     async def _join(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:
+        server = call.connection.peer.server if call.connection.peer is not None else None
+        assert server is not None
+        joining = structs.replace(call.argument, server_key=server.key)
         term = await self._leader_within(call.deadline)
         if term is not None:
-            return await self._admit(term, call.argument)
+            return await self._admit(term, joining)
         upstream, timeout_ms = self._require_upstream(call.deadline)
-        answer = await upstream.call(api.JOIN_LEADER, call.argument, timeout_ms=min(timeout_ms, JOIN_MS_MAX))
+        answer = await upstream.call(api.JOIN_LEADER, joining, timeout_ms=min(timeout_ms, JOIN_MS_MAX))
+        if answer.value.known:
+            # Its reports come before the leader's next heartbeat tells its key.
+            self.trust.book.note(STORAGE_NODE, {joining.node: server.key})
         return answer.value
 
     async def _join_leader(self, call: Call[storage_api.JoinArguments]) -> storage_api.JoinAnswer:
@@ -489,14 +565,49 @@ class MetadataServer:
                 f"storage node {joining.node} belongs to another cluster that also has the id {self.options.cluster}: "
                 "check --metadata, or start it with other volumes"
             )
-        request = JoinRequest(joining.node, joining.address, joining.node_key, joining.volumes)
+        known, asked_at = term.layer.state.nodes.get(joining.node), ""
+        if known is not None and not known.server_key:
+            await self.trust.check_joining(known, joining.server_key)
+            asked_at = known.address
+        # Others may be decided first. Whether the key was asked for at the right place is judged when this one is.
+        request = JoinRequest(
+            joining.node, joining.address, joining.node_key, joining.volumes, joining.server_key, asked_at
+        )
         answer = await self._decide(term, request)
         assert isinstance(answer, Joined)
-        return storage_api.JoinAnswer(self._cluster_key, known=answer.known)
+        keys = self._ways.servers.metadata_keys
+        return storage_api.JoinAnswer(self._cluster_key, answer.known, keys if answer.known else {})
+
+    async def adopt(self, node: AddNodeRequest, deadline: float) -> None:
+        """Let a storage node of the same process belong to the cluster: what it says of itself needs no proof."""
+        term = await self._leader_within(deadline)
+        if term is None:
+            raise NotLeader("another metadata node leads: a storage node of this process cannot be added here")
+        await self._decide(term, node)
+
+    async def _change_volumes(self, call: Call[api.ChangeVolumes]) -> storage_api.NodeDescription:
+        """Storage nodes let only metadata nodes do that, so operators ask here."""
+        asked, servers = call.argument, self._ways.servers
+        address, expect = servers.storage_nodes.get(asked.node), self.trust.expect_storage(asked.node)
+        if address is None or expect is None:
+            raise NotFound(f"no storage node {asked.node} has joined the cluster as far as is known here")
+        change = storage_api.REMOVE_VOLUME if asked.is_removal else storage_api.ADD_VOLUME
+        connection = await self.trust.connect(self._endpoint, address, expect)
+        try:
+            timeout_ms = max(1, int((call.deadline - self._loop.time()) * 1_000))
+            return (await connection.call(change, asked.path, timeout_ms=timeout_ms)).value
+        finally:
+            connection.abort()
 
     # Requests.
 
     async def _ask(self, call: Call[Request]) -> Answer:
+        guard = self._request_guards[type(call.argument)]
+        guard.check(call.connection.peer)
+        guard.check_argument(call.connection.peer, call.argument)
+        if isinstance(call.argument, AddNodeRequest):
+            # A caller's word for the key of a server does not count: the server itself is asked.
+            call.argument = structs.replace(call.argument, server_key="", renews=False)
         term = await self._leader_within(call.deadline)
         if term is not None:
             return await self._decide(term, call.argument)
@@ -512,13 +623,15 @@ class MetadataServer:
         return api.MetadataNode(self.options.node, leader.node, leader.epoch, leader.address)
 
     async def _leader_within(self, deadline: float) -> Term | None:
-        """Wait until there is a leader, here or upstream."""
+        """Wait until there is a leader, here or upstream. Raises what keeps this node from going on, if it cannot."""
         if not self._reachable.is_set():
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._reachable.wait()
             except TimeoutError:
                 raise DeadlineExceeded("the metadata repository has no leader now: try again") from None
+        if self.failed.done():
+            raise self.failed.result()
         return self.term
 
     def _require_term(self) -> Term:

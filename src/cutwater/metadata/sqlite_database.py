@@ -2,7 +2,7 @@
 
 ::
 
-    records (name, data)      identity, leader, snapshot
+    records (name, data)      identity, leader, snapshot, member/ID
     batches (first, data)     decisions as they were appended, by the index of the first of them
 
 What is stored is decided by what is stored: every write reads, in its own transaction, who leads and which decision is
@@ -14,9 +14,10 @@ syncs that, because a process that was killed may leave behind what can be read 
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cutwater.core.decisions import Decision
@@ -27,13 +28,16 @@ from cutwater.metadata.encoding import (
     Identity,
     Kind,
     LeaderRecord,
+    MemberRecord,
     decode_batch,
     decode_identity,
     decode_leader,
+    decode_member,
     decode_snapshot,
     encode_batch,
     encode_identity,
     encode_leader,
+    encode_member,
     encode_snapshot,
     header_of,
 )
@@ -41,6 +45,7 @@ from cutwater.metadata.lock_file import LockFile
 from cutwater.metadata.store_errors import DamagedStore
 from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded
 from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.permissions import FILE_MODE, close_to_others
 from cutwater.storage.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.storage.files import OsFiles
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
@@ -52,6 +57,7 @@ BUSY_SECONDS = 2.0
 JOURNAL_BYTES_MAX = 16 * 1024 * 1024
 """What is left of the write-ahead log after a large snapshot went through it."""
 
+_MEMBER, _MEMBER_END = "member/", "member0"
 _SCHEMA = (
     "CREATE TABLE records (name TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE batches (first INTEGER PRIMARY KEY, data BLOB NOT NULL)",
@@ -89,6 +95,7 @@ class SqliteDatabase:
         self._check_place()
         self._lock = LockFile(path.with_name(path.name + ".lock"))
         try:
+            self._close_to_others()
             with self._errors_mapped():
                 self._connection = sqlite3.connect(
                     path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
@@ -103,6 +110,13 @@ class SqliteDatabase:
         except BaseException:
             self._lock.release()
             raise
+
+    def _close_to_others(self) -> None:
+        """SQLite gives its write-ahead log and its index of that the mode of the database, so this is made first."""
+        with suppress(OSError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+        for name in ("", "-wal", "-shm"):
+            close_to_others(self.path.with_name(self.path.name + name))
 
     def close(self) -> None:
         try:
@@ -126,6 +140,20 @@ class SqliteDatabase:
             info = LeaderInfo(LeaderEpoch(seen + 1), node, address)
             self._put("leader", encode_leader(info.epoch, LeaderRecord(node, address)))
         return info
+
+    def announce(self, node: MetadataNodeId, key: str) -> None:
+        data = encode_member(MemberRecord(node, key))
+        with self._transaction():
+            if self._record(f"{_MEMBER}{node}") != data:
+                self._put(f"{_MEMBER}{node}", data)
+
+    def members(self) -> dict[MetadataNodeId, str]:
+        with self._transaction("DEFERRED"):
+            rows = self._connection.execute(
+                "SELECT name, data FROM records WHERE name >= ? AND name < ?", (_MEMBER, _MEMBER_END)
+            ).fetchall()
+        found = [decode_member(data, self._where(name)) for name, data in rows]
+        return {member.node: member.key for member in found}
 
     def load(self) -> Loaded:
         with self._transaction("DEFERRED"):

@@ -150,6 +150,12 @@ class SqliteStore:
             # Those who watch look for themselves, so they may be told also if nobody knows how this went.
             self._changes.tell()
 
+    async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        await self._do("announce", timeout_ms, self._database.announce, node, key)
+
+    async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
+        return await self._do("members", timeout_ms, self._database.members)
+
     async def load(self, *, timeout_ms: int = TIMEOUT_MS) -> Loaded:
         return await self._do("load", timeout_ms, self._database.load)
 

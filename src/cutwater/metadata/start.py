@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from msgspec import Struct
 
 from cutwater.core.order_options import OrderOptions
-from cutwater.metadata.open_store import open_store
+from cutwater.errors import InvalidArgument
+from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.exposure import check_listen
-from cutwater.wire.loops import run, settle_in
+from cutwater.wire.loops import allow_descriptors, run, settle_in
+from cutwater.wire.options import ListenerOptions
+from cutwater.wire.server_keys import load_or_make
 from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
@@ -37,6 +42,8 @@ class StartOptions(Struct, frozen=True):
     snapshot_every_decisions: int = 1_024
     retention_seconds: float = 10.0
     staged_expire_after_seconds: float = 3_600.0
+    listener: ListenerOptions = ListenerOptions()
+    key_file: Path | None = None
 
     @property
     def order(self) -> OrderOptions:
@@ -48,6 +55,26 @@ class StartOptions(Struct, frozen=True):
             compact_every_decisions=self.snapshot_every_decisions,
             staged_expire_after_us=round(self.staged_expire_after_seconds * SECOND),
         )
+
+
+def default_key_file(store: str, cluster: ClusterId, node: MetadataNodeId) -> Path | None:
+    """Where the private key of a metadata node lies by default: beside the data if it is here, otherwise in the
+    state directory of the user; nowhere if the store keeps nothing either."""
+    scheme, _, rest = store.partition(":")
+    if scheme == "sqlite":
+        return sqlite_key_file(Path(rest))
+    if scheme != "etcd":
+        return None
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    path = Path(state) / "cutwater" / f"cid={cluster}"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgument(
+            f"the private key of this metadata node cannot be kept in {path}: {error.strerror}: name another place "
+            "with --key-file"
+        ) from error
+    return path / f"mrid={node}.key"
 
 
 class Serving(Struct, frozen=True):
@@ -62,6 +89,7 @@ class Serving(Struct, frozen=True):
 
 def run_metadata_node(options: StartOptions, on_serving: Callable[[Serving], None]) -> None:
     """Serve until SIGTERM or SIGINT. Raises what keeps the node from serving."""
+    allow_descriptors()
     run(_serve(options, on_serving))
 
 
@@ -76,6 +104,8 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
     asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, asked.set)
+    key_file = options.key_file or default_key_file(options.store, options.cluster, options.node)
+    key = await asyncio.to_thread(load_or_make, [key_file]) if key_file is not None else None
     store = await open_store(options.store, cluster=options.cluster, may_wait=True)
     server_options = MetadataOptions(
         options.cluster,
@@ -87,6 +117,8 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
         options.tls,
         options.order,
         retention_seconds=options.retention_seconds,
+        listener=options.listener,
+        key=key,
     )
     server = MetadataServer(server_options, store)
     exporter = None

@@ -89,6 +89,13 @@ class MetadataStore(Protocol):
         """The snapshot takes the place of all decisions up to its index. Appends go on meanwhile. An older snapshot
         than the one stored changes nothing. Raises ``LeaderFenced`` if another epoch leads."""
 
+    async def announce(self, node: MetadataNodeId, key: str, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Let the other metadata nodes know the public key of this one, durably; it takes the place of an earlier
+        one. It need not lead: a process that can write to the store counts as a metadata node."""
+
+    async def members(self, *, timeout_ms: int = TIMEOUT_MS) -> dict[MetadataNodeId, str]:
+        """The public keys of all metadata nodes that have announced one."""
+
     def watch_leader(self) -> AsyncIterator[LeaderInfo]:
         """Who leads now, then whoever leads next, as soon as it is known. An epoch that is over by then is skipped.
         Goes on when the store cannot be reached for a while; ends with ``Unavailable`` when it is closed."""

@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from cutwater.core.decisions import Cut
 from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
@@ -38,6 +40,7 @@ from cutwater.metadata.counters import Counters
 from cutwater.metadata.store_interface import MetadataStore
 from cutwater.metadata.ways import Ways
 from cutwater.types import DecisionIndex, Instant, LeaderEpoch
+from cutwater.wire.storage_api import Addresses
 
 _log = logging.getLogger(__name__)
 
@@ -252,9 +255,18 @@ class Term:
         self._counters.stored(seconds, write.decisions)
 
     def publish_addresses(self) -> None:
-        """Everything in the state is stored: storage nodes may hear where their peers listen."""
-        nodes = self.layer.state.nodes.values()
-        self._ways.learn_addresses({node.node: node.address for node in nodes if node.address})
+        """Everything in the state is stored: storage nodes may hear where their peers listen, and how they prove
+        themselves."""
+        state, before = self.layer.state, self._ways.servers
+        nodes = state.nodes.values()
+        now = Addresses(
+            {node.node: node.address for node in nodes if node.address},
+            {node.node: node.server_key for node in nodes if node.server_key},
+            before.metadata_keys,
+            before.revision,
+        )
+        if now != before:
+            self._ways.learn(structs.replace(now, revision=state.revision))
 
     async def _trim(self, snapshot: Snapshot) -> None:
         try:

@@ -9,7 +9,6 @@ does then, keeps those from the processor for whom clients wait (ADR 0033).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from cutwater.core.messages import CommitMessage, LeaderMessage
 from cutwater.errors import CutwaterError
@@ -17,6 +16,8 @@ from cutwater.types import StorageNodeId
 from cutwater.wire import storage_api
 from cutwater.wire.connection import Connection
 from cutwater.wire.metadata_api import RELAY_DOWN, RelayDown
+from cutwater.wire.server_book import ServerBook
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE
 
 FRESH_SECONDS = 1.0
 """A way on which nothing came for this long is not used any more, if there is another."""
@@ -29,15 +30,16 @@ WAITING_MAX = 64
 class Ways:
     """On one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, book: ServerBook | None = None) -> None:
         self._loop = loop
+        self._book = book or ServerBook()
         self._waiting: dict[StorageNodeId, list[LeaderMessage]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._heard: dict[StorageNodeId, dict[Connection, float]] = {}
         """Over which connections a storage node was heard, and when."""
         self._relays: set[Connection] = set()
         """Which of them lead to followers, not to the storage node itself."""
-        self._addresses: dict[StorageNodeId, str] = {}
+        self._servers = storage_api.Addresses({})
         self._told: set[Connection] = set()
         """Who was told all of them."""
 
@@ -108,23 +110,25 @@ class Ways:
             except CutwaterError:
                 continue
 
-    # Where storage nodes listen.
+    # Where storage nodes listen, and which keys servers have.
 
     @property
-    def addresses(self) -> Mapping[StorageNodeId, str]:
-        return self._addresses
+    def servers(self) -> storage_api.Addresses:
+        return self._servers
 
-    def learn_addresses(self, addresses: dict[StorageNodeId, str]) -> None:
-        """Tell everyone who is connected, if they are new."""
-        if addresses == self._addresses:
+    def learn(self, servers: storage_api.Addresses) -> None:
+        """Tell all connected storage nodes and followers, if it is new. All of it is stored."""
+        if servers == self._servers:
             return
-        self._addresses = addresses
+        self._servers = servers
+        self._book.note(STORAGE_NODE, servers.keys, is_all=True)
+        self._book.note(METADATA_NODE, servers.metadata_keys)
         for connection in list(self._told):
             self._tell_addresses(connection)
 
     def _tell_addresses(self, connection: Connection) -> None:
         self._told.add(connection)
         try:
-            connection.notify(storage_api.ADDRESSES, storage_api.Addresses(self._addresses))
+            connection.notify(storage_api.ADDRESSES, self._servers)
         except CutwaterError:
             self._told.discard(connection)

@@ -23,6 +23,7 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, InvalidArgument, ReadOnly, Refused
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import Tls
+from cutwater.permissions import check_secret
 
 ATTEMPT_SECONDS_MIN = 0.5
 ATTEMPT_SECONDS_MAX = 8.0
@@ -223,4 +224,6 @@ def _credentials(tls: Tls) -> grpc.ChannelCredentials:
         except OSError as error:
             raise InvalidArgument(f"{path} cannot be read ({error.strerror}): it is needed to talk to etcd") from error
 
+    if tls.key is not None:
+        check_secret(tls.key, "a private key for etcd")
     return grpc.ssl_channel_credentials(content(tls.ca), content(tls.key), content(tls.cert))

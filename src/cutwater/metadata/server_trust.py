@@ -1,0 +1,146 @@
+"""How a metadata node decides whether a server is the one that it claims to be (ADR 0036).
+
+Keys of storage nodes are decisions; the leader knows them, and tells the followers. Keys of metadata nodes are in the
+store: a process that can write there counts as one. A storage node whose key was never noted is asked at its own
+address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+
+from cutwater.core.order_state import Node
+from cutwater.metadata.store_interface import MetadataStore
+from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.client import connect
+from cutwater.wire.connection import Connection
+from cutwater.wire.errors import Unproven
+from cutwater.wire.handshake import Endpoint, Expect
+from cutwater.wire.server_book import ServerBook
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ProvenServer, ServerKey
+
+_log = logging.getLogger(__name__)
+
+CONNECT_MS_MAX = 500
+ENROL_MS_MAX = 2_000
+LOOK_SECONDS = 1.0
+"""Any client can prove a key that nobody knows. A new metadata node waits no longer than this for its turn."""
+
+
+class ServerTrust:
+    """Of one metadata node. ``book`` has the keys that count now."""
+
+    def __init__(
+        self, cluster: ClusterId, node: MetadataNodeId, key: ServerKey, store: MetadataStore, tls: ssl.SSLContext | None
+    ) -> None:
+        self.book = ServerBook()
+        self._node, self._key, self._store, self._tls = node, key, store, tls
+        # It proves nothing, because the server that it connects to may be any.
+        self._stranger = Endpoint(cluster, "metadata repository, as a client", str(node))
+        self._refreshing = asyncio.Lock()
+        self._looking = asyncio.Lock()
+        self._look_at = 0.0
+        """When the next look on behalf of a stranger may begin."""
+        self._looks_begun = 0
+        self._looked = 0
+        """The number of the last look that gave an answer."""
+
+    async def announce(self) -> None:
+        """Before this node leads or follows."""
+        await self._store.announce(self._node, self._key.public)
+        await self.refresh()
+
+    async def refresh(self) -> dict[MetadataNodeId, str]:
+        """Look into the store for the keys of all metadata nodes."""
+        async with self._refreshing:
+            found = await self._store.members()
+        if found.get(self._node) != self._key.public:
+            _log.warning("another process announced itself as metadata node %s: only one may have this id", self._node)
+        self.book.note(METADATA_NODE, found, is_all=True)
+        return found
+
+    async def is_member(self, server: ProvenServer) -> bool:
+        """Whether a metadata node is known by its key, in the store at the latest."""
+        if not self.book.is_known(server):
+            await self._look_after(self._looks_begun)
+        return self.book.is_known(server)
+
+    async def _look_after(self, asked_at: int) -> None:
+        """Look into the store, at most once in ``LOOK_SECONDS`` whatever strangers ask. All that wait share the next
+        look. One that began before the question does not count: the server may have announced itself since."""
+        async with self._looking:
+            if self._looked > asked_at:
+                return
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(self._look_at - loop.time())
+            self._look_at = loop.time() + LOOK_SECONDS
+            self._looks_begun += 1
+            await self.refresh()
+            self._looked = self._looks_begun
+
+    def expect_metadata(self, node: MetadataNodeId) -> Expect:
+        return self._expect(METADATA_NODE, int(node))
+
+    def expect_storage(self, node: StorageNodeId) -> Expect | None:
+        """None: the key of this storage node was not noted yet."""
+        return self._expect(STORAGE_NODE, int(node)) if self.book.has(STORAGE_NODE, str(node)) else None
+
+    def _expect(self, kind: str, number: int) -> Expect:
+        def expect(server: ProvenServer | None) -> None:
+            if server is None:
+                raise Unproven(f"{kind} {number} does not prove itself: if it is of an earlier version, upgrade it")
+            if (server.kind, server.name) != (kind, str(number)) or not self.book.is_known(server):
+                raise Unproven(
+                    f"{server} answers with a key that is not the one of {kind} {number}: check its address, and that "
+                    "it was started with its own files"
+                )
+
+        return expect
+
+    async def check_joining(self, known: Node, key: str) -> None:
+        """A storage node joins that is in the catalog without a key: it is asked for it at its address there. So no
+        other server can take the node's place by joining first."""
+        if not known.address:
+            raise Unproven(
+                f"storage node {known.node} was added without its address, so it cannot be asked for its key: add it "
+                "with `cutwater sn add ADDRESS`"
+            )
+        answering = await self._who_listens(known.address)
+        if answering != ProvenServer(STORAGE_NODE, str(known.node), key):
+            raise Unproven(
+                f"storage node {known.node} joins with another key than the server at {known.address}, its address in "
+                f"the catalog, which is {answering}: start it there once, or remove it and add it again"
+            )
+
+    async def _who_listens(self, address: str) -> ProvenServer:
+        found: list[ProvenServer] = []
+
+        def note(server: ProvenServer | None) -> None:
+            if server is None:
+                raise Unproven(
+                    f"the server at {address} does not prove itself: if it is of an earlier version, upgrade it"
+                )
+            found.append(server)
+
+        host, port = parse_address(address)
+        connection = await connect(
+            self._stranger, host, port, timeout_ms=ENROL_MS_MAX, tls=self._tls, server_hostname=host, expect=note
+        )
+        connection.abort()
+        return found[0]
+
+    async def connect(self, endpoint: Endpoint, address: str, expect: Expect | None) -> Connection:
+        """To a server that has to be the expected one; without that, as a client that proves nothing."""
+        host, port = parse_address(address)
+        return await connect(
+            endpoint if expect is not None else self._stranger,
+            host,
+            port,
+            timeout_ms=CONNECT_MS_MAX,
+            tls=self._tls,
+            server_hostname=host,
+            expect=expect,
+        )
