@@ -10,22 +10,27 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.client.errors import ClientClosed
-from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import connect, is_loopback
+from cutwater.errors import InvalidArgument
+from cutwater.wire.addresses import is_loopback, parse_address
+from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.errors import ConnectionLost, Unproven
+from cutwater.wire.handshake import Endpoint, Expect
+from cutwater.wire.server_keys import ProvenServer
 from cutwater.wire.tls import client_tls
 
 
 class Access(Struct, frozen=True):
     """``insecure``: a token may be sent in the clear to another machine. ``end``: asked when nobody can be reached, it
-    says why nobody ever will be, if that is so."""
+    says why nobody ever will be, if that is so. ``server_keys``: public keys of an embedded log, whose servers have to
+    prove that they hold one of them; whoever takes the port of a log that has ended does not. None: no proof is
+    wanted."""
 
     tls: ssl.SSLContext | None = None
     token: str = ""
     insecure: bool = False
     end: Callable[[], str] | None = None
+    server_keys: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         """Without the token: this gets into messages and logs."""
@@ -50,6 +55,15 @@ def tls_context(
     return client_tls(Path(ca), None if certificate is None else Path(certificate), None if key is None else Path(key))
 
 
+def check_tls(given: object) -> ssl.SSLContext | None:
+    if given is None or isinstance(given, ssl.SSLContext):
+        return given
+    raise InvalidArgument(
+        f"tls= is a context of TLS and not {given!r}: make one with cutwater.tls_context, such as "
+        'tls=cutwater.tls_context("ca.pem")'
+    )
+
+
 async def open_connection(endpoint: Endpoint, address: str, access: Access, *, timeout_ms: int) -> Connection:
     host, port = parse_address(address)
     try:
@@ -62,13 +76,25 @@ async def open_connection(endpoint: Endpoint, address: str, access: Access, *, t
             server_hostname=host if access.tls is not None else None,
             token=access.token,
             insecure=access.insecure,
+            expect=None if access.server_keys is None else _wants(address, access.server_keys),
         )
-    except ConnectionLost as error:
+    except (ConnectionLost, Unproven) as error:
         if access.end is not None and (why := access.end()):
             raise ClientClosed(why) from error
         if isinstance(error.__cause__, ConnectionRefusedError):
             raise ConnectionLost(error.message + _nobody_listens(host), outcome_unknown=False) from error
         raise
+
+
+def _wants(address: str, keys: tuple[str, ...]) -> Expect:
+    def expect(server: ProvenServer | None) -> None:
+        if server is None or server.key not in keys:
+            raise Unproven(
+                f"the server at {address} is not the embedded log that is wanted: the process that had it open has "
+                "closed it, or ended, and another one listens there now. Open the log by its path again"
+            )
+
+    return expect
 
 
 def _nobody_listens(host: str) -> str:

@@ -2,13 +2,17 @@
 
 An append is *acknowledged*, *failed* (it will never appear), or *unknown* (``AppendUnknown``). As long as a failure is
 certain, because nothing was sent or whoever got it refused it, the same batch may be tried again, on another log stream
-too, until the caller's time is up. Once a batch may have arrived, nothing more is done with it.
+too, until the caller's time is up. Once a batch may have arrived, nothing more is done with it, unless it turns out
+that it certainly was not taken: see ``client.pending``.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from functools import partial
 from random import Random
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -16,10 +20,12 @@ from cutwater.client.catalogs import Catalogs
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
+from cutwater.client.pending import Pending, PendingAppends
 from cutwater.core.requests import Description, StreamInfo, TopicInfo
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
+    DeadlineExceeded,
     InvalidArgument,
     NotFound,
     ReadOnly,
@@ -56,11 +62,14 @@ def may_go_elsewhere(error: CutwaterError) -> bool:
 
 class Shipment(Struct, eq=False):
     """A batch on its way. ``may_have_arrived`` is what decides between *failed* and *unknown* when time is up, and
-    ``trouble`` says why it was not appended so far. ``failed`` are the log streams that did not take it."""
+    ``trouble`` says why it was not appended so far. ``failed`` are the log streams that did not take it. ``is_slow``:
+    its head has not answered for a while; ``on_slow`` is told when that begins."""
 
     may_have_arrived: bool = False
     trouble: str = ""
     failed: frozenset[LogStreamId] = frozenset()
+    is_slow: bool = False
+    on_slow: Callable[[], None] | None = None
 
 
 Load = Callable[[], Batch]
@@ -73,6 +82,8 @@ class Shipping:
 
     def __init__(self, catalogs: Catalogs, nodes: Nodes) -> None:
         self._catalogs, self._nodes = catalogs, nodes
+        self._pending = PendingAppends(catalogs, nodes)
+        self._loop = asyncio.get_running_loop()
         self._random = Random()
         self._turns: dict[TopicId, int] = {}
         self._reasons: dict[TopicId, str] = {}
@@ -103,16 +114,10 @@ class Shipping:
             # Nothing was sent, so whatever it is will be found once more by ``ship``, which knows what to do.
             return False
 
-        def answered(outcome: Received[AppendAnswer] | CutwaterError) -> None:
-            if isinstance(outcome, Received):
-                on_outcome(outcome.value.ack)
-            else:
-                on_outcome(self._failed(shipment, info, address, connection, outcome))
-
         # If something goes wrong in the midst of it, nobody can tell what has left.
         shipment.may_have_arrived = True
         try:
-            connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=answered)
+            self._dispatch(shipment, info, address, connection, arguments, batch, timeout_ms, on_outcome)
         except CutwaterError as error:
             shipment.may_have_arrived = False
             if isinstance(error, ConnectionLost):
@@ -121,6 +126,54 @@ class Shipping:
             return False
         self._next_turn(topic, pin)
         return True
+
+    def _dispatch(
+        self,
+        shipment: Shipment,
+        info: StreamInfo,
+        address: str,
+        connection: Connection,
+        arguments: AppendArguments,
+        batch: Batch,
+        timeout_ms: int,
+        on_outcome: Callable[[Ack | CutwaterError], None],
+    ) -> Callable[[], None]:
+        """Send, and have the outcome told, unless the function is called that is returned. If it raises, nothing was
+        sent."""
+
+        def answered(outcome: Received[AppendAnswer] | CutwaterError) -> None:
+            waiting.discard(pending)
+            if isinstance(outcome, Received):
+                answer = outcome.value
+                waiting.taken(answer)
+                on_outcome(answer.ack)
+            else:
+                on_outcome(self._failed(shipment, info, address, connection, outcome))
+
+        def end(error: CutwaterError) -> None:
+            connection.cancel(number)
+            shipment.may_have_arrived = shipment.may_have_arrived and not is_definite(error)
+            on_outcome(error)
+
+        def slow() -> None:
+            shipment.is_slow = True
+            if shipment.on_slow is not None:
+                shipment.on_slow()
+
+        def cancel() -> None:
+            waiting.discard(pending)
+            connection.cancel(number)
+
+        waiting = self._pending
+        shipment.is_slow = False
+        pending = Pending(info, waiting.known_end(info), self._loop.time(), end, slow)
+        waiting.add(pending)
+        try:
+            number = connection.begin(APPEND, arguments, batch.body, timeout_ms=timeout_ms, on_answer=answered)
+        except BaseException:
+            waiting.discard(pending)
+            raise
+        return cancel
 
     async def ship(
         self,
@@ -149,32 +202,76 @@ class Shipping:
                 continue
             self._next_turn(topic, pin)
             try:
-                return await self._send(shipment, info, load, if_llsn, deadline)
+                return await self._send(shipment, topic, pin, info, load, if_llsn, deadline)
             except CutwaterError as caught:
                 if not may_retry(shipment, caught):
                     raise
                 error = caught
 
     async def _send(
-        self, shipment: Shipment, info: StreamInfo, load: Load, if_llsn: LLSN | None, deadline: Deadline
+        self,
+        shipment: Shipment,
+        topic: TopicInfo,
+        pin: LogStreamId | None,
+        info: StreamInfo,
+        load: Load,
+        if_llsn: LLSN | None,
+        deadline: Deadline,
     ) -> Ack:
         address, connection = "", None
+        outcome: asyncio.Future[Ack | CutwaterError] = self._loop.create_future()
         try:
             address = self._catalogs.view.address(info.chain[0])
             connection = self._nodes.ready(address)
             if connection is None:
-                connection = await self._nodes.connection(address, deadline)
+                connection = await self._connected(topic, pin, info, address, deadline)
             # From here on nothing is waited for until it is sent, so nobody in it can give up in between.
             batch = load()
             arguments = _arguments(info, batch, if_llsn)
             shipment.may_have_arrived = True
-            received = await connection.call(APPEND, arguments, batch.body, timeout_ms=deadline.left_ms())
+            timeout_ms, tell = deadline.left_ms(), partial(_tell, outcome)
+            cancel = self._dispatch(shipment, info, address, connection, arguments, batch, timeout_ms, tell)
         except CutwaterError as error:
             failure = self._failed(shipment, info, address, connection, error)
             if failure is error:
                 raise
             raise failure from error
-        return received.value.ack
+        try:
+            found = await outcome
+        except asyncio.CancelledError:
+            cancel()
+            raise
+        if isinstance(found, Ack):
+            return found
+        raise found
+
+    async def _connected(
+        self, topic: TopicInfo, pin: LogStreamId | None, info: StreamInfo, address: str, deadline: Deadline
+    ) -> Connection:
+        """A connection to the head, unless the log stream gets another one meanwhile. If it takes long, another log
+        stream is used, if there is one. Nothing is sent here."""
+        given_up: asyncio.Future[CutwaterError] = self._loop.create_future()
+
+        def give_up(error: CutwaterError) -> None:
+            if not given_up.done():
+                given_up.set_result(error)
+
+        def slow() -> None:
+            if self.has_way_around(topic, pin):
+                give_up(Unavailable(f"storage node {info.chain[0]} at {address} does not answer"))
+
+        pending = Pending(info, None, self._loop.time(), give_up, slow)
+        self._pending.add(pending)
+        connecting = self._loop.create_task(self._nodes.connection(address, deadline))
+        try:
+            either: tuple[asyncio.Future[Any], ...] = connecting, given_up
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                return connecting.result()
+            raise given_up.result()
+        finally:
+            self._pending.discard(pending)
+            connecting.cancel()
 
     def _failed(
         self, shipment: Shipment, info: StreamInfo, address: str, connection: Connection | None, error: CutwaterError
@@ -184,6 +281,8 @@ class Shipping:
             if connection is not None:
                 self._nodes.drop(address, connection)
             self._nodes.unreachable(info.stream, info.chain[0])
+        elif isinstance(error, DeadlineExceeded):
+            self._pending.blame(info)
         if shipment.may_have_arrived and not is_definite(error):
             return unknown(error)
         shipment.may_have_arrived = False
@@ -213,6 +312,8 @@ class Shipping:
         if failed:
             # One that has just failed is tried again when there is no other.
             streams = [info for info in streams if info.stream not in failed] or streams
+        if self._pending.avoided:
+            streams = [info for info in streams if not self._pending.is_avoided(info.stream)] or streams
         if not streams:
             why = self._reasons.get(topic.topic, "all are sealed")
             return Unavailable(f"no log stream of topic {topic.name!r} takes appends now: {why}")
@@ -220,6 +321,14 @@ class Shipping:
         if turn is None:
             turn = self._turns[topic.topic] = self._random.randrange(1 << 16)
         return streams[turn % len(streams)]
+
+    def has_way_around(self, topic: TopicInfo, pin: LogStreamId | None) -> bool:
+        """Whether an append that names no log stream can go to one whose head is not known to be silent."""
+        streams = self._catalogs.view.streams_of(topic.topic) if pin is None else ()
+        return any(info.is_open and info.chain and not self._pending.is_avoided(info.stream) for info in streams)
+
+    def close(self) -> None:
+        self._pending.close()
 
     def _next_turn(self, topic: TopicInfo, pin: LogStreamId | None) -> None:
         if pin is None:
@@ -240,6 +349,11 @@ class Shipping:
         except CutwaterError as failure:
             # The storage nodes may well take appends while the metadata repository cannot be reached.
             self._reasons[topic.topic] = f"the metadata repository was asked why, and {failure.message}"
+
+
+def _tell(waiting: asyncio.Future[Ack | CutwaterError], outcome: Ack | CutwaterError) -> None:
+    if not waiting.done():
+        waiting.set_result(outcome)
 
 
 def may_retry(shipment: Shipment, error: CutwaterError) -> bool:

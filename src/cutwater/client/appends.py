@@ -18,16 +18,17 @@ from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, to_batch
 from cutwater.client.deadlines import Deadline
+from cutwater.client.declarations import declared_of
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Single, are_in_order, owned, values_of
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.stored_values import check_arrow
-from cutwater.client.times import TIMES, Time, time_us
+from cutwater.client.times import TIMES, Time
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound
-from cutwater.types import LLSN, Ack, Batch, EventTime, LogStreamId
+from cutwater.types import LLSN, Ack, Batch, LogStreamId
 
 LANES_MAX = 256
 RECORD_BYTES = 16
@@ -57,7 +58,7 @@ def now_us() -> int:
 class Given:
     """The arguments of one append."""
 
-    __slots__ = ("headers", "if_llsn", "key", "records", "stream", "timestamp", "watermark")
+    __slots__ = ("declared", "headers", "if_llsn", "key", "records", "stream", "timestamp")
 
     def __init__(
         self,
@@ -68,10 +69,11 @@ class Given:
         stream: int | None,
         watermark: Time | None,
         if_llsn: int | None,
+        idle: bool = False,
     ) -> None:
         self.records, self.key, self.timestamp, self.headers = records, key, timestamp, headers
         self.stream = None if stream is None else check_stream(stream)
-        self.watermark = watermark
+        self.declared = declared_of(watermark, idle)
         self.if_llsn = None if if_llsn is None else check_number("if_llsn", if_llsn, "an LLSN")
 
 
@@ -143,6 +145,7 @@ class Appends:
     async def close(self) -> None:
         for lane in self._lanes.values():
             await lane.close()
+        self._shipping.close()
 
     def begin(
         self, topic: str, records: Records, key: Any, timestamp: Any, stream: int | None, seconds: float
@@ -205,7 +208,7 @@ class Appends:
     async def _append(self, info: TopicInfo, given: Given, deadline: Deadline) -> Ack:
         schema = self._catalogs.view.schema(info)
         now = now_us()
-        is_plain = given.watermark is None and given.if_llsn is None
+        is_plain = given.declared is None and given.if_llsn is None
         if is_plain and given.headers is None and not schema.is_typed:
             part, count, size = self._plain(given.records, given.key, given.timestamp)
             if part is not None and size <= self._small_bytes:
@@ -229,8 +232,9 @@ class Appends:
             rows = make(schema)
         if is_plain and (size := rows.nbytes) <= self._small_bytes:
             return await self._lane(info, given.stream, schema).append(owned(rows), rows.num_rows, size, deadline)
-        declared = None if given.watermark is None else EventTime(time_us(given.watermark, "watermark"))
-        batch = encode(rows, schema, now, limits=self.limits, compression=self._compression, declared=declared)
+        batch = encode(rows, schema, now, limits=self.limits, compression=self._compression)
+        if given.declared is not None:
+            batch = given.declared.with_records(batch)
         return await self._alone(info, given, batch, deadline)
 
     async def _alone(self, info: TopicInfo, given: Given, batch: Batch, deadline: Deadline) -> Ack:

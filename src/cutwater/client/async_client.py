@@ -14,11 +14,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.access import Access
+from cutwater.client.access import Access, check_tls
 from cutwater.client.appending import Shipping
 from cutwater.client.appends import Appends, Given, check_stream
 from cutwater.client.arguments import check_not_called, check_number, check_topic
@@ -26,9 +26,11 @@ from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Value
 from cutwater.client.cursors import AsyncCursor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
+from cutwater.client.declarations import Declarations, required
 from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Selection
+from cutwater.client.holder_file import with_secret
 from cutwater.client.nodes import Nodes
 from cutwater.client.positions import Position, Positions, TopicNames
 from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
@@ -54,6 +56,8 @@ from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 CONNECT_SECONDS_MAX = 10.0
 COMPLAIN_MS_MAX = 2_000
 IDLE_AFTER = timedelta(seconds=30)
+
+OnMalformed: TypeAlias = Literal["error", "skip"]
 
 
 class AsyncClient(PublishingCalls):
@@ -91,6 +95,7 @@ class AsyncClient(PublishingCalls):
         self._topics = Topics(repository, self._catalogs)
         shipping = Shipping(self._catalogs, self._nodes)
         self._appends = Appends(self._catalogs, shipping, limits, compression)
+        self._declarations = Declarations(self._catalogs, shipping)
         self._reading = Reading(self._catalogs, self._nodes)
         self._watermarks = Watermarks(self._catalogs, self._nodes, repository, self._reading)
         self._positions = Positions(self._catalogs, self._reading, repository)
@@ -141,7 +146,7 @@ class AsyncClient(PublishingCalls):
         for what is appended. ``cluster``: refuse to talk to any other cluster than this one.
         """
         check_no_path(servers)
-        access = Access(tls, token, insecure)
+        access = Access(check_tls(tls), token, insecure)
         number = ANY_CLUSTER if cluster is None else check_number("cluster", cluster, "the number of a cluster")
         return await cls._connect(servers, access, timeout, compression, limits, number)
 
@@ -155,7 +160,8 @@ class AsyncClient(PublishingCalls):
         limits: Limits | None,
         cluster: int = ANY_CLUSTER,
     ) -> AsyncClient:
-        repository = Repository(Endpoint(ClusterId(cluster), "client"), parse_servers(servers), access)
+        addresses, access = parse_servers(servers), with_secret(servers, access)
+        repository = Repository(Endpoint(ClusterId(cluster), "client"), addresses, access)
         deadline = Deadline(min(check_timeout(timeout), CONNECT_SECONDS_MAX))
         try:
             catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=deadline.left_ms())
@@ -167,6 +173,7 @@ class AsyncClient(PublishingCalls):
                 compression=check_compression(compression),
                 limits=limits or Limits(),
             )
+            client.servers = servers
             client._catalogs.take(catalog)
         except BaseException:
             repository.close()
@@ -234,6 +241,7 @@ class AsyncClient(PublishingCalls):
         schema: SchemaLike | None = None,
         event_time: str = "",
         retention: timedelta | Retention | None = None,
+        event_time_ahead_max: Duration | None = None,
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> Topic:
@@ -243,6 +251,8 @@ class AsyncClient(PublishingCalls):
         Arrow schema, and ``event_time`` the name of its column with event time; without one, records have a key and a
         value. ``retention``: for how long, or up to which size, records are kept; for ever if not said. ``exist_ok``:
         a topic of this name that exists is returned as it is; it only has to have this schema and event time.
+        ``event_time_ahead_max``: refuse records whose event time or declared watermark is further ahead of the log's
+        clock than this, such as ``"1h"``; no limit by default. A single wrong clock would move the watermark for ever.
 
         >>> log.create_topic("orders", streams=3, retention=timedelta(days=7)).name
         'orders'
@@ -251,7 +261,7 @@ class AsyncClient(PublishingCalls):
         ['user', 'amount', 'at']
         """
         deadline = self._deadline(timeout)
-        wanted = Wanted(name, streams, replication, schema, event_time, retention)
+        wanted = Wanted(name, streams, replication, schema, event_time, retention, event_time_ahead_max)
         return await self._topics.create(wanted, exist_ok, deadline)
 
     async def change_topic(
@@ -261,16 +271,19 @@ class AsyncClient(PublishingCalls):
         streams: int | None = None,
         schema: SchemaLike | None = None,
         retention: timedelta | Retention | None = None,
+        event_time_ahead_max: Duration | None = None,
         timeout: float | None = None,
     ) -> Topic:
         """Change what is given. Returns when there are as many log streams as asked for; if these are fewer than
         before, the others are sealed for good. A schema may only grow, by columns that may be null.
+        ``event_time_ahead_max=0`` takes the limit away; a new limit does not change what is stored.
 
         >>> old = log.create_topic("visits", schema={"page": pa.string()})
         >>> log.change_topic("visits", schema=old.schema.append(pa.field("country", pa.string()))).schema.names
         ['page', 'country']
         """
-        return await self._topics.change(name, streams, schema, retention, self._deadline(timeout))
+        deadline = self._deadline(timeout)
+        return await self._topics.change(name, streams, schema, retention, event_time_ahead_max, deadline)
 
     async def delete_topic(self, name: str, *, timeout: float | None = None) -> None:
         """Delete a topic with all its records."""
@@ -308,6 +321,7 @@ class AsyncClient(PublishingCalls):
         headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
         stream: int | None = None,
         watermark: Time | None = None,
+        idle: bool = False,
         if_llsn: int | None = None,
         timeout: float | None = None,
     ) -> Ack:
@@ -321,8 +335,8 @@ class AsyncClient(PublishingCalls):
         first, because it or its schema is new to this client, are they copied after that.
 
         ``stream``: the log stream to append to, otherwise any of the topic. ``watermark``: no record with an earlier
-        event time follows in that log stream. ``if_llsn``: only if the first record gets exactly this position in
-        ``stream``, otherwise ``ConditionFailed``.
+        event time follows in that log stream. ``idle``: that log stream is idle until its next entry. ``if_llsn``: only
+        if the first record gets exactly this position in ``stream``, otherwise ``ConditionFailed``.
 
         The outcome is definite: the acknowledgement; an error, and then no record will ever appear; or
         ``AppendUnknown``, if no answer came in time or the connection was lost. Nothing is ever sent twice.
@@ -338,7 +352,7 @@ class AsyncClient(PublishingCalls):
         if type(topic) is not str:
             check_topic(topic)
         begun = None
-        if headers is None and watermark is None and if_llsn is None and not self._is_closed:
+        if headers is None and watermark is None and not idle and if_llsn is None and not self._is_closed:
             seconds = self._timeout if timeout is None else check_timeout(timeout)
             begun = self._appends.begin(topic, records, key, timestamp, stream, seconds)
             if begun is not None:
@@ -348,7 +362,7 @@ class AsyncClient(PublishingCalls):
                     # It is certain that nothing was appended. The name may mean another topic by now.
                     pass
         deadline = self._deadline(timeout) if begun is None else Deadline(seconds, begun[1])
-        given = Given(records, key, timestamp, headers, stream, watermark, if_llsn)
+        given = Given(records, key, timestamp, headers, stream, watermark, if_llsn, idle)
         return await self._appends.append(topic, given, deadline)
 
     def _quick_append(
@@ -361,16 +375,42 @@ class AsyncClient(PublishingCalls):
         headers: Headers | Sequence[Headers | None] | pa.Array | None = None,
         stream: int | None = None,
         watermark: Time | None = None,
+        idle: bool = False,
         if_llsn: int | None = None,
         timeout: float | None = None,
     ) -> Visit[Ack] | None:
         """For a thread that waits: the same without a coroutine, if the records are small and plain; None otherwise.
         Any thread may call it."""
         check_topic(topic)
-        if self._is_closed or headers is not None or watermark is not None or if_llsn is not None:
+        if self._is_closed or headers is not None or watermark is not None or idle or if_llsn is not None:
             return None
         seconds = self._timeout if timeout is None else check_timeout(timeout)
         return self._appends.quick(topic, records, key, timestamp, stream, seconds)
+
+    async def declare(
+        self,
+        topic: str,
+        *,
+        watermark: Time | None = None,
+        idle: bool = False,
+        stream: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Ack]:
+        """Declare a watermark, idleness or both without a record, for one log stream or for every one of the topic.
+
+        ``watermark``: no record with an earlier event time follows there; strategies that are punctuated go by it.
+        ``idle``: nothing is expected there, so it holds no watermark back, until its next entry. Each log stream gets
+        an entry of one position that subscribers never see; what is returned are their positions. With several, it is
+        not atomic: if an error says that some have it and others not, declare the same again.
+
+        >>> [ack.count for ack in log.declare("t", watermark=datetime(2026, 1, 1, tzinfo=UTC), idle=True)]
+        [1]
+        >>> log.watermark("t", punctuated=True).isoformat()
+        '2026-01-01T00:00:00+00:00'
+        """
+        check_topic(topic)
+        pin = None if stream is None else check_stream(stream)
+        return await self._declarations.declare(topic, required(watermark, idle), pin, self._deadline(timeout))
 
     # Reading.
 
@@ -426,10 +466,10 @@ class AsyncClient(PublishingCalls):
         before the first position, which is 0.
 
         It is the same for every reader and at any time. Of each log stream counts the largest event time so far, less
-        ``bound`` and a millisecond, or with ``punctuated`` what was declared with ``append(..., watermark=)``; of the
-        topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out. Both are a
-        ``timedelta``, a text such as ``"5s"``, or a number of milliseconds. Only the end of the topic is read, as far
-        back as its log streams lie apart.
+        ``bound`` and a millisecond, or with ``punctuated`` what was declared, by ``append(..., watermark=)`` or
+        ``declare``; of the topic, the smallest of its log streams. One without a commit for ``idle_after`` is left out.
+        Both are a ``timedelta``, a text such as ``"5s"``, or a number of milliseconds. Only the end of the topic is
+        read, as far back as its log streams lie apart.
 
         >>> ack = log.append("t", [b"a", b"b"], timestamp=[datetime(2026, 1, 1, 12, tzinfo=UTC), 0])
         >>> log.watermark("t", at=ack.glsn, bound=timedelta(seconds=5)).isoformat()
@@ -452,6 +492,7 @@ class AsyncClient(PublishingCalls):
         start: Position = "earliest",
         stop: int | datetime | None = None,
         follow: bool = True,
+        on_malformed: OnMalformed = "error",
         timeout: float | None = None,
     ) -> AsyncSubscription[Record]:
         """Every committed record of the topics once, in GLSN order, whatever fails meanwhile.
@@ -464,6 +505,11 @@ class AsyncClient(PublishingCalls):
         ``timeout`` is for the beginning, and for each wait for what the log is known to have. Raises ``Trimmed``, with
         the first position left, when the next records are gone.
 
+        ``on_malformed`` concerns batches whose checksum is right and whose content makes no sense, which only older
+        versions have let in: ``"error"`` raises ``Malformed`` when all records before them were delivered, ``"skip"``
+        goes on behind them; ``skipped`` of the subscription tells which positions these were, ``skipped_records`` how
+        many.
+
         >>> acks = [log.append("t", value) for value in (b"a", b"b", b"c")]
         >>> [record.value for record in log.subscribe("t", follow=False)]
         [b'a', b'b', b'c']
@@ -475,7 +521,7 @@ class AsyncClient(PublishingCalls):
         b'd'
         """
         seconds = self._deadline(timeout).seconds
-        return self._subscribing.make(topics, start, stop, follow, seconds, make_records, None)
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_records, None, on_malformed)
 
     def batches(
         self,
@@ -485,6 +531,7 @@ class AsyncClient(PublishingCalls):
         stop: int | datetime | None = None,
         follow: bool = True,
         columns: Sequence[str] | None = None,
+        on_malformed: OnMalformed = "error",
         timeout: float | None = None,
     ) -> AsyncSubscription[pa.RecordBatch]:
         """As ``subscribe``, but as Arrow record batches.
@@ -499,7 +546,7 @@ class AsyncClient(PublishingCalls):
         [{'llsn': 1, 'value': b'a'}, {'llsn': 2, 'value': b'b'}]
         """
         seconds = self._deadline(timeout).seconds
-        return self._subscribing.make(topics, start, stop, follow, seconds, make_batches, columns)
+        return self._subscribing.make(topics, start, stop, follow, seconds, make_batches, columns, on_malformed)
 
     async def table(
         self,
@@ -508,6 +555,7 @@ class AsyncClient(PublishingCalls):
         start: Position = "earliest",
         stop: int | datetime | None = None,
         columns: Sequence[str] | None = None,
+        on_malformed: OnMalformed = "error",
         timeout: float | None = None,
     ) -> pa.Table:
         """All records from ``start`` to ``stop``, or to the present end of the log, as one Arrow table; from there
@@ -519,7 +567,15 @@ class AsyncClient(PublishingCalls):
         """
         deadline = self._deadline(timeout)
         follow = stop is not None
-        batches = self.batches(topics, start=start, stop=stop, follow=follow, columns=columns, timeout=timeout)
+        batches = self.batches(
+            topics,
+            start=start,
+            stop=stop,
+            follow=follow,
+            columns=columns,
+            on_malformed=on_malformed,
+            timeout=timeout,
+        )
         return await self._subscribing.table(batches, topics, columns, deadline)
 
     # Producers and consumers.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from cutwater.client.arguments import check_topic
 from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import TopicSchema
+from cutwater.core.append_fate import is_out_of_date
 from cutwater.core.requests import Catalog, CatalogRequest, DescribeRequest, Description, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
 from cutwater.types import GLSN, CutTime, LogStreamId, Revision, StorageNodeId, TopicId
 
 FETCH_MS_MAX = 10_000
+LOOK_SECONDS = 0.2
+"""``look`` fetches no more often than this."""
 NOTHING = Catalog(Revision(0), GLSN(0), CutTime(0), (), ())
 
 
@@ -51,6 +55,34 @@ class Catalogs:
         self._repository = repository
         self.view = View(NOTHING)
         self._fetching: asyncio.Task[Catalog] | None = None
+        self._fetched_at = -LOOK_SECONDS
+        """When a catalog was last asked for."""
+        self._looking: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self.listeners: set[Callable[[View], None]] = set()
+        """Called with every view of another revision."""
+
+    def heard(self, revision: Revision) -> None:
+        """A commit was made under this revision of the catalog."""
+        if is_out_of_date(self.view.catalog.revision, revision):
+            self.look()
+
+    def look(self, *, after_seconds: float = LOOK_SECONDS) -> None:
+        """Fetch the catalog, unless one was asked for less than ``after_seconds`` ago: then a little later. It
+        does not wait for the answer."""
+        if self._fetching is not None or self._looking is not None or self._is_closed:
+            return
+        loop = asyncio.get_running_loop()
+        wait = self._fetched_at + after_seconds - loop.time()
+        if wait <= 0:
+            self._fetch()
+        else:
+            self._looking = loop.call_later(wait, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if not self._is_closed:
+            self._fetch()
 
     async def fresh(self, deadline: Deadline) -> View:
         """The catalog as of some moment after this call began."""
@@ -82,8 +114,14 @@ class Catalogs:
         known = self.view.catalog
         if (catalog.revision, catalog.high_watermark) >= (known.revision, known.high_watermark):
             self.view = View(catalog)
+            if catalog.revision != known.revision:
+                for listener in list(self.listeners):
+                    listener(self.view)
 
     async def close(self) -> None:
+        self._is_closed = True
+        if self._looking is not None:
+            self._looking.cancel()
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.gather(self._fetching, return_exceptions=True)
@@ -92,7 +130,9 @@ class Catalogs:
         """Whoever asks while it is on its way waits for the same one."""
         if self._fetching is None or self._fetching.done():
             # One that is done, and has not been taken yet, was asked for before.
-            self._fetching = asyncio.get_running_loop().create_task(self._ask())
+            loop = asyncio.get_running_loop()
+            self._fetched_at = loop.time()
+            self._fetching = loop.create_task(self._ask())
             self._fetching.add_done_callback(self._fetched)
         return self._fetching
 

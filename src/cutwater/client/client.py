@@ -21,6 +21,7 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
 from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
+from cutwater.client.declarations import DECLARATION_BYTES, Declared, declared_of, required
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
@@ -29,7 +30,8 @@ from cutwater.client.producer import AsyncProducer
 from cutwater.client.producer_buffer import Sent
 from cutwater.client.sent_future import SentFuture
 from cutwater.client.staging import AsyncStager
-from cutwater.client.subscriptions import AsyncSubscription, abandon_with
+from cutwater.client.subscriptions import AsyncSubscription, Skipped, abandon_with
+from cutwater.client.times import Time
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.types import Ack
 
@@ -90,6 +92,16 @@ class Subscription(Blocking[AsyncSubscription[T]], Generic[T]):
         """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
         return self._async.trouble
 
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Malformed batches that ``on_malformed="skip"`` has left out, the latest of them."""
+        return self._async.skipped
+
+    @property
+    def skipped_records(self) -> int:
+        """How many positions ``on_malformed="skip"`` has left out."""
+        return self._async.skipped_records
+
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosed("this subscription was closed: subscribe again")
@@ -147,11 +159,12 @@ class Cursor(Blocking[AsyncCursor], NamedCursor):
 class Given(Struct, eq=False):
     """What ``Producer.send`` was given, until the loop's thread has it."""
 
-    part: Part
+    part: Part | None
     count: int
     size: int
     seconds: float
     future: SentFuture
+    declared: Declared | None
 
 
 class Producer(Blocking[AsyncProducer]):
@@ -190,24 +203,42 @@ class Producer(Blocking[AsyncProducer]):
         key: object = None,
         timestamp: object = None,
         headers: object = None,
+        watermark: Time | None = None,
+        idle: bool = False,
         timeout: float | None = None,
     ) -> concurrent.futures.Future[Ack]:
         """Hand over one record or several, as for ``append``; several stay together. Returns when there is room for
         them, with a future of the acknowledgement.
 
         After ``timeout`` the future fails: with ``DeadlineExceeded`` if nothing was sent, so that nothing will appear,
-        otherwise with ``AppendUnknown``; then the producer still goes on trying.
+        otherwise with ``AppendUnknown``; then the producer still goes on trying. ``watermark`` and ``idle`` are as for
+        ``append``, in the log stream of this producer.
         """
         producer = self._async
         seconds = producer.timeout if timeout is None else check_timeout(timeout)
         part, count, size = producer.prepare(records, key, timestamp, headers)
+        declared = declared_of(watermark, idle) if watermark is not None or idle is not False else None
+        return self._hand_in(part, count, size, seconds, declared)
+
+    def declare(
+        self, *, watermark: Time | None = None, idle: bool = False, timeout: float | None = None
+    ) -> concurrent.futures.Future[Ack]:
+        """Declare a watermark, idleness or both without a record, after everything that was sent before, in the log
+        stream of this producer. Otherwise as ``send``."""
+        seconds = self._async.timeout if timeout is None else check_timeout(timeout)
+        return self._hand_in(None, 1, DECLARATION_BYTES, seconds, required(watermark, idle))
+
+    def _hand_in(
+        self, part: Part | None, count: int, size: int, seconds: float, declared: Declared | None
+    ) -> concurrent.futures.Future[Ack]:
+        producer = self._async
         future = SentFuture(self._shared)
         with self._lock:
             if not self._has_room(size):
                 self._wait_for_room(size, seconds)
             if self._is_closed:
                 raise ClientClosed(f"producer {producer.id!r} was closed")
-            self._give(Given(part, count, size, seconds, future))
+            self._give(Given(part, count, size, seconds, future, declared))
         return future
 
     def _give(self, given: Given) -> None:
@@ -268,7 +299,17 @@ class Producer(Blocking[AsyncProducer]):
             while self._given:
                 given = self._given.popleft()
                 seconds = given.seconds
-                sent.append(Sent(given.part, given.count, given.size, now + seconds, seconds, given.future))
+                sent.append(
+                    Sent(
+                        given.part,
+                        given.count,
+                        given.size,
+                        now + seconds,
+                        seconds,
+                        given.future,
+                        declared=given.declared,
+                    )
+                )
         if not sent:
             return
         try:
@@ -340,6 +381,7 @@ class Client(Blocking[AsyncClient]):
     topic = blocking(AsyncClient.topic)
     trim = blocking(AsyncClient.trim)
     append = blocking(AsyncClient.append, AsyncClient._quick_append)
+    declare = blocking(AsyncClient.declare)
     read = blocking(AsyncClient.read)
     tail = blocking(AsyncClient.tail)
     find = blocking(AsyncClient.find)
@@ -350,6 +392,7 @@ class Client(Blocking[AsyncClient]):
     producer = blocking_made(AsyncClient.producer, Producer)
     cursor = made(AsyncClient.cursor, Cursor)
     open_run = blocking(AsyncClient.open_run)
+    check_run = blocking(AsyncClient.check_run)
     find_runs = blocking(AsyncClient.find_runs)
     cluster_key = blocking(AsyncClient.cluster_key)
     stage = blocking(AsyncClient.stage)

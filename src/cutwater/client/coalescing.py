@@ -28,6 +28,8 @@ from cutwater.wire.deadlines import DeadlineWatch
 
 IN_FLIGHT_MAX = 2
 """Batches that one lane has under way: the next one is made while another is being written."""
+HANGING_MAX = 16
+"""The same with those that hang on storage nodes which do not answer, while other log streams take appends."""
 PATIENCE_SECONDS = 0.05
 """How long few appends wait for a batch in flight so that more may travel with them. It may hang on a dead node."""
 SMALL_BYTES = 64 * 1024
@@ -174,13 +176,23 @@ class Lane:
         acknowledged come back one by one, and if each went by itself, none would travel together."""
         if not self._in_flight:
             return True
-        if len(self._in_flight) >= IN_FLIGHT_MAX:
+        if not self._has_a_place():
             return False
         return len(self._queue) >= self._usual or self._loop.time() >= self._departed + PATIENCE_SECONDS
 
+    def _has_a_place(self) -> bool:
+        """Whether another batch may be under way. A batch that hangs on a silent head does not count if another log
+        stream can be used."""
+        under_way = len(self._in_flight)
+        if under_way < IN_FLIGHT_MAX:
+            return True
+        hanging = sum([flight.is_slow for flight in self._in_flight])
+        has_place = under_way - hanging < IN_FLIGHT_MAX and under_way < HANGING_MAX
+        return has_place and self._shipping.has_way_around(self.topic, self._pin)
+
     def _be_patient(self) -> None:
         """Look again when what is in flight has had its time."""
-        if self._patience is None and len(self._in_flight) < IN_FLIGHT_MAX:
+        if self._patience is None and self._has_a_place():
             self._patience = self._loop.call_at(self._departed + PATIENCE_SECONDS, self._look_again)
 
     def _look_again(self) -> None:
@@ -228,7 +240,7 @@ class Lane:
         if self._bytes > LANE_BYTES_MAX:
             self._room.set()
         self._bytes -= size
-        return _Flight(group=group, last=max(group, key=_deadline))
+        return _Flight(group=group, last=max(group, key=_deadline), on_slow=self._depart_soon)
 
     def _load(self, flight: _Flight) -> Batch:
         """Of those who have not given up meanwhile."""

@@ -9,6 +9,8 @@ from cutwater.errors import DeadlineExceeded, InvalidArgument
 TIMEOUT_SECONDS = 30.0
 """What a call may take, unless its caller or the maker of the client says otherwise."""
 TIMEOUT_SECONDS_MAX = 10_000_000.0
+SLOW_SECONDS = 0.5
+"""A storage node that owes an answer for this long may hang: that is evidence against it, and others are asked too."""
 
 
 def check_timeout(seconds: float) -> float:
@@ -38,6 +40,10 @@ class Deadline:
         self._loop = loop = asyncio.get_running_loop()
         self.seconds = check_timeout(seconds)
         self.at = loop.time() + seconds if at is None else at
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
 
     @property
     def left(self) -> float:

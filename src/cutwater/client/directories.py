@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 from cutwater.client.repository import SCHEME
-from cutwater.errors import InvalidArgument
+from cutwater.errors import InvalidArgument, NotFound
 
 CLUSTER_FILE = "cluster.json"
 METADATA = "metadata.sqlite"
+VOLUME = "volume"
 FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|lock|log)|metadata\.sqlite([-.].*)?|volume")
-FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.log)?")
+FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.(log|key(\.tmp)?))?")
 _LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
 SHOWN_MAX = 3
 """So many of the files that are in the way are named."""
@@ -31,18 +32,29 @@ def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) 
         )
 
 
+def check_has_order(directory: Path) -> None:
+    """Refuse a log whose records are there, but not the file that says in which order they are. The file is made before
+    the volume, so this is no log that was half made."""
+    if not (directory / METADATA).exists() and next((directory / VOLUME).glob("cid=*/snid=*/*"), None) is not None:
+        raise NotFound(
+            f"{directory / METADATA} is missing, the file of the order layer, without which the log cannot be read; "
+            f"the records are still in {directory / VOLUME}: put the file back, from where it was moved to or from a "
+            "backup, and remove nothing; for a new log, name another directory"
+        )
+
+
 def holds_log(directory: Path) -> bool:
     """Whether there is an embedded log, or what was left when one was half made."""
     names = _names(directory)
     if CLUSTER_FILE in names:
         return False
-    return {METADATA, "volume"} <= names or ("lock" in names and not other_files(directory, FILES_OF_LOG))
+    return {METADATA, VOLUME} <= names or ("lock" in names and not other_files(directory, FILES_OF_LOG))
 
 
 def holds_half_a_cluster(directory: Path) -> bool:
     """Whether a local cluster was begun there, which has not come to run."""
     names = _names(directory)
-    return not {CLUSTER_FILE, "volume"} & names and any(map(_LOGS_OF_SERVERS.fullmatch, names))
+    return not {CLUSTER_FILE, VOLUME} & names and any(map(_LOGS_OF_SERVERS.fullmatch, names))
 
 
 def _names(directory: Path) -> set[str]:

@@ -18,7 +18,9 @@ from cutwater.client.errors import RecordTooLarge
 from cutwater.client.parts import Part, joined, plain_body
 from cutwater.client.schemas import TopicSchema
 from cutwater.errors import InvalidArgument
+from cutwater.storage.bodies import INFLATED_BYTES_FREE, INFLATED_BYTES_MAX, limit_problem
 from cutwater.storage.checksum import crc32c
+from cutwater.storage.ipc_message import read_message
 from cutwater.storage.projection import event_times, serialize
 from cutwater.types import Batch, EventTime
 from cutwater.wire.options import KIB, MIB, WireOptions
@@ -66,6 +68,8 @@ def encode(
     """``now_us`` is the event time of a topic that has no column for it. ``times``: the smallest and the largest event
     time, if they are known already."""
     body = (serialize(batch, compression) if compression else batch.serialize()).to_pybytes()
+    if compression:
+        _check_inflated(body)
     # The size of everything bounds the size of each, so a batch that is small as a whole needs no closer look.
     if (compression or len(body) > limits.record_bytes_max) and batch.nbytes > limits.record_bytes_max:
         _check_records(batch, limits.record_bytes_max)
@@ -96,6 +100,14 @@ def _batch(
         raise RecordTooLarge(None, len(body), limits.batch_bytes_max)
     first, last = times
     return Batch(count, body, crc32c(body), EventTime(first), EventTime(last), declared=declared, schema=schema)
+
+
+def _check_inflated(body: bytes) -> None:
+    """No storage node takes what becomes too much when it is decompressed."""
+    message = read_message(body)
+    if limit_problem(message, len(body)):
+        limit = INFLATED_BYTES_FREE if message.inflated_bytes <= INFLATED_BYTES_MAX else INFLATED_BYTES_MAX
+        raise RecordTooLarge(None, message.inflated_bytes, limit)
 
 
 def _check_records(batch: pa.RecordBatch, limit: int) -> None:

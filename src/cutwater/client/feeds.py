@@ -17,14 +17,16 @@ from typing import Any
 
 from cutwater.client.arguments import check_topic
 from cutwater.client.catalogs import Catalogs, View, no_such_topic
-from cutwater.client.deadlines import Deadline
+from cutwater.client.deadlines import SLOW_SECONDS, Deadline
 from cutwater.client.errors import ClientClosed
+from cutwater.client.lasting_damage import LastingDamage
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import runs_of
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.subscription import ReadAnswer, Run, Subscription
 from cutwater.errors import (
     CutwaterError,
+    Damaged,
     DeadlineExceeded,
     InvalidArgument,
     NotFound,
@@ -53,6 +55,8 @@ CATALOG_SECONDS_ALONE = 0.2
 """The same for who follows nothing, because no topic matches its pattern yet: nobody tells it of a new one."""
 SILENT_MS = 1_000
 """A replica that says nothing for this long, while there is more to be had, is left for another one."""
+QUIET_MS = round(SLOW_SECONDS * 1_000)
+"""The same for a replica that is not in the chain any more, as its storage node may hang."""
 CONNECT_SECONDS = 5.0
 RETRY_SECONDS_MIN = 0.01
 RETRY_SECONDS_MAX = 1.0
@@ -105,7 +109,7 @@ class Selection:
 
 class Feed:
     """The runs of one subscription in GLSN order, up to ``stop``, which is not included. ``starts``: topics of which
-    only later records are wanted. ``fences``: also what is no record, but a commit all the same."""
+    only later records are wanted. ``fences``: also fences and declarations, which are commits without records."""
 
     def __init__(
         self,
@@ -139,6 +143,10 @@ class Feed:
         return self._machine.next_glsn
 
     @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @property
     def window_bytes(self) -> int:
         share = WINDOWS_BYTES // max(1, len(self._readers))
         return min(max(share, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
@@ -152,8 +160,14 @@ class Feed:
         them = f"log stream{'s' if len(cut_off) > 1 else ''} {', '.join(map(str, sorted(cut_off)))}"
         failures = {node: why for reader in cut_off.values() for node, why in reader.failures.items()}
         nodes = ", ".join(f"{node} at {self.catalogs.view.addresses.get(node, '?')}" for node in sorted(failures))
-        why = f": {nodes}. The last one: {list(failures.values())[-1]}" if failures else ", as there is none"
-        return f"no storage node with {them} could be read from{why}. `cutwater cluster health` says what is down"
+        told = f"no storage node with {them} could be read from"
+        if not failures:
+            return f"{told}, as there is none. `cutwater cluster health` says what is down"
+        damage = [error for error in failures.values() if isinstance(error, Damaged)]
+        if damage:
+            return f"{told}: {nodes}. One is damaged: {damage[-1].message}. `cutwater verify` names all that is damaged"
+        last = list(failures.values())[-1].message
+        return f"{told}: {nodes}. The last one: {last}. `cutwater cluster health` says what is down"
 
     def _closed(self) -> str:
         known, topics = self.catalogs.view.streams.values(), self._machine.topics
@@ -220,7 +234,7 @@ class Feed:
         wanted = self._machine.want(answer.stream)
         self._machine.take_answer(answer)
         if self._fences is not None and wanted is not None:
-            new = [run for run in answer.runs if run.batch.kind is BatchKind.FENCE and run.last_glsn >= wanted[1]]
+            new = [run for run in answer.runs if run.batch.kind is not BatchKind.DATA and run.last_glsn >= wanted[1]]
             self._fences += new
         if self._machine.needs_catalog:
             self._catalog_is_old.set()
@@ -324,7 +338,8 @@ class _Reader:
         self._turn = 0
         self._was_heard = False
         self._is_attached = False
-        self.failures: dict[StorageNodeId, str] = {}
+        self._damage = LastingDamage()
+        self.failures: dict[StorageNodeId, CutwaterError] = {}
         """Why nodes could not be followed, since one was last heard."""
         self.task = asyncio.get_running_loop().create_task(feed.guard(self._run))
 
@@ -347,47 +362,67 @@ class _Reader:
                 return
             except CutwaterError as error:
                 _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
-                self._note(wanted[0], error.message)
+                self._note(wanted[0], error)
+                if lasting := self._damage.take(error, len(_nodes_of(wanted[0])), self._feed.now):
+                    self._feed.fail(lasting)
+                    return
                 self._feed.look_at_catalog()
             self._turn += 1
             wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)
             await asyncio.sleep(wait)
 
-    def _note(self, info: StreamInfo, why: str) -> None:
+    def _note(self, info: StreamInfo, why: CutwaterError) -> None:
         self._is_attached = False
         if self._was_heard:
             self.failures.clear()
+            self._damage.forget()
         if nodes := _nodes_of(info):
             self.failures[nodes[self._turn % len(nodes)]] = why
 
     async def _follow(self, info: StreamInfo, position: GLSN) -> None:
         feed = self._feed
+        revision = feed.catalogs.view.catalog.revision
         projection = dict(feed.projection(info))
         nodes = _nodes_of(info)
         if not nodes:
             raise Unavailable(f"log stream {info.stream} has no replica")
-        address = feed.catalogs.view.address(nodes[self._turn % len(nodes)])
+        node = nodes[self._turn % len(nodes)]
+        address = feed.catalogs.view.address(node)
         connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
         credit = SharedCredit(WINDOW_ITEMS, feed.window_bytes, item_bytes_max=WireOptions().frame_bytes_max)
         arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
         async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
             self._is_attached = True
-            while (message := await self._next(messages)) is not None:
+            while (message := await self._next(messages, node)) is not None:
                 self._was_heard = True
                 runs = runs_of(message.value, message.body)
-                if projection and not all(_is_known(run, projection) for run in runs):
+                is_old = revision < message.value.revision
+                # A schema that not even a newer catalog has does not exist: that batch is malformed.
+                if projection and is_old and not all(_is_known(run, projection) for run in runs):
                     raise Unavailable(f"log stream {self._stream} has a schema that the catalog here is too old for")
                 value = message.value
                 feed.take_answer(ReadAnswer(self._stream, runs, value.complete_through, value.revision))
                 await feed.wait_for_room(self._stream)
 
-    async def _next(self, messages: StreamReceiver[ReadAnswerHeader]) -> Received[ReadAnswerHeader] | None:
+    async def _next(
+        self, messages: StreamReceiver[ReadAnswerHeader], node: StorageNodeId
+    ) -> Received[ReadAnswerHeader] | None:
+        quiet_ms = 0
         while True:
             try:
-                return await messages.receive(timeout_ms=SILENT_MS)
+                return await messages.receive(timeout_ms=QUIET_MS)
             except DeadlineExceeded:
-                if self._feed.is_behind(self._stream):
+                quiet_ms += QUIET_MS
+                catalogs = self._feed.catalogs
+                info = catalogs.view.streams.get(self._stream)
+                if info is not None and info.chain and node not in info.chain:
                     raise
+                if quiet_ms >= SILENT_MS:
+                    if self._feed.is_behind(self._stream):
+                        self._feed.nodes.unreachable(self._stream, node)
+                        raise
+                    quiet_ms = 0
+                    catalogs.look(after_seconds=SILENT_MS / 1_000)
 
 
 def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
@@ -396,4 +431,4 @@ def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
 
 
 def _is_known(run: Run, projection: Mapping[int, Columns]) -> bool:
-    return run.batch.kind is BatchKind.FENCE or run.batch.schema in projection
+    return run.batch.kind is not BatchKind.DATA or run.batch.schema in projection

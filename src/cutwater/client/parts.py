@@ -11,7 +11,6 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import accumulate, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
@@ -20,6 +19,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.storage import plain_bodies
+from cutwater.storage.plain_bodies import layout, no_headers_bytes
 from cutwater.storage.projection import no_values
 from cutwater.types import GLSN, LLSN, Ack
 
@@ -66,23 +67,8 @@ def values_of(values: pa.Array, timestamp: int, owned_bytes_max: int = 0) -> Val
 
 
 def are_in_order(part: Values) -> bool:
-    """Whether no value ends before it begins. Arrow can tell, too, but lets go of the interpreter meanwhile, and where
-    there are many threads it takes long to get that back."""
-    numbers = int.from_bytes(part.offsets, "little")
-    tops, all_but_last = _top_bits(part.count + 1)
-    # A difference that is not negative leaves the top bit where it was set, and nothing is borrowed from a neighbour.
-    return not numbers & tops and ((numbers >> 32 | tops) - numbers) & all_but_last == all_but_last
-
-
-@lru_cache(maxsize=16)
-def _top_bits(count: int) -> tuple[int, int]:
-    """Of so many offsets, and of one less. Those of small parts only are asked for."""
-    return _repeated(1 << 31, count), _repeated(1 << 31, count - 1)
-
-
-def _repeated(number: int, count: int) -> int:
-    """A number so many times side by side, 32 bits each, as offsets are."""
-    return int.from_bytes(number.to_bytes(4, "little") * count, "little")
+    """Whether no value ends before it begins."""
+    return plain_bodies.are_in_order(part.offsets, part.count, part.start + len(part.data), part.start)
 
 
 Part: TypeAlias = Single | Values | pa.RecordBatch
@@ -212,8 +198,6 @@ class Plain(Struct, frozen=True):
 
 def plain_body(parts: Sequence[Part]) -> Plain | None:
     """The body of these records, or None if it takes Arrow: the bytes of ``joined(parts).rows.serialize()``."""
-    if _template() is None:
-        return None
     first = parts[0]
     if len(parts) == 1 and type(first) is Single and first.key is None:
         return _plain_value(first)
@@ -229,7 +213,7 @@ def _plain_value(single: Single) -> Plain:
     value, time = single.value, single.timestamp
     size = len(value)
     columns = _NO_KEY, _ENDS.pack(0, size), value, _PADDING[size % 8], _NUMBER.pack(time), _NO_HEADERS
-    return Plain(b"".join((_head(1, 1, 0, size), *columns)), 1, (time, time))
+    return Plain(b"".join((layout(1, 1, 0, size).head, *columns)), 1, (time, time))
 
 
 def _plain_singles(singles: Sequence[Any]) -> Plain:
@@ -272,16 +256,13 @@ def _bits(values: list[bytes | None], missing: int) -> bytes:
 
 
 _PADDING = [bytes(-size % 8) for size in range(8)]
-_NODES = struct.Struct("<14q")
-"""Length and nulls of key, value, timestamp, headers and what is in them: seven in all."""
-_BUFFERS = struct.Struct("<34q")
-"""Where each of their buffers is, and its length."""
 _NUMBER = struct.Struct("<q")
 _OFFSET = struct.Struct("<i")
 _ENDS = struct.Struct("<2i")
 """Where one value begins, and where it ends."""
 _NO_KEY = bytes(8 + 8)
 """That it is not there, and its ends."""
+_NO_HEADERS = bytes(no_headers_bytes(1))
 
 
 def _body(
@@ -293,96 +274,10 @@ def _body(
     offsets_rest = _PADDING[(4 * count + 4) % 8]
     return b"".join(
         (
-            _head(count, missing, keys_bytes, values_bytes),
+            layout(count, missing, keys_bytes, values_bytes).head,
             *(bits, _PADDING[len(bits) % 8], key_offsets, offsets_rest, *key_pieces, _PADDING[keys_bytes % 8]),
             *(offsets, offsets_rest, *pieces, _PADDING[values_bytes % 8]),
             *times,
-            bytes(_no_headers_bytes(count)),
+            bytes(no_headers_bytes(count)),
         )
     )
-
-
-def _no_headers_bytes(count: int) -> int:
-    """The headers of records that have none: a map of nulls, and inside of it nothing but the ends of no names and no
-    values."""
-    return _up((count + 7) // 8) + _up(4 * count + 4) + 16
-
-
-@lru_cache(maxsize=256)
-def _head(count: int, missing: int, keys_bytes: int, values_bytes: int) -> bytes:
-    """What stands before the columns. Many batches are alike in it."""
-    offsets_bytes, headers_bits_bytes = 4 * count + 4, (count + 7) // 8
-    bits_bytes = headers_bits_bytes if missing else 0
-    offsets_up = _up(offsets_bytes)
-    key_offsets_at = _up(bits_bytes)
-    keys_at = key_offsets_at + offsets_up
-    offsets_at = keys_at + _up(keys_bytes)
-    values_at = offsets_at + offsets_up
-    times_at = values_at + _up(values_bytes)
-    headers_at = times_at + 8 * count
-    header_offsets_at = headers_at + _up(headers_bits_bytes)
-    names_at = header_offsets_at + offsets_up
-    inside_at = names_at + 8
-    end = headers_at + _no_headers_bytes(count)
-    template = _template()
-    assert template is not None
-    head = bytearray(template.head)
-    _NUMBER.pack_into(head, template.body_bytes_at, end)
-    _NUMBER.pack_into(head, template.count_at, count)
-    _NODES.pack_into(head, template.nodes_at, count, missing, count, 0, count, 0, count, count, 0, 0, 0, 0, 0, 0)
-    _BUFFERS.pack_into(
-        head,
-        template.buffers_at,
-        *(0, bits_bytes, key_offsets_at, offsets_bytes, keys_at, keys_bytes),
-        *(offsets_at, 0, offsets_at, offsets_bytes, values_at, values_bytes),
-        *(times_at, 0, times_at, 8 * count),
-        *(headers_at, headers_bits_bytes, header_offsets_at, offsets_bytes),
-        *(names_at, 0, names_at, 0, names_at, 4, inside_at, 0),
-        *(inside_at, 0, inside_at, 4, end, 0),
-    )
-    return bytes(head)
-
-
-def _up(size: int) -> int:
-    return (size + 7) & -8
-
-
-_NO_HEADERS = bytes(_no_headers_bytes(1))
-
-
-class _Template(NamedTuple):
-    """What stands before the columns: a FlatBuffers table of fixed size, as Arrow writes it; and where in it those
-    numbers are that differ from batch to batch."""
-
-    head: bytes
-    body_bytes_at: int
-    count_at: int
-    nodes_at: int
-    buffers_at: int
-
-
-@lru_cache(maxsize=1)
-def _template() -> _Template | None:
-    """Read from a batch that Arrow made; None if it does not look as expected, so that Arrow has to make them all. The
-    fields are those of ``Message`` and ``RecordBatch`` in Arrow's format."""
-    data = _of_singles([Single(b"value", b"key", 1)]).rows.serialize().to_pybytes()
-
-    def number(form: str, at: int) -> int:
-        return int(struct.unpack_from(form, data, at)[0])
-
-    def field(table: int, which: int) -> int:
-        return table + number("<H", table - number("<i", table) + 4 + 2 * which)
-
-    def follow(at: int) -> int:
-        return at + number("<I", at)
-
-    try:
-        message = follow(8)
-        batch = follow(field(message, 2))
-        nodes, buffers = follow(field(batch, 1)), follow(field(batch, 2))
-        lengths = number("<I", nodes), number("<I", buffers)
-    except struct.error:
-        return None
-    if lengths != (_NODES.size // 16, _BUFFERS.size // 16):
-        return None
-    return _Template(data[: 8 + number("<i", 4)], field(message, 3), field(batch, 0), nodes + 4, buffers + 4)

@@ -11,33 +11,47 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from msgspec import structs
 
-from cutwater.client.catalogs import Catalogs
-from cutwater.client.deadlines import Deadline
+from cutwater.client.catalogs import Catalogs, View
+from cutwater.client.deadlines import SLOW_SECONDS, Deadline
+from cutwater.client.declarations import DECLARATION_BYTES, Declared, declared_of, required
 from cutwater.client.errors import ClientClosed, InvalidRecord
+from cutwater.client.hedging import first_answer
 from cutwater.client.nodes import Nodes
 from cutwater.client.parts import Part
-from cutwater.client.producer_buffer import ProducerBuffer, Sent, settle
+from cutwater.client.producer_buffer import ProducerBuffer, Sent
+from cutwater.client.producer_flights import IN_FLIGHT_MAX, Flight, ProducerFlights
 from cutwater.client.repository import Repository
+from cutwater.client.times import Time
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
+    Fate,
     Phase,
     ProducerSession,
     SendBatch,
     SessionEffect,
     Settled,
+    Withdrawn,
 )
-from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant, StreamInfo
+from cutwater.core.requests import (
+    MoveProducerRequest,
+    OpenProducerRequest,
+    ProducerGrant,
+    RenewProducerRequest,
+    StreamInfo,
+)
 from cutwater.core.words import counted
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
     DeadlineExceeded,
+    InvalidArgument,
     NotFound,
     NotSealed,
     ProducerFenced,
@@ -46,14 +60,13 @@ from cutwater.errors import (
     SequenceReused,
     Unavailable,
 )
-from cutwater.types import Ack, Batch, BatchKind, LogStreamId, ProducerId, ProducerTag, Sequence
+from cutwater.types import Ack, Batch, BatchKind, Epoch, LogStreamId, ProducerId, ProducerTag, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.methods import Received
 from cutwater.wire.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
 
-IN_FLIGHT_MAX = 8
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 
 SEND_MS_MAX = 10_000
@@ -66,19 +79,8 @@ PATIENCE_SECONDS = 0.5
 """A log stream that is sealed for longer than this is left, if the metadata repository has another one."""
 STUCK_SECONDS = 2.0
 """Without any answer for this long, the present step is done again."""
-LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.25
 """How often it is looked whether that is so."""
-
-
-class _Flight:
-    """A numbered batch."""
-
-    __slots__ = ("attempts", "open_calls", "sent")
-
-    def __init__(self, sent: list[Sent]) -> None:
-        self.sent = sent
-        self.attempts = 0
-        self.open_calls = 0
 
 
 class AsyncProducer:
@@ -106,7 +108,7 @@ class AsyncProducer:
         self._session = ProducerSession(ProducerId(name), topic, secrets.randbits(63))
         self._loop = asyncio.get_running_loop()
         self._watch = DeadlineWatch(self._loop, self._expire)
-        self._flights: dict[Sequence, _Flight] = {}
+        self._flights = ProducerFlights(self._buffer, name)
         self.on_change: Callable[[], None] | None = None
         """Called when there may be room again, or when there never will be."""
         self._changed = asyncio.Event()
@@ -116,6 +118,9 @@ class AsyncProducer:
         self._hindrance = ""
         """Why its log stream cannot be reached, as long as that is so."""
         self._closed_since: float | None = None
+        self._sent_in: tuple[LogStreamId, Epoch] | None = None
+        """The log stream and its epoch in which something was last sent."""
+        catalogs.listeners.add(self._take_catalog)
         self._moved_at = self._loop.time()
         self._is_due = False
         self._failure: CutwaterError | None = None
@@ -149,23 +154,39 @@ class AsyncProducer:
         key: object = None,
         timestamp: object = None,
         headers: object = None,
+        watermark: Time | None = None,
+        idle: bool = False,
         timeout: float | None = None,
     ) -> asyncio.Future[Ack]:
         """Hand over one record or several, as for ``append``; several stay together. Returns when there is room for
         them, with a future of the acknowledgement.
 
         After ``timeout`` the future fails: with ``DeadlineExceeded`` if nothing was sent, so that nothing will appear,
-        otherwise with ``AppendUnknown``; then the producer still goes on trying.
+        otherwise with ``AppendUnknown``; then the producer still goes on trying. ``watermark`` and ``idle`` are as for
+        ``append``, in the log stream of this producer.
         """
         deadline = Deadline(self.timeout if timeout is None else timeout)
         part, count, size = self.prepare(records, key, timestamp, headers)
+        return await self._hand_in(part, count, size, declared_of(watermark, idle), deadline)
+
+    async def declare(
+        self, *, watermark: Time | None = None, idle: bool = False, timeout: float | None = None
+    ) -> asyncio.Future[Ack]:
+        """Declare a watermark, idleness or both without a record, after everything that was sent before, in the log
+        stream of this producer. Otherwise as ``send``."""
+        deadline = Deadline(self.timeout if timeout is None else timeout)
+        return await self._hand_in(None, 1, DECLARATION_BYTES, required(watermark, idle), deadline)
+
+    async def _hand_in(
+        self, part: Part | None, count: int, size: int, declared: Declared | None, deadline: Deadline
+    ) -> asyncio.Future[Ack]:
         await self._until(
             lambda: self._buffer.has_room(size) or self._failure is not None or self._is_closing,
             deadline,
             "has no room, so nothing was sent",
         )
         future: asyncio.Future[Ack] = self._loop.create_future()
-        self.enqueue([Sent(part, count, size, deadline.at, deadline.seconds, future)])
+        self.enqueue([Sent(part, count, size, deadline.at, deadline.seconds, future, declared=declared)])
         return future
 
     def enqueue(self, given: list[Sent]) -> None:
@@ -181,7 +202,7 @@ class AsyncProducer:
     async def flush(self, *, timeout: float | None = None) -> None:
         """Wait until everything that was sent before has its outcome. Raises the first failure since the last flush,
         also if its future was already asked."""
-        given = [*(sent for flight in self._flights.values() for sent in flight.sent), *self._buffer]
+        given = [*self._flights, *self._buffer]
         settled = 0
 
         def are_settled() -> bool:
@@ -221,13 +242,17 @@ class AsyncProducer:
 
     async def _until_known(self, deadline: Deadline) -> None:
         try:
-            await self._until(lambda: not self._flights, deadline, "has not heard of all that was sent")
+            await self._until(lambda: not self._unknown(), deadline, "has not heard of all that was sent")
         except DeadlineExceeded as error:
-            count = sum(sent.count for flight in self._flights.values() for sent in flight.sent)
+            count = sum(sent.count for sent in self._unknown())
             raise AppendUnknown(
                 f"producer {self.id!r} ends, after {deadline.seconds:g} s, before it knows what became of "
                 f"{counted(count, 'record')}, and nobody goes on trying: read the log to see whether it is there"
             ) from error
+
+    def _unknown(self) -> list[Sent]:
+        """Sends under way, and sends that go again although their callers were told *unknown*."""
+        return [*self._flights, *(sent for sent in self._buffer if sent.is_numbered)]
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -287,7 +312,7 @@ class AsyncProducer:
             if not group:
                 continue
             try:
-                batch = self._encode([sent.part for sent in group])
+                batch = self._batch(group)
             except CutwaterError as error:
                 self._buffer.fail(group, error)
                 continue
@@ -296,13 +321,17 @@ class AsyncProducer:
                 self._buffer.fail(group, _not_encoded(error))
                 continue
             sequence, effects = self._session.submit(batch)
-            for sent in group:
-                sent.is_numbered = True
             if not self._flights:
                 self._moved_at = self._loop.time()
-            self._flights[sequence] = _Flight(group)
+            self._flights.add(sequence, group)
             self._do(effects)
         self._note_change()
+
+    def _batch(self, group: list[Sent]) -> Batch:
+        declared, parts = group[-1].declared, [sent.part for sent in group if sent.part is not None]
+        if declared is None:
+            return self._encode(parts)
+        return declared.with_records(self._encode(parts)) if parts else declared.alone()
 
     def _may_send(self) -> bool:
         is_ready = self._session.phase is Phase.READY and self._session.has_room
@@ -320,16 +349,15 @@ class AsyncProducer:
                 case AskMetadata():
                     self._spawn(self._ask_metadata(effect.request))
                 case Settled():
-                    self._settle(effect)
+                    self._flights.settle(effect)
+                    self._go_on()
+                case Withdrawn():
+                    self._flights.withdraw(effect)
+                    self._go_on()
 
-    def _settle(self, settled: Settled) -> None:
+    def _go_on(self) -> None:
+        """There may be room for more."""
         self._moved_at = self._loop.time()
-        flight = self._flights.pop(settled.sequence, None)
-        if flight is None:
-            # It was given up before, when the producer ended.
-            return
-        self._buffer.bytes -= sum(sent.size for sent in flight.sent)
-        settle(flight.sent, settled.ack)
         self._note_change()
         self._depart_soon()
 
@@ -351,7 +379,7 @@ class AsyncProducer:
         info, address, connection = head
         batch, tag = effect.batch, effect.batch.producer
         assert tag is not None
-        flight = self._flights.get(tag.sequence) if batch.kind is BatchKind.DATA else None
+        flight = self._flights.get(tag.sequence) if batch.kind is not BatchKind.FENCE else None
         arguments = AppendArguments(effect.stream, info.epoch, structs.replace(batch, body=b""))
         try:
             connection.begin(
@@ -367,12 +395,13 @@ class AsyncProducer:
         except CutwaterError:
             self._trouble.set()
         else:
+            self._sent_in = effect.stream, info.epoch
             if flight is not None:
                 flight.attempts += 1
                 flight.open_calls += 1
 
     def _answered(
-        self, kind: BatchKind, tag: ProducerTag, flight: _Flight | None, outcome: Received[AppendAnswer] | CutwaterError
+        self, kind: BatchKind, tag: ProducerTag, flight: Flight | None, outcome: Received[AppendAnswer] | CutwaterError
     ) -> None:
         if self._is_stopped:
             return
@@ -381,6 +410,7 @@ class AsyncProducer:
         if isinstance(outcome, Received):
             self._hindrance = ""
             answer = outcome.value
+            self._catalogs.heard(answer.revision)
             if kind is BatchKind.FENCE:
                 self._do(self._session.fence_committed(tag, answer.last_sequence))
                 self._note_change()
@@ -391,14 +421,20 @@ class AsyncProducer:
             self._session.fenced(tag)
             if flight is not None and flight.attempts == 1 and self._session.phase is Phase.FENCED:
                 # It was never taken before, and it was not taken now.
-                self._give_up_flight(tag.sequence, outcome)
+                self._flights.fail(tag.sequence, outcome)
+                self._note_change()
         elif isinstance(outcome, SequenceReused | SequenceExpired):
             # A late answer says nothing of a batch that is settled by now, or was sent again under another epoch.
-            is_settled = kind is BatchKind.DATA and self._flights.get(tag.sequence) is not flight
+            is_settled = kind is not BatchKind.FENCE and self._flights.get(tag.sequence) is not flight
             if tag.epoch == self._session.epoch and not is_settled:
                 self._give_up(outcome)
         else:
-            self._trouble.set()
+            if isinstance(outcome, InvalidArgument) and flight is not None:
+                flight.refusal = outcome
+                self._do(self._session.refused(tag))
+            if self._session.phase is not Phase.RENEWING and tag.epoch == self._session.epoch:
+                # Otherwise it is done again in any case, under the next epoch.
+                self._trouble.set()
         if self._session.phase is Phase.FENCED:
             self._give_up(_fenced(self.id))
         elif self._failure is not None:
@@ -407,26 +443,29 @@ class AsyncProducer:
     async def _ask_fate(self, question: AskFate) -> None:
         info = self._catalogs.view.streams.get(question.stream)
         arguments = FateArguments(question.stream, question.stream_epoch, self._session.producer)
-        for node in dict.fromkeys((*info.chain, *info.replicas)) if info is not None else ():
-            try:
-                address = self._catalogs.view.address(node)
-                connection = await self._nodes.connection(address, Deadline(CONNECT_SECONDS))
-                fate = (await connection.call(FATE, arguments, timeout_ms=ASK_MS_MAX)).value
-            except CutwaterError:
-                continue
-            self._do(self._session.fate_known(fate))
-            if self._session.phase is Phase.FENCED:
-                self._give_up(_fenced(self.id))
-            return
-        self._trouble.set()
 
-    async def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest) -> None:
+        async def ask(node: StorageNodeId) -> Fate:
+            address = self._catalogs.view.address(node)
+            connection = await self._nodes.connection(address, Deadline(CONNECT_SECONDS))
+            return (await connection.call(FATE, arguments, timeout_ms=ASK_MS_MAX)).value
+
+        nodes = dict.fromkeys((*info.chain, *info.replicas)) if info is not None else ()
+        try:
+            fate = await first_answer([partial(ask, node) for node in nodes])
+        except CutwaterError:
+            self._trouble.set()
+            return
+        self._do(self._session.fate_known(fate))
+        if self._session.phase is Phase.FENCED:
+            self._give_up(_fenced(self.id))
+
+    async def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest | RenewProducerRequest) -> None:
         try:
             grant = await self._repository.ask(request, ProducerGrant, timeout_ms=ASK_MS_MAX)
             await self._know(grant)
             self._do(self._session.granted(grant))
         except ProducerFenced as error:
-            if isinstance(request, MoveProducerRequest):
+            if not isinstance(request, OpenProducerRequest):
                 self._session.fenced(request)
             if self._session.phase is Phase.FENCED:
                 self._give_up(error)
@@ -436,7 +475,11 @@ class AsyncProducer:
         except Unavailable:
             self._trouble.set()
         except CutwaterError as error:
-            self._give_up(error)
+            if isinstance(request, RenewProducerRequest) and isinstance(error, InvalidArgument):
+                # A metadata repository of an older version does not know this request: a newer one will.
+                self._trouble.set()
+            else:
+                self._give_up(error)
 
     async def _know(self, grant: ProducerGrant) -> None:
         """The log stream may be newer than the catalog here, and its head may not be connected."""
@@ -452,8 +495,9 @@ class AsyncProducer:
     async def _connected(self, info: StreamInfo) -> None:
         head = info.chain[0]
         try:
-            await self._nodes.connection(self._catalogs.view.address(head), Deadline(CONNECT_SECONDS))
-        except ConnectionLost:
+            # The attempt goes on; whoever waits longer than this looks at the catalog again.
+            await self._nodes.connection(self._catalogs.view.address(head), Deadline(SLOW_SECONDS))
+        except (ConnectionLost, DeadlineExceeded):
             self._nodes.unreachable(info.stream, head)
             raise
 
@@ -466,7 +510,10 @@ class AsyncProducer:
             if self._session.phase is Phase.FENCED or self._failure is not None:
                 continue
             waits = bool(self._flights) or len(self._buffer) > 0 or self._session.phase is not Phase.READY
-            is_stuck = waits and self._loop.time() - self._moved_at > STUCK_SECONDS
+            silence = self._loop.time() - self._moved_at if waits else 0.0
+            is_stuck = silence > STUCK_SECONDS
+            if silence > SLOW_SECONDS:
+                self._blame_head()
             if not (is_troubled and waits) and not is_stuck:
                 wait = RETRY_SECONDS_MIN
                 continue
@@ -474,6 +521,19 @@ class AsyncProducer:
             await self._nudge()
             await asyncio.sleep(wait)
             wait = min(wait * 2, RETRY_SECONDS_MAX)
+
+    def _blame_head(self) -> None:
+        """Silence is evidence: the metadata repository should look at the head, and the catalog may have changed."""
+        info = self._catalogs.view.streams.get(self._session.stream)
+        if info is not None and info.is_open and info.chain:
+            self._nodes.unreachable(info.stream, info.chain[0])
+        self._catalogs.look()
+
+    def _take_catalog(self, view: View) -> None:
+        """Check sends under way at once if their epoch has ended."""
+        info = view.streams.get(self._session.stream)
+        if self._flights and (info is None or not info.is_open or (info.stream, info.epoch) != self._sent_in):
+            self._trouble.set()
 
     async def _pause(self, wait: float) -> bool:
         """Until there is trouble, or it is time to look whether there is; whether there is."""
@@ -514,7 +574,7 @@ class AsyncProducer:
         effects: list[SessionEffect] = []
         if info is not None and (info.final or now - self._closed_since >= PATIENCE_SECONDS):
             effects = session.stream_closed(info.stream, info.epoch)
-        if not effects and session.phase in (Phase.OPENING, Phase.SETTLING, Phase.MOVING):
+        if not effects and session.phase in (Phase.OPENING, Phase.SETTLING, Phase.MOVING, Phase.RENEWING):
             effects = session.retry()
         self._do(effects)
         self._trouble.set()
@@ -526,21 +586,12 @@ class AsyncProducer:
         if self._failure is None:
             self._failure = error
         self._buffer.fail_all(self._failure)
-        for sequence, flight in list(self._flights.items()):
-            if not flight.open_calls:
-                # What was never sent will never appear.
-                error = _unknown(self.id, self._failure) if flight.attempts else self._failure
-                self._give_up_flight(sequence, error)
+        self._flights.give_up(self._failure, with_open_calls=False)
         self._note_change()
-
-    def _give_up_flight(self, sequence: Sequence, error: CutwaterError) -> None:
-        flight = self._flights.pop(sequence, None)
-        if flight is not None:
-            self._buffer.fail(flight.sent, error)
-            self._note_change()
 
     async def _stop(self, error: CutwaterError) -> None:
         self._is_closing = self._is_stopped = True
+        self._catalogs.listeners.discard(self._take_catalog)
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -549,8 +600,7 @@ class AsyncProducer:
         if self._failure is None:
             self._failure = error
         self._buffer.fail_all(error)
-        for sequence, flight in list(self._flights.items()):
-            self._give_up_flight(sequence, _unknown(self.id, error) if flight.attempts else error)
+        self._flights.give_up(error, with_open_calls=True)
         self._note_change()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -570,13 +620,6 @@ class AsyncProducer:
 
 def _fenced(name: str) -> ProducerFenced:
     return ProducerFenced(f"producer {name!r} was opened again elsewhere: stop using it here")
-
-
-def _unknown(name: str, error: CutwaterError) -> AppendUnknown:
-    return AppendUnknown(
-        f"producer {name!r} ended ({error.message}) before it knew what became of this: read the log to see whether it "
-        "is there"
-    )
 
 
 def _not_encoded(error: Exception) -> CutwaterError:

@@ -12,6 +12,7 @@ from math import inf
 
 from msgspec import Struct
 
+from cutwater.client.declarations import Declared
 from cutwater.client.parts import Part, shares
 from cutwater.client.sent_future import SentFuture, settle_together
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
@@ -25,7 +26,8 @@ class Sent(Struct, eq=False):
     """Records that were given with one call. ``future`` gets their outcome, once. ``at`` is their deadline in the time
     of the event loop, ``seconds`` after they were given."""
 
-    part: Part
+    part: Part | None
+    """None if nothing but a declaration was given."""
     count: int
     size: int
     at: float
@@ -33,6 +35,10 @@ class Sent(Struct, eq=False):
     future: Outcome
     is_numbered: bool = False
     """Part of a batch that has a number: it may appear, whatever happens."""
+    declared: Declared | None = None
+    """What its batch declares. That takes effect at the end of a batch, so it is the last one of it."""
+    piece: object = None
+    """Travels only together with those of the same piece: they are part of a batch that was refused."""
 
 
 def settle(group: list[Sent], ack: Ack) -> None:
@@ -86,6 +92,13 @@ class ProducerBuffer:
             else:
                 heapq.heappush(self._others, (sent.at, next(self._numbers), sent))
 
+    def put_back(self, group: list[Sent]) -> None:
+        """These had a number and are certainly not in the log: they are the next ones again. Callers that gave up were
+        told that the producer goes on trying, so it does; the others hear the truth from now on."""
+        for sent in group:
+            sent.is_numbered = sent.future.done()
+        self._queue.extendleft(reversed(group))
+
     def _forget_settled(self) -> None:
         while self._in_order and self._in_order[0].future.done():
             self._in_order.popleft()
@@ -93,20 +106,26 @@ class ProducerBuffer:
             heapq.heappop(self._others)
 
     def next_group(self, bytes_max: int) -> list[Sent]:
-        """What shall travel together; perhaps nothing, because callers have given up meanwhile."""
+        """What shall travel together; perhaps nothing, because callers have given up meanwhile. A declaration without
+        a record travels alone, one with a record is the last of its group."""
         self._drop_settled()
         group: list[Sent] = []
         size = 0
         while self._queue and (not group or size + self._queue[0].size <= bytes_max):
+            following = self._queue[0]
+            if group and (following.part is None or following.piece is not group[0].piece):
+                break
             sent = self._queue.popleft()
             group.append(sent)
             size += sent.size
             self._drop_settled()
+            if sent.declared is not None:
+                break
         return group
 
     def _drop_settled(self) -> None:
         """Whoever gave the next ones has given up, or was told: they need no room any more."""
-        while self._queue and self._queue[0].future.done():
+        while self._queue and self._queue[0].future.done() and not self._queue[0].is_numbered:
             self.bytes -= self._queue.popleft().size
 
     def fail(self, group: list[Sent], error: CutwaterError) -> None:

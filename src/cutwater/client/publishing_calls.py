@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from cutwater.client.conversion import Records
 from cutwater.client.deadlines import Deadline
-from cutwater.client.runs import Published, Run, Runs
+from cutwater.client.runs import Published, Run, Runs, RunStart
 from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
 from cutwater.types import Part
@@ -30,10 +30,21 @@ class PublishingCalls(ABC):
     @abstractmethod
     def _deadline(self, timeout: float | None) -> Deadline: ...
 
-    async def open_run(self, name: str, key: str, *, once: bool = False, timeout: float | None = None) -> Run:
+    async def open_run(
+        self,
+        name: str,
+        key: str,
+        *,
+        once: bool = False,
+        start: RunStart | None = None,
+        timeout: float | None = None,
+    ) -> Run:
         """The run of this key: the one that it had before, or a new one. A new key takes the name over from any other,
         which is ``RunFenced`` from then on; without a name (``""``), nobody else is concerned. ``once``: for a single
         batch, under a key that nobody else has.
+
+        A new key under a name that has published is refused (``OutputExists``) before anybody is fenced, unless
+        ``start`` says that the run begins after the input of that output, or that its rows are wanted again.
 
         >>> run = log.open_run("totals", "key in a checkpoint")
         >>> run.last_batch
@@ -41,7 +52,22 @@ class PublishingCalls(ABC):
         >>> log.open_run("totals", "key in a checkpoint").run == run.run
         True
         """
-        return await self._runs.open(name, key, once, self._deadline(timeout))
+        return await self._runs.open(name, key, once, start, self._deadline(timeout))
+
+    async def check_run(
+        self, name: str, key: str, *, start: RunStart | None = None, timeout: float | None = None
+    ) -> None:
+        """Whether ``open_run`` would give a run: raises what it would raise. Nothing is opened, and no run is fenced.
+
+        >>> run = log.open_run("checked", "key of the checked")
+        >>> _ = log.publish(run, 0, [log.stage(run, 0, "t", [b"a"])])
+        >>> log.check_run("checked", "key of the checked")
+        >>> log.check_run("checked", "another key")                                # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        cutwater.errors.OutputExists: 'checked' has published 1 row, ...
+        """
+        await self._runs.open(name, key, False, start, self._deadline(timeout), is_question=True)
 
     async def find_runs(self, name: str, *, timeout: float | None = None) -> tuple[Run, ...]:
         """All runs that a name has had, oldest first, also those that are over, as far as they are remembered. Nothing
@@ -93,7 +119,13 @@ class PublishingCalls(ABC):
         return await self._runs.stager(run, batch, topic, ordered, self._deadline(timeout))
 
     async def publish(
-        self, run: Run, batch: int, parts: Iterable[Part | None], *, timeout: float | None = None
+        self,
+        run: Run,
+        batch: int,
+        parts: Iterable[Part | None],
+        *,
+        position: int | None = None,
+        timeout: float | None = None,
     ) -> tuple[Published, ...]:
         """Let the batch consist of these parts, of one topic or several, and return when all of it is in the log: of
         each topic the rows together, with consecutive positions. Readers see all of a topic's rows or none.
@@ -101,6 +133,7 @@ class PublishingCalls(ABC):
         A batch that was decided before stays what it was, and these parts are ignored: so a batch may be repeated after
         any failure, also with other rows. If the time is up, it may or may not have been decided; once it is, it will
         be published, whatever becomes of this client. ``StagedExpired``: open the run again and stage the rows again.
+        ``position``: the GLSN up to which the input was read for this batch, if the input is this log.
 
         >>> run = log.open_run("billing", "key of the billing")
         >>> published = log.publish(run, 0, [log.stage(run, 0, "t", [b"a", b"b"])])
@@ -109,4 +142,4 @@ class PublishingCalls(ABC):
         >>> log.publish(run, 0, [log.stage(run, 0, "t", [b"other"])]) == published
         True
         """
-        return await self._runs.publish(run, batch, parts, self._deadline(timeout))
+        return await self._runs.publish(run, batch, parts, position, self._deadline(timeout))

@@ -24,10 +24,12 @@ from cutwater.client.access import ANYONE, Access
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Feed, Selection
+from cutwater.client.holder_file import with_secret
 from cutwater.client.nodes import Nodes
 from cutwater.client.reading import Reading
 from cutwater.client.records import Layout
 from cutwater.client.repository import Repository, parse_servers
+from cutwater.client.silence import Watched
 from cutwater.client.watermarks import marks_between
 from cutwater.core.clock import Mark
 from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
@@ -36,25 +38,28 @@ from cutwater.errors import (
     Damaged,
     DeadlineExceeded,
     InvalidArgument,
+    Malformed,
     ProtocolViolation,
+    ResourceExhausted,
     Trimmed,
     Unavailable,
 )
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import FRAME_BYTES_MAX
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
-from cutwater.wire.addresses import parse_address
-from cutwater.wire.client import is_loopback
+from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.connection import Connection
 from cutwater.wire.frames import Body
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.options import MIB
 from cutwater.wire.scan_api import (
+    CHECKED,
     COLUMNS,
     GROUP_COLUMNS,
     GROUPS,
     HEADS,
     HEADS_MAX,
+    MALFORMED,
     MEASURE,
     NOTHING,
     RUN_COLUMNS,
@@ -86,10 +91,12 @@ Runs: TypeAlias = "tuple[array[int], ...]"
 
 
 class Heads(Struct, frozen=True):
-    """The headers of batches of one log stream, column by column as in ``wire.scan_api``, and what came before."""
+    """The headers of batches of one log stream, column by column as in ``wire.scan_api``, and what came before.
+    ``idle``: of each batch, 1 if it declares its log stream idle, otherwise 0."""
 
     before: EventTimeBefore
     columns: tuple[array[int], ...]
+    idle: array[int]
 
 
 class Block(NamedTuple):
@@ -98,6 +105,8 @@ class Block(NamedTuple):
     schema: int
     first_run: int
     body: memoryview
+    checked: bool = False
+    """Whether a storage node has found it to be sound."""
 
 
 class Scanned(Struct, frozen=True):
@@ -107,6 +116,8 @@ class Scanned(Struct, frozen=True):
     runs: Runs
     blocks: tuple[Block, ...]
     is_stored: bool = False
+    malformed: tuple[tuple[GLSN, GLSN], ...] = ()
+    """Positions whose rows do not come, because what is stored there is not sound. They count as fences do."""
 
     def __len__(self) -> int:
         return len(self.runs[0])
@@ -123,7 +134,26 @@ class Scanned(Struct, frozen=True):
 def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
     """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied."""
     runs, data = _told(asked, answer, body)
-    return Scanned(runs, _blocks(asked.stream, runs, data))
+    malformed, checked = _verdicts(runs)
+    return Scanned(runs, _blocks(asked.stream, runs, data, checked), malformed=malformed)
+
+
+def _verdicts(runs: Runs) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
+    """Takes out of the runs what was told of them besides: positions that are malformed, and which runs are sound."""
+    schemas = runs[SCHEMA]
+    checked = bytearray(len(schemas))
+    malformed: list[tuple[GLSN, GLSN]] = []
+    for number, schema in enumerate(schemas):
+        if schema < CHECKED:
+            continue
+        if schema & MALFORMED:
+            glsn = runs[FIRST_GLSN][number]
+            malformed.append((GLSN(glsn), GLSN(glsn + runs[COUNT][number] - 1)))
+            schemas[number] = NOTHING
+        else:
+            checked[number] = 1
+            schemas[number] = schema - CHECKED
+    return tuple(malformed), checked
 
 
 def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, memoryview]:
@@ -145,7 +175,7 @@ def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, m
     return runs, data[size:]
 
 
-def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, start: int = 0) -> tuple[Block, ...]:
+def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, checked: bytearray, start: int = 0) -> tuple[Block, ...]:
     """The blocks of runs, verified, in data that begins at ``start`` of all."""
     blocks: list[Block] = []
     places = zip(runs[FIRST_GLSN], *runs[SCHEMA:], strict=True)
@@ -157,7 +187,7 @@ def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, start: int = 0) -
             block = data[begin : begin + length] if begin >= 0 else data[:0]
             if len(block) != length or crc32c(block) != crc:
                 raise Damaged(f"the batch at GLSN {glsn} arrived damaged: read it again")
-            blocks.append(Block(schema, number, block))
+            blocks.append(Block(schema, number, block, bool(checked[number])))
         elif not blocks or blocks[-1].schema != schema:
             raise ProtocolViolation(f"log stream {stream}: the batch at GLSN {glsn} came without its rows")
     return tuple(blocks)
@@ -175,6 +205,7 @@ class Stored(Struct, frozen=True):
     end: int
     from_glsn: GLSN
     through: GLSN
+    checked: bytearray
 
     def read(self) -> Scanned:
         """Raises ``OSError`` if they are not there, or not for everyone."""
@@ -188,7 +219,7 @@ class Stored(Struct, frozen=True):
             size = os.preadv(file, [data], self.start + self.begin)
         finally:
             os.close(file)
-        return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.begin), is_stored=True)
+        return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.checked, self.begin), True)
 
 
 def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored]:
@@ -197,6 +228,9 @@ def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored
     if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
         raise ProtocolViolation(f"log stream {stream}: {answer.bytes} bytes at {answer.start} are no entries")
     runs, _ = _told(asked, answer, body)
+    malformed, checked = _verdicts(runs)
+    if malformed:
+        raise ProtocolViolation(f"log stream {stream}: rows at GLSN {malformed[0][0]} are told of that do not come")
     cuts: list[tuple[int, int, int]] = []
     first = begin = end = 0
     for number, (offset, length) in enumerate(zip(*runs[OFFSET:CHECKSUM], strict=True)):
@@ -219,7 +253,8 @@ def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored
             stop = cuts[i + 1][0]
             through = GLSN(runs[FIRST_GLSN][stop] - 1)
         own = tuple(column[first:stop] for column in runs)
-        found.append(Stored(stream, own, answer.path, answer.start, begin, end, from_glsn, through))
+        place = (answer.path, answer.start, begin, end)
+        found.append(Stored(stream, own, *place, from_glsn, through, checked[first:stop]))
         from_glsn = GLSN(through + 1)
     return found
 
@@ -232,6 +267,7 @@ class Ranges:
 
     @classmethod
     async def connect(cls, servers: str, access: Access = ANYONE, *, timeout: float) -> Ranges:
+        access = with_secret(servers, access)
         repository = Repository(Endpoint(ClusterId(ANY_CLUSTER), "client"), parse_servers(servers), access)
         try:
             return await cls.by(repository, access, timeout=timeout)
@@ -290,6 +326,7 @@ class Ranges:
         deadline = Deadline(timeout)
         before: EventTimeBefore | None = None
         columns = tuple(array("q") for _ in COLUMNS)
+        idle = array("q")
         # A log stream that is sealed hears of no more cuts, but the catalog knows that it has nothing more.
         to_glsn = min(to_glsn, info.last_glsn)
         while before is None or from_glsn <= to_glsn:
@@ -297,8 +334,9 @@ class Ranges:
             before = before or found.before
             for column, more in zip(columns, found.columns, strict=True):
                 column.extend(more)
+            idle.extend(found.idle)
             from_glsn = GLSN(through + 1)
-        return Heads(before, columns)
+        return Heads(before, columns, idle)
 
     async def groups(
         self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
@@ -318,23 +356,31 @@ class Ranges:
         return await self._reading.ask(info, ask, deadline)
 
     def feed(self, selection: Selection, start: GLSN, view: View) -> Feed:
-        """For whoever waits for something new: runs come with no more than their event times."""
+        """For callers that wait for something new, declarations included. Runs have no columns but event time."""
 
         def projection(topic: TopicInfo) -> Mapping[int, Columns]:
             return Layout(self._catalogs.view.schema(topic), ["timestamp"]).projection
 
-        feed = Feed(self._catalogs, self._nodes, selection, projection, start, {})
+        feed = Feed(self._catalogs, self._nodes, selection, projection, start, {}, fences=True)
         feed.begin(view)
         return feed
 
     # Reading.
 
     async def pieces(
-        self, stream: LogStreamId, first: GLSN, last: GLSN, projection: Mapping[int, Columns], *, patience: float
+        self,
+        stream: LogStreamId,
+        first: GLSN,
+        last: GLSN,
+        projection: Mapping[int, Columns],
+        *,
+        patience: float,
+        skips_malformed: bool = False,
     ) -> AsyncIterator[Scanned]:
         """The runs of one log stream that have positions from ``first`` to ``last``, some at a time, complete: whatever
         replica answers has applied all that it is asked for. ``last`` is a position that the log has reached. Raises
-        ``Trimmed`` if the next of them is gone, and ``DeadlineExceeded`` after ``patience`` seconds without progress.
+        ``Trimmed`` if the next of them is gone, and ``DeadlineExceeded`` after ``patience`` seconds without progress;
+        ``Malformed`` if any are stored that are not sound, unless these are to be skipped.
         """
         replicas = _Replicas(self._catalogs, self._nodes, stream)
         before: int | None = None
@@ -346,8 +392,16 @@ class Ranges:
                 if before is not None and llsn != before + 1:
                     raise ProtocolViolation(f"log stream {stream}: after LLSN {before} a replica gave {llsn}")
                 before = found.last_llsn
+                if found.malformed and not skips_malformed:
+                    raise self._malformed(stream, *found.malformed[0])
                 yield found
             first = GLSN(through + 1)
+
+    def _malformed(self, stream: LogStreamId, first: GLSN, last: GLSN) -> Malformed:
+        view = self._catalogs.view
+        info = view.streams.get(stream)
+        topic = "" if info is None else view.names.get(info.topic, "")
+        return Malformed(first, last, topic, "its content is not sound (`cutwater verify` says what is wrong)")
 
 
 class _Replicas:
@@ -375,7 +429,10 @@ class _Replicas:
                     raise
                 except CutwaterError as error:
                     trouble = error.message
-                    if not isinstance(error, _Behind):
+                    if isinstance(error, ResourceExhausted):
+                        # It has much to do, and nothing is wrong with it.
+                        await deadline.pause(min(error.retry_ms / 1_000, max(deadline.left, 0.0)))
+                    elif not isinstance(error, _Behind):
                         self._nodes.unreachable(self._stream, node)
                 self._turn += 1
             tried += 1
@@ -406,10 +463,11 @@ class _Replicas:
         if not self._stored or self._stored[0].from_glsn != asked.from_glsn:
             self._stored.clear()
             address = self._catalogs.view.address(node)
-            connection = await self._nodes.connection(address, deadline)
             opens_files = self._opens_files and is_loopback(parse_address(address)[0])
-            arguments = replace(asked, opens_files=opens_files, file_bytes_max=FILE_BYTES)
-            received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+            arguments = replace(asked, opens_files=opens_files, file_bytes_max=FILE_BYTES, tells_checked=True)
+            async with Watched(self._catalogs, self._nodes, self._stream, node):
+                connection = await self._nodes.connection(address, deadline)
+                received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
             answer = received.value
             if answer.complete_through < asked.from_glsn:
                 raise _Behind(self._stream, asked.from_glsn)
@@ -444,11 +502,15 @@ def _heads(
     info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, deadline: Deadline
 ) -> Callable[[Connection], Awaitable[tuple[Heads, GLSN]]]:
     async def ask(connection: Connection) -> tuple[Heads, GLSN]:
-        arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX)
+        arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX, with_idle=True)
         received = await connection.call(HEADS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
         through = received.value.complete_through
         if through < min(from_glsn, to_glsn):
             raise _Behind(info.stream, to_glsn)
-        return Heads(received.value.before, unpack(received.body, len(COLUMNS))), through
+        answer = received.value
+        columns = unpack(received.body, len(COLUMNS) + answer.with_idle)
+        # A storage node from before idleness could be declared does not tell of it, and has none.
+        idle = columns[-1] if answer.with_idle else array("q", bytes(columns[0].itemsize * len(columns[0])))
+        return Heads(answer.before, columns[: len(COLUMNS)], idle), through
 
     return ask

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
+from cutwater.client.hedging import first_answer
+from cutwater.client.lasting_damage import LastingDamage
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout, Record, runs_of
 from cutwater.core.requests import StreamInfo
 from cutwater.core.subscription import Run
 from cutwater.errors import (
     CutwaterError,
+    DeadlineExceeded,
     InvalidArgument,
     NoRecordHere,
     NotFound,
@@ -22,8 +27,9 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
-from cutwater.types import GLSN, BatchKind, CutTime, LogStreamId
+from cutwater.types import GLSN, BatchKind, CutTime, EventTime, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
+from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.storage_api import (
     EVENT_TIME,
     FIND,
@@ -108,13 +114,13 @@ class Reading:
 
     async def _record(self, run: Run, glsn: GLSN, deadline: Deadline) -> Record:
         if run.batch.kind is not BatchKind.DATA:
-            raise no_record(glsn)
+            raise what_it_is(run)
         for is_last in (False, True):
             view = self._catalogs.view
             info = view.streams.get(run.stream)
             if info is not None:
                 layout = Layout(view.schema(view.topics[view.names[info.topic]]))
-                if layout.knows(run):
+                if layout.knows(run) or is_last:
                     at = glsn - run.first_glsn
                     return layout.records(run, at, at + 1)[0]
             if not is_last:
@@ -151,20 +157,25 @@ class Reading:
         return ask
 
     async def ask(self, info: StreamInfo, ask: Callable[[Connection], Awaitable[T]], deadline: Deadline) -> T:
-        """The answer of any replica: if one cannot answer, the next; if none can, again until the time is up."""
-        wait = RETRY_SECONDS_MIN
+        """The answer of any replica: if one cannot answer, the next; if none can, again until the time is up,
+        or until it is certain that the only one is damaged."""
+        wait, damage = RETRY_SECONDS_MIN, LastingDamage()
         last: CutwaterError = Unavailable(f"log stream {info.stream} has no replica")
         while True:
-            view = self._catalogs.view
-            info = view.streams.get(info.stream, info)
-            for node in dict.fromkeys((*info.chain, *info.replicas)):
+            info = self._catalogs.view.streams.get(info.stream, info)
+            askers = [
+                partial(self._ask_node, info, node, ask, deadline)
+                for node in dict.fromkeys((*info.chain, *info.replicas))
+            ]
+            if askers:
                 try:
-                    connection = await self._nodes.connection(view.address(node), deadline)
-                    return await ask(connection)
+                    return await first_answer(askers, final=(Trimmed, InvalidArgument, ClientClosed))
                 except CutwaterError as error:
                     if isinstance(error, Trimmed | InvalidArgument | ClientClosed):
                         raise
                     last = error
+                    if lasting := damage.take(error, len(askers), deadline.now):
+                        raise lasting from None
             if deadline.left <= wait:
                 raise last
             await deadline.pause(wait)
@@ -174,8 +185,40 @@ class Reading:
             except CutwaterError as error:
                 last = error
 
+    async def _ask_node(
+        self,
+        info: StreamInfo,
+        node: StorageNodeId,
+        ask: Callable[[Connection], Awaitable[T]],
+        deadline: Deadline,
+    ) -> T:
+        try:
+            connection = await self._nodes.connection(self._catalogs.view.address(node), deadline)
+            return await ask(connection)
+        except (ConnectionLost, DeadlineExceeded):
+            self._nodes.unreachable(info.stream, node)
+            raise
+
 
 def no_record(glsn: GLSN) -> NoRecordHere:
     return NoRecordHere(
         f"GLSN {glsn} holds no record of a topic: it marks time, a producer's beginning, or a deleted topic"
     )
+
+
+def what_it_is(run: Run) -> NoRecordHere:
+    """A position of a topic that holds no record."""
+    batch = run.batch
+    if batch.kind is BatchKind.FENCE:
+        what = "it marks a producer's beginning"
+    else:
+        said = [f"the watermark {_shown(batch.declared)}"] if batch.declared is not None else []
+        what = f"it declares {' and '.join([*said, 'idleness'] if batch.idle else said)}"
+    return NoRecordHere(f"GLSN {run.first_glsn} in log stream {run.stream} holds no record: {what}")
+
+
+def _shown(time: EventTime) -> str:
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time)).isoformat()
+    except OverflowError:
+        return f"{time} µs"

@@ -17,8 +17,10 @@ from msgspec import Struct
 
 from cutwater.client.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, TopicSchema, encode_schema
 from cutwater.core.subscription import Run
-from cutwater.errors import Damaged, InvalidArgument, ProtocolViolation
+from cutwater.errors import Damaged, InvalidArgument, Malformed, ProtocolViolation
+from cutwater.storage.bodies import BadBody, BodyForm, read_checked
 from cutwater.storage.frames import frames_in
+from cutwater.storage.plain_bodies import is_plain
 from cutwater.storage.projection import decode_schema, projected_schema, read_columns, timestamps
 from cutwater.types import GLSN, LLSN, Batch, LogStreamId
 from cutwater.wire.frames import Body
@@ -94,6 +96,8 @@ def _runs(header: ReadAnswerHeader, body: Body) -> Iterator[Run]:
             found.producer,
             found.declared,
             found.schema,
+            idle=found.idle,
+            checked=found.checked,
         )
         yield Run(header.stream, found.first_llsn, commit.glsn_of(found.first_llsn), commit.time, batch)
 
@@ -110,10 +114,11 @@ class Layout:
         self.projection: dict[int, Columns] = {}
         """What storage nodes are asked for; nothing if all columns are wanted."""
         self._stored = {number: schema.numbered(number) for number in self._numbers()}
+        self._whole: dict[int, BodyForm] = {}
         if columns is not None:
             for number, stored in self._stored.items():
                 wanted = self._wanted(stored)
-                self.projection[number] = Columns(encode_schema(stored), wanted)
+                self.projection[number] = Columns(encode_schema(stored), wanted, schema.event_time)
                 self._stored[number] = projected_schema(stored, wanted)
 
     @property
@@ -136,13 +141,75 @@ class Layout:
         return run.batch.schema in self._stored
 
     def stored(self, run: Run) -> pa.RecordBatch:
-        """What was appended, as far as it was asked for."""
-        return self.rows(run.batch.schema, run.batch.body, run.batch.count, run.first_glsn)
+        """The appended rows, with the columns that were asked for. A batch that was never checked is checked here;
+        raises ``Malformed`` if it does not match its header."""
+        batch = run.batch
+        if batch.checked or self._is_plain(run):
+            return self.rows(batch.schema, batch.body, batch.count, run.first_glsn)
+        try:
+            return self._checked(run)
+        except BadBody as error:
+            raise Malformed(run.first_glsn, run.last_glsn, self.topic, str(error)) from None
 
-    def rows(self, number: int, body: Body, count: int, first_glsn: int, *, is_stored: bool = False) -> pa.RecordBatch:
+    def _is_plain(self, run: Run) -> bool:
+        batch = run.batch
+        if self._topic.is_typed or self.projection:
+            return False
+        return is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
+
+    def _checked(self, run: Run) -> pa.RecordBatch:
+        """A storage node leaves a batch as it is stored if it is not sound; one of an older version picks columns all
+        the same, and does not say that it was checked."""
+        batch, wanted = run.batch, self.projection.get(run.batch.schema)
+        claims = (batch.count, batch.time_min, batch.time_max)
+        try:
+            rows = read_checked(batch.body, self._form(batch.schema), *claims)
+            return rows if wanted is None else rows.select(list(wanted.columns))
+        except BadBody:
+            if wanted is None:
+                raise
+            picked = self._stored[batch.schema]
+            try:
+                return read_checked(batch.body, BodyForm(encode_schema(picked), None), *claims)
+            except BadBody:
+                pass
+            raise
+
+    def _looked_into(self, number: int, body: Body, count: int, first_glsn: int, *, is_stored: bool) -> pa.RecordBatch:
+        wanted = self.projection.get(number)
+        schema = self._stored[number] if not is_stored or wanted is None else decode_schema(wanted.schema)
+        try:
+            rows = read_checked(body, BodyForm(encode_schema(schema), None), count, 0, 0)
+        except BadBody as error:
+            raise Malformed(GLSN(first_glsn), GLSN(first_glsn + count - 1), self.topic, str(error)) from None
+        return rows.select(list(wanted.columns)) if is_stored and wanted is not None else rows
+
+    def _form(self, number: int) -> BodyForm:
+        """The form of batches of the schema with this number."""
+        form = self._whole.get(number)
+        if form is None:
+            schema = self._topic.numbered(number) if number in self._stored else None
+            if schema is None:
+                raise BadBody(f"it names schema {number}, which the topic does not have")
+            encoded = encode_schema(schema) if self._topic.is_typed else b""
+            form = self._whole[number] = BodyForm(encoded, self._topic.event_time)
+        return form
+
+    def rows(
+        self,
+        number: int,
+        body: Body,
+        count: int,
+        first_glsn: int,
+        *,
+        is_stored: bool = False,
+        checked: bool = True,
+    ) -> pa.RecordBatch:
         """The same, of a record batch of the schema with this number. ``is_stored``: it has all columns, also those
-        that were not asked for."""
+        that were not asked for. Unless it was ``checked``, it is looked into, but for its event times."""
         schema = self._stored.get(number)
+        if not checked and schema is not None:
+            return self._looked_into(number, body, count, first_glsn, is_stored=is_stored)
         if schema is None:
             raise Damaged(f"GLSN {first_glsn} names schema {number}, which topic {self.topic!r} does not have")
         wanted = self.projection.get(number) if is_stored else None
@@ -157,9 +224,10 @@ class Layout:
             raise Damaged(f"the batch at GLSN {first_glsn} has {batch.num_rows} rows, not {count}")
         return batch
 
-    def batch(self, run: Run, start: int, stop: int) -> pa.RecordBatch:
-        """The rows ``start`` to ``stop`` of a run with all columns of ``schema``."""
-        stored = self.stored(run)
+    def batch(self, run: Run, start: int, stop: int, stored: pa.RecordBatch | None = None) -> pa.RecordBatch:
+        """The rows ``start`` to ``stop`` of a run with all columns of ``schema``; ``stored``, if it is read already."""
+        if stored is None:
+            stored = self.stored(run)
         if (start, stop) != (0, run.batch.count):
             stored = stored.slice(start, stop - start)
         count = stop - start
@@ -186,9 +254,10 @@ class Layout:
         # A batch of an older schema lacks what was added since.
         return stored.column(index) if index >= 0 else pa.nulls(count, field.type)
 
-    def records(self, run: Run, start: int, stop: int) -> list[Record]:
+    def records(self, run: Run, start: int, stop: int, stored: pa.RecordBatch | None = None) -> list[Record]:
         """The same rows as Python objects."""
-        stored = self.stored(run)
+        if stored is None:
+            stored = self.stored(run)
         if (start, stop) != (0, run.batch.count):
             stored = stored.slice(start, stop - start)
         glsns = range(run.first_glsn + start, run.first_glsn + stop)
@@ -217,7 +286,13 @@ class Layout:
         else:
             times = [int(run.batch.time_min)] * len(glsns)
         lacking = {name: None for name in self._topic.newest.names if name not in stored.schema.names}
-        rows = stored.to_pylist()
+        try:
+            rows = stored.to_pylist()
+        except (ValueError, OverflowError, ArithmeticError) as error:
+            raise InvalidArgument(
+                f"a value at GLSN {glsns[0]} to {glsns[-1]} of topic {self.topic!r} is none that Python has ({error}): "
+                "read it as Arrow, with batches()"
+            ) from error
         return [
             Record(
                 GLSN(glsn),

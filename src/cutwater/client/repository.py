@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Answer, Request
@@ -16,8 +16,10 @@ from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.metadata_api import ASK
+from cutwater.wire.methods import Method, Received
+from cutwater.wire.server_keys import STORAGE_NODE
 from cutwater.wire.states import State
-from cutwater.wire.storage_api import COMPLAINT, STORAGE_NODE, Complaint
+from cutwater.wire.storage_api import A_CLIENT, COMPLAINT, Complaint
 
 A = TypeVar("A")
 
@@ -31,16 +33,14 @@ RETRY_SECONDS_MAX = 0.5
 REFUSED_SECONDS_MAX = 0.6
 REFUSED_AGAIN_SECONDS = 0.2
 SCHEME = "cutwater://"
-A_CLIENT = StorageNodeId(0)
-"""Who complains, if it is not a storage node."""
 
 
 def parse_servers(url: str) -> tuple[str, ...]:
-    """The addresses in ``cutwater://host:port,host:port``."""
+    """The addresses in ``cutwater://host:port,host:port``; that of an embedded log ends with its directory."""
     given: object = url
     if not isinstance(given, str) or not url.startswith(SCHEME):
         raise InvalidArgument(f"{url!r} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]")
-    addresses = tuple(part for part in url.removeprefix(SCHEME).rstrip("/").split(",") if part)
+    addresses = tuple(part for part in url.removeprefix(SCHEME).partition("/")[0].split(",") if part)
     for address in addresses:
         parse_address(address)
     if not addresses:
@@ -158,6 +158,14 @@ class Repository:
         if not isinstance(answer, expected):
             raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
         return answer
+
+    async def call(self, method: Method[Any, A], argument: object, *, timeout_ms: int) -> A:
+        """Ask any metadata node something that it does by itself, once."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
+        connection = await self._connected(deadline)
+        left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
+        received: Received[A] = await connection.call(method, argument, timeout_ms=left)
+        return received.value
 
     async def complain(self, stream: LogStreamId, node: StorageNodeId, *, timeout_ms: int) -> None:
         """Say that a storage node does not answer: the leader will look at once. Nobody waits for what comes of it."""

@@ -19,10 +19,14 @@ from cutwater.client.encoding import Compression, Limits
 from cutwater.client.nodes import Nodes
 from cutwater.client.repository import Repository
 from cutwater.client.staging import AsyncStager, Positions, rows_in
-from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer
+from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, RunStart
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
 from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId
 
+__all__ = ["Published", "Run", "RunStart", "Runs"]
+
+CATALOG_SECONDS = 1.0
+"""Staging asks for the catalog no more often than this."""
 RETRY_SECONDS_MIN = 0.05
 RETRY_SECONDS_MAX = 1.0
 NAME_CHARS_MAX = 255
@@ -60,7 +64,9 @@ class Runs:
         self._catalogs, self._nodes, self._repository = catalogs, nodes, repository
         self._limits, self._compression = limits, compression
 
-    async def open(self, name: str, key: str, once: bool, deadline: Deadline) -> Run:
+    async def open(
+        self, name: str, key: str, once: bool, start: RunStart | None, deadline: Deadline, *, is_question: bool = False
+    ) -> Run:
         given: dict[str, object] = {"name": name, "key": key}
         for what, text in given.items():
             if not isinstance(text, str) or len(text) > NAME_CHARS_MAX:
@@ -69,7 +75,10 @@ class Runs:
                 )
         if not key:
             raise InvalidArgument("a run has a key: one that its checkpoint keeps, or a random one for a single write")
-        request = OpenRunRequest(name, key, once)
+        begin: object = RunStart() if start is None else start
+        if not isinstance(begin, RunStart):
+            raise InvalidArgument(f"start is {reprlib.repr(start)}: give a RunStart, or leave it out")
+        request = OpenRunRequest(name, key, once, begin, is_question)
         answer = await self._repository.ask(request, RunAnswer, timeout_ms=deadline.left_ms())
         return Run(answer.run, answer.generation, answer.last_batch, name, key)
 
@@ -82,6 +91,8 @@ class Runs:
         """One that has begun: the nodes that will hold the part are known."""
         _check_batch(run, batch)
         info = await self._catalogs.topic(topic, deadline)
+        # Log streams that were opened meanwhile are used by the parts of later batches.
+        self._catalogs.look(after_seconds=CATALOG_SECONDS)
         stager = AsyncStager(
             self._catalogs,
             self._nodes,
@@ -128,11 +139,14 @@ class Runs:
             raise failed from error
 
     async def publish(
-        self, run: Run, batch: int, parts: Iterable[Part | None], deadline: Deadline
+        self, run: Run, batch: int, parts: Iterable[Part | None], position: int | None, deadline: Deadline
     ) -> tuple[Published, ...]:
         _check_batch(run, batch)
+        read: object = position
+        if read is not None and (not isinstance(read, int) or isinstance(read, bool) or read < 0):
+            raise InvalidArgument(f"position is {reprlib.repr(position)}: it is a GLSN, 0 for none, or left out")
         wanted = _wanted(parts)
-        request = PublishRequest(run.run, BatchNumber(batch), wanted)
+        request = PublishRequest(run.run, BatchNumber(batch), wanted, None if position is None else GLSN(position))
         answer = await self._repository.ask(request, PublishAnswer, timeout_ms=deadline.left_ms())
         if any(group.topic not in self._catalogs.view.names for group in answer.topics):
             await self._catalogs.fresh(deadline)

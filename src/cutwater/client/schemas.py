@@ -19,19 +19,7 @@ from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage import projection
 
 TIMESTAMP = projection.TIMESTAMP
-HEADERS = pa.map_(pa.string(), pa.binary())
-
-KEY_VALUE = pa.schema(
-    [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("timestamp", TIMESTAMP, nullable=False),
-        pa.field("headers", HEADERS),
-    ]
-)
-"""A topic without a schema of its own. All four columns are always there: one that holds only nulls costs four bytes
-per record, and in return every such batch of every log has the same form."""
-
+HEADERS, KEY_VALUE = projection.HEADERS, projection.KEY_VALUE
 KEY_VALUE_NUMBER = 0
 EVENT_TIME_OF_KEY_VALUE = "timestamp"
 
@@ -179,11 +167,14 @@ def _check_storable(name: str, kind: pa.DataType) -> None:
 
 
 def _check_fillable(name: str, kind: pa.DataType) -> None:
-    """Arrow makes no unions and runs of rows, nor of columns of other types."""
+    """Arrow makes no unions and runs of rows, nor of columns of other types. Lists that are views may share values, so
+    that a small batch is a large one for its readers."""
     if pa.types.is_union(kind):
         raise InvalidArgument(f"column {name!r} is {kind}: use a struct with a member for each of its types")
     if pa.types.is_run_end_encoded(kind):
         raise InvalidArgument(f"column {name!r} is {kind}: use {kind.value_type}, and compression if it repeats itself")
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        raise InvalidArgument(f"column {name!r} is {kind}: use a list of {kind.value_type}, which holds the same")
     for i in range(kind.num_fields):
         _check_fillable(name, kind.field(i).type)
 

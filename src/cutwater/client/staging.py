@@ -24,6 +24,7 @@ from cutwater.client.encoding import Compression, Limits, encode
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.nodes import Nodes
 from cutwater.client.schemas import encode_schema
+from cutwater.client.silence import Watched
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
@@ -44,7 +45,8 @@ ORDERED_ENTRY_BYTES = 256 * KIB
 ENTRY_BYTES_MAX = 8 * MIB
 MESSAGE_BYTES = MIB
 MESSAGES_AT_ONCE = 4
-DISCARD_MS_MAX = 1_000
+DISCARD_MS_MAX = 300
+"""A holder that hangs must not delay the client that stages the part again."""
 
 Positions: TypeAlias = Sequence[bytes] | pa.Array | pa.ChunkedArray
 """One for each row, not null, each not below the one before."""
@@ -94,7 +96,8 @@ class AsyncStager:
         for node in stream.chain:
             address = self._catalogs.view.address(node)
             try:
-                self._holders[node] = address, await self._nodes.connection(address, deadline)
+                async with Watched(self._catalogs, self._nodes, stream.stream, node):
+                    self._holders[node] = address, await self._nodes.connection(address, deadline)
             except ConnectionLost:
                 self._nodes.unreachable(stream.stream, node)
                 raise
@@ -288,10 +291,13 @@ class AsyncStager:
         deadline: Deadline,
     ) -> None:
         address, connection = self._holders[node]
+        stream = self._stream
+        assert stream is not None
         refusal: ResourceExhausted | None = None
         while True:
             try:
-                await connection.call(method, argument, list(body), timeout_ms=deadline.left_ms())
+                async with Watched(self._catalogs, self._nodes, stream.stream, node):
+                    await connection.call(method, argument, list(body), timeout_ms=deadline.left_ms())
                 return
             except ResourceExhausted as error:
                 if deadline.left * 1_000 <= error.retry_ms:
@@ -305,8 +311,7 @@ class AsyncStager:
                 raise
             except ConnectionLost:
                 self._nodes.drop(address, connection)
-                if self._stream is not None:
-                    self._nodes.unreachable(self._stream.stream, node)
+                self._nodes.unreachable(stream.stream, node)
                 raise
 
 

@@ -16,7 +16,7 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.positions import Position, Positions, TopicNames, check_order, check_start, check_stop
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TopicSchema
-from cutwater.client.subscriptions import AsyncSubscription, Range
+from cutwater.client.subscriptions import AsyncSubscription, Range, check_on_malformed
 from cutwater.errors import InvalidArgument
 
 
@@ -34,6 +34,7 @@ class Subscribing:
         seconds: float,
         make: Any,
         columns: Sequence[str] | None,
+        on_malformed: str = "error",
     ) -> AsyncSubscription[Any]:
         """``make`` is what becomes of the rows: ``make_records`` or ``make_batches``."""
         selection = Selection(topics)
@@ -42,6 +43,7 @@ class Subscribing:
         check_start(start)
         check_stop(stop)
         check_order(start, stop)
+        skips_malformed = check_on_malformed(on_malformed)
 
         async def resolve(selection: Selection, deadline: Deadline) -> Range:
             return await self._positions.resolve(selection, start, stop, follow, deadline)
@@ -56,6 +58,7 @@ class Subscribing:
             seconds,
             from_earliest=start == "earliest",
             patience=None if follow else seconds,
+            skips_malformed=skips_malformed,
         )
         self.known.add(subscription)
         return subscription

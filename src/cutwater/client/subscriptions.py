@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
@@ -21,12 +22,18 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout, Record
 from cutwater.core.requests import TopicInfo
 from cutwater.core.subscription import Run
-from cutwater.errors import DeadlineExceeded, Trimmed
+from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
 from cutwater.types import GLSN, LogStreamId, TopicId
 from cutwater.wire.storage_api import Columns
 
 BATCH_ROWS = 16_384
 """Runs with fewer rows are joined until there are so many, as far as they are ready."""
+BATCH_BYTES = 64 * 1024 * 1024
+"""Runs are not joined beyond this: what is compressed may become many times as much."""
+SKIPPED_MAX = 1_000
+ON_MALFORMED = ("error", "skip")
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -46,13 +53,25 @@ class Resolve(Protocol):
     async def __call__(self, selection: Selection, deadline: Deadline) -> Range: ...
 
 
-class Piece(Struct, frozen=True):
+class Skipped(Struct, frozen=True):
+    """Positions that were not delivered, because what is stored there is malformed, and why."""
+
+    first_glsn: GLSN
+    last_glsn: GLSN
+    stream: LogStreamId
+    topic: str
+    why: str
+
+
+class Piece(Struct):
     """The rows of a run that are wanted."""
 
     layout: Layout
     run: Run
     start: int
     stop: int
+    stored: pa.RecordBatch | None = None
+    """The whole run, once it was read."""
 
     @property
     def rows(self) -> int:
@@ -100,8 +119,12 @@ class AsyncSubscription(Generic[T]):
         *,
         from_earliest: bool,
         patience: float | None,
+        skips_malformed: bool = False,
     ) -> None:
         """``patience``: how long it may take until something comes; None if the log need not go on."""
+        self._skips_malformed = skips_malformed
+        self._skipped: deque[Skipped] = deque(maxlen=SKIPPED_MAX)
+        self._skipped_records = 0
         self._catalogs, self._nodes, self._selection = catalogs, nodes, selection
         self._patience = patience
         self._resolve, self._make, self._columns, self._timeout = resolve, make, columns, timeout
@@ -203,6 +226,16 @@ class AsyncSubscription(Generic[T]):
         feed = self._feed
         return "" if feed is None else feed.trouble
 
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Malformed batches that ``on_malformed="skip"`` has left out, the latest of them."""
+        return tuple(self._skipped)
+
+    @property
+    def skipped_records(self) -> int:
+        """How many positions ``on_malformed="skip"`` has left out."""
+        return self._skipped_records
+
     async def close(self) -> None:
         self._is_closed = True
         self._made.clear()
@@ -234,7 +267,9 @@ class AsyncSubscription(Generic[T]):
         """Make the next few; nothing at the end, or if it does not wait for what has yet to come."""
         while not self._made and not self._is_over:
             if self._pieces:
-                self._made.extend(self._make(self._take_pieces()))
+                pieces = self._take_pieces()
+                if pieces:
+                    self._made.extend(self._make(pieces))
                 continue
             await self.begun()
             feed, found = self._feed, self._range
@@ -284,12 +319,36 @@ class AsyncSubscription(Generic[T]):
         return GLSN(0) if info is None else starts.get(info.topic, GLSN(0))
 
     def _take_pieces(self) -> list[Piece]:
-        pieces = [self._pieces.popleft()]
-        rows = pieces[0].rows
-        while self._pieces and rows + self._pieces[0].rows <= BATCH_ROWS:
-            rows += self._pieces[0].rows
+        """The next few, read. One that is malformed ends them, so that everything before it is delivered first."""
+        pieces: list[Piece] = []
+        rows = size = 0
+        while self._pieces:
+            piece = self._pieces[0]
+            if pieces and (rows + piece.rows > BATCH_ROWS or size > BATCH_BYTES):
+                break
+            try:
+                piece.stored = piece.layout.stored(piece.run)
+            except Malformed as error:
+                if not self._skips_malformed:
+                    if pieces:
+                        break
+                    raise
+                self._pieces.popleft()
+                self._skip(piece, error)
+                continue
+            rows += piece.rows
+            size += piece.stored.nbytes
             pieces.append(self._pieces.popleft())
         return pieces
+
+    def _skip(self, piece: Piece, error: Malformed) -> None:
+        run = piece.run
+        first, last = GLSN(run.first_glsn + piece.start), GLSN(run.first_glsn + piece.stop - 1)
+        self._skipped.append(Skipped(first, last, run.stream, error.topic, error.why))
+        self._skipped_records += piece.rows
+        _log.warning(
+            "GLSN %s to %s of topic %r are skipped, they are malformed: %s", first, last, error.topic, error.why
+        )
 
     def _layout(self, run: Run) -> Layout | None:
         """None if its topic was deleted, and nobody has asked for it by name."""
@@ -315,8 +374,17 @@ def _projection_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: Top
     return _layout_of(catalogs, columns, topic).projection
 
 
+def check_on_malformed(given: object) -> bool:
+    """Whether what is malformed is skipped."""
+    if given not in ON_MALFORMED:
+        raise InvalidArgument(f"on_malformed= is 'error' or 'skip', not {given!r}")
+    return given == "skip"
+
+
 def make_records(pieces: Sequence[Piece]) -> list[Record]:
-    return [record for piece in pieces for record in piece.layout.records(piece.run, piece.start, piece.stop)]
+    return [
+        record for piece in pieces for record in piece.layout.records(piece.run, piece.start, piece.stop, piece.stored)
+    ]
 
 
 def make_batches(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
@@ -324,7 +392,7 @@ def make_batches(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
     batches: list[pa.RecordBatch] = []
     group: list[pa.RecordBatch] = []
     for piece in pieces:
-        batch = piece.layout.batch(piece.run, piece.start, piece.stop)
+        batch = piece.layout.batch(piece.run, piece.start, piece.stop, piece.stored)
         if group and not group[0].schema.equals(batch.schema):
             batches.append(_joined(group))
             group = []

@@ -25,8 +25,9 @@ from cutwater.core.requests import (
     TopicInfo,
     TrimRequest,
 )
+from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
-from cutwater.types import GLSN, LogStreamId, Retention
+from cutwater.types import GLSN, MILLISECOND, LogStreamId, Retention, TopicId
 from cutwater.wire.errors import ConnectionLost
 
 POLL_SECONDS = 0.02
@@ -44,6 +45,10 @@ class Topic(Struct, frozen=True):
     event_time: str
     retention: Retention
     trimmed_before: GLSN
+    event_time_ahead_max: timedelta | None = None
+    """How far event times may be ahead of the log's clock; None if that is not limited."""
+    number: TopicId = TopicId(0)
+    """Never given out twice: a topic that is created again under its name has another one."""
 
 
 def topic_of(info: TopicInfo, view: View) -> Topic:
@@ -56,7 +61,14 @@ def topic_of(info: TopicInfo, view: View) -> Topic:
         info.event_time,
         info.retention,
         info.trimmed_before,
+        timedelta(microseconds=info.event_time_ahead_us) if info.event_time_ahead_us else None,
+        info.topic,
     )
+
+
+def _ahead_us(given: Duration | None) -> int:
+    """0 is without bound."""
+    return 0 if given is None else milliseconds(given, "event_time_ahead_max=") * MILLISECOND
 
 
 def retention_of(given: timedelta | Retention | None) -> Retention:
@@ -90,6 +102,7 @@ class Wanted(Struct, frozen=True):
     schema: SchemaLike | None
     event_time: str
     retention: timedelta | Retention | None
+    event_time_ahead_max: Duration | None = None
 
 
 class Topics:
@@ -105,6 +118,7 @@ class Topics:
         streams, retention = _check_streams(wanted.streams), retention_of(wanted.retention)
         if replication is not None:
             replication = check_number("replication", replication, "how many storage nodes hold each record")
+        ahead_us = _ahead_us(wanted.event_time_ahead_max)
         if event_time and wanted.schema is None:
             raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
         encoded = b"" if wanted.schema is None else encode_schema(new_schema(wanted.schema, event_time))
@@ -112,7 +126,7 @@ class Topics:
             return self._existing(found, encoded, event_time)
         if replication is None:
             replication = await self._usual_replication(deadline)
-        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention)
+        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention, ahead_us)
         try:
             await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
         except ConnectionLost:
@@ -149,7 +163,8 @@ class Topics:
             found = await self._catalogs.topic(request.name, deadline)
             schemas = (request.schema,) if request.schema else ()
             wanted = (request.streams, request.replication, schemas, request.event_time, request.retention)
-            if (found.streams, found.replication, found.schemas, found.event_time, found.retention) != wanted:
+            is_same = (found.streams, found.replication, found.schemas, found.event_time, found.retention) == wanted
+            if not is_same or found.event_time_ahead_us != request.event_time_ahead_us:
                 raise
 
     async def _opened(self, name: str, deadline: Deadline) -> Topic:
@@ -172,11 +187,16 @@ class Topics:
         streams: int | None,
         schema: SchemaLike | None,
         retention: timedelta | Retention | None,
+        event_time_ahead_max: Duration | None,
         deadline: Deadline,
     ) -> Topic:
         check_topic(name)
-        if streams is None and schema is None and retention is None:
-            raise InvalidArgument("nothing to change: say how many log streams, how long records are kept, or a schema")
+        if streams is None and schema is None and retention is None and event_time_ahead_max is None:
+            raise InvalidArgument(
+                "nothing to change: say how many log streams, how long records are kept, a schema, or how far event "
+                "times may be ahead"
+            )
+        ahead_us = None if event_time_ahead_max is None else _ahead_us(event_time_ahead_max)
         kept = None if retention is None else retention_of(retention)
         if streams is not None:
             streams = _check_streams(streams)
@@ -184,7 +204,7 @@ class Topics:
         info = view.topics.get(name)
         known = TopicSchema(name) if info is None else view.schema(info)
         encoded = b"" if schema is None or info is None else encode_schema(grown_schema(known, schema))
-        request = ChangeTopicRequest(name, streams, kept, encoded, known.number)
+        request = ChangeTopicRequest(name, streams, kept, encoded, known.number, ahead_us)
         await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
         return await self._grown(name, view, streams, deadline)
 

@@ -9,7 +9,8 @@ further back as long as that was not enough. In a topic whose event time goes on
 as its log streams lie apart, however long the log is.
 
 What was computed is kept, so the next question about a later position begins there. Event times that were trimmed still
-count; what was idle before the trim is not known any more.
+count; what was idle before the trim is not known any more, so after a trim the clock begins with what its log streams
+had said by then.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.deadlines import Deadline
@@ -130,16 +132,27 @@ class Watermarks:
         cut = max(commits, key=lambda commit: commit.high_watermark)
         if cut.high_watermark >= last:
             return None
-        return await self._snapshot(question, cut.high_watermark, cut.high_watermark, cut.time)
+        return (await self._snapshot(question, cut.high_watermark, cut.high_watermark, cut.time))[0]
 
     async def _first(self, question: _Question) -> WatermarkSnapshot:
         """The beginning of the topic, or of what is left of it: event times that were trimmed still count."""
         trimmed_before = question.topic.trimmed_before
         if trimmed_before <= 1:
             return WatermarkClock().snapshot()
-        return await self._snapshot(question, GLSN(trimmed_before - 1), GLSN(0), CutTime(0))
+        at = GLSN(trimmed_before - 1)
+        begun, spoke = await self._snapshot(question, at, GLSN(0), CutTime(0))
+        clock = WatermarkClock.restore(begun)
+        for info in question.view.streams_of(question.topic.topic):
+            if info.final and info.final_at < at and clock.knows(info.stream):
+                clock.remove_stream(info.stream)
+        clock.tick(at, spoke)
+        # A batch may have been cut in two by the trim, and is still told of as a whole.
+        return replace(clock.snapshot(), glsn=GLSN(0), time=CutTime(0))
 
-    async def _snapshot(self, question: _Question, at: GLSN, glsn: GLSN, time: CutTime) -> WatermarkSnapshot:
+    async def _snapshot(
+        self, question: _Question, at: GLSN, glsn: GLSN, time: CutTime
+    ) -> tuple[WatermarkSnapshot, CutTime]:
+        """The event times of all log streams at a position, and when the last of them had spoken."""
         streams = [info for info in question.view.streams_of(question.topic.topic) if info.created_at <= at]
         found = await self._event_times(streams, at, question.deadline)
         known = tuple(
@@ -148,10 +161,12 @@ class Watermarks:
                 question.strategy,
                 answer.commit.time if answer.commit is not None else info.created_time,
                 own_watermark(question.strategy, answer.time_max, answer.declared),
+                answer.idle,
             )
             for info, answer in sorted(zip(streams, found, strict=True), key=lambda pair: pair[0].stream)
         )
-        return WatermarkSnapshot(glsn, time, NO_WATERMARK, False, known)
+        spoke = max((answer.commit.time for answer in found if answer.commit is not None), default=CutTime(0))
+        return WatermarkSnapshot(glsn, time, NO_WATERMARK, False, known, idle=False), spoke
 
     async def _event_times(self, streams: Sequence[StreamInfo], at: GLSN, deadline: Deadline) -> list[EventTimeAnswer]:
         return await asyncio.gather(*(self._reading.event_time(info, at, deadline) for info in streams))
@@ -231,7 +246,8 @@ class _Walk:
     def run(self, run: Run) -> None:
         batch = run.batch
         time_max = batch.time_max if batch.kind is BatchKind.DATA else None
-        self._clock.header(run.stream, run.first_glsn, batch.count, run.time, time_max, batch.declared)
+        place = (run.stream, run.first_glsn, batch.count, run.time)
+        self._clock.header(*place, time_max, batch.declared, idle=batch.idle)
 
     def has_all_streams(self, glsn: GLSN) -> bool:
         """Whether no log stream is created between here and there."""

@@ -1,0 +1,43 @@
+"""Asks several replicas the same: the next one as soon as one fails or is silent, and the first answer counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from cutwater.client.deadlines import SLOW_SECONDS
+from cutwater.errors import CutwaterError, Unavailable
+
+T = TypeVar("T")
+
+
+async def first_answer(
+    askers: Sequence[Callable[[], Awaitable[T]]], *, final: tuple[type[CutwaterError], ...] = ()
+) -> T:
+    """The first answer, or the first error of a class in ``final``, or the last error if all have failed."""
+    tasks: set[asyncio.Task[T]] = set()
+    left = list(reversed(askers))
+    last: CutwaterError = Unavailable("no storage node can be asked now: try again")
+    try:
+        while left or tasks:
+            if left:
+                tasks.add(asyncio.ensure_future(_asked(left.pop())))
+            done, tasks = await asyncio.wait(
+                tasks, timeout=SLOW_SECONDS if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    return task.result()
+                if not isinstance(error, CutwaterError) or isinstance(error, final):
+                    raise error
+                last = error
+        raise last
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _asked(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
