@@ -24,7 +24,8 @@ class BatchOperator(KeyedOperator):
 
     def __init__(self, spec: OperatorSpec, store: KeyedStore, first: bool = True) -> None:
         super().__init__(spec, store, first)
-        self._context._timerless = "a function of batches has no timers: use a ProcessFunction"
+        context = self._context
+        context._timerless = context._no_event_timers = "a function of batches has no timers: use a ProcessFunction"
 
     def run(self, inputs: Sequence[Records], ticks: Ticks) -> dict[str, Records]:
         (records,) = inputs

@@ -1,25 +1,26 @@
-"""The clocks of a pipeline: walks the log in the order of its positions and tells where watermark and time step.
+"""The clocks of a pipeline: walks the log in the order of its positions and tells where watermarks and time step.
 
-There is one watermark per set of sources that feeds some operator: the minimum over the streams of all of them that
-are not idle. The rule is that of ``cutwater.core.watermark``, which counts in microseconds; pipelines count in
+Each source with a watermark strategy has a clock of its own; each operator has the watermark that follows from the
+clocks of the sources that feed it. The rule is that of ``cutwater.core.watermark``, in microseconds. Pipelines count in
 milliseconds, rounded down, so a watermark never promises more than the log does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from cutwater.core.watermark import (
     MAX_WATERMARK,
     NO_WATERMARK,
     Punctuated,
+    Strategy,
     StreamSnapshot,
     WatermarkClock,
     WatermarkSnapshot,
+    combined,
     own_watermark,
 )
 from cutwater.pipeline.rows import Row
@@ -28,177 +29,248 @@ from cutwater.pipeline.watermarks import Watermark
 from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
 
 Seen: TypeAlias = tuple[int, int, int]
-"""Of a batch: the watermark before it, the least of the other streams during it, its own stream's before it; µs."""
+"""Of a batch: the watermark before it, the least of other streams and sources during it, its own stream's before it;
+µs. After a record whose stream has come to ``own``, the watermark is max(before, min(own, least))."""
 
 
-class ClockSnapshot(Struct, frozen=True):
-    """All clocks after a position. ``streams`` are (topic, stream) in the order of their numbers in the clocks, and
-    ``ended`` the numbers of those that count no more.
-    """
+class SourceSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
+    topic: str
+    clock: WatermarkSnapshot
 
-    time_ms: int
-    streams: tuple[tuple[str, int], ...]
-    clocks: tuple[tuple[tuple[str, ...], WatermarkSnapshot], ...]
-    ended: tuple[int, ...] = ()
+
+class OperatorSnapshot(Struct, frozen=True, forbid_unknown_fields=True):
+    """The watermark of the operators that are fed from these topics. ``risen``: the cut time at which it last rose."""
+
+    topics: tuple[str, ...]
+    watermark: int
+    risen: int = 0
+
+
+class ClockSnapshot(Struct, frozen=True, forbid_unknown_fields=True, tag_field="rule", tag=2):
+    """All clocks after a position. ``time_us``: its cut time."""
+
+    time_us: int
+    sources: tuple[SourceSnapshot, ...]
+    operators: tuple[OperatorSnapshot, ...]
+
+    @property
+    def time_ms(self) -> int:
+        return NO_TIME if self.time_us == NO_TIME else self.time_us // MILLISECOND
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """By topic, of those that have a stream."""
+        return {source.topic: source.clock.streams[0].strategy for source in self.sources if source.clock.streams}
+
+    @property
+    def watermark_ms(self) -> int:
+        """That of all sources together."""
+        whole = max(self.operators, key=lambda operator: len(operator.topics), default=None)
+        return NO_TIME if whole is None else shown_ms(whole.watermark)
 
 
 class KnownStream(Struct, frozen=True):
-    """A stream as the log remembers it: the largest event time and the largest declaration that it has had."""
+    """A stream as the log remembers it: the largest event time and the largest declaration that it has had, its last
+    entry, or its creation before the first, and whether that entry declares idleness.
+    """
 
     topic: str
     stream: int
-    last_commit_ms: int
-    most_ms: int | None
-    declared_ms: int | None
+    last_commit_us: int
+    most_us: int | None
+    declared_us: int | None
+    idle: bool = False
+    ended: bool = False
+    """It was sealed for good before: it counts no more, but it may have counted once."""
 
 
-_LONG_AGO: Final = CutTime(-(2**63))
+class Holder(Struct, frozen=True):
+    """What holds a watermark back: the log stream of a source that is furthest behind. ``since_us``: the cut time since
+    which the watermark has stood still. ``spoke_us``: that of the stream's last entry.
+    """
+
+    topic: str
+    stream: int
+    watermark: int
+    since_us: int
+    spoke_us: int
 
 
 class LogClock:
-    """All clocks of one pipeline. Report every position once, in order, then take the ``ticks`` of the range."""
+    """All clocks of one pipeline. Report every position once, in order, then take the ``ticks`` of the range.
 
-    def __init__(self, sources: Mapping[str, Watermark], sets: Iterable[frozenset[str]]) -> None:
+    A source without a strategy has no clock: its positions are reported as well, because cut time passes there.
+    """
+
+    def __init__(self, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]]) -> None:
         self._sources = dict(sources)
-        self._clocks = {topics: WatermarkClock() for topics in (*sets, frozenset(sources))}
-        self._streams: dict[tuple[str, int], LogStreamId] = {}
-        self._ended: set[LogStreamId] = set()
-        self._time = NO_TIME
+        self._clocks = {topic: WatermarkClock() for topic, given in sources.items() if given is not None}
+        self._members = {
+            topics: [topic for topic in sorted(topics) if topic in self._clocks]
+            for topics in (*sets, frozenset(sources))
+        }
+        self._reached = dict.fromkeys(self._members, NO_WATERMARK)
+        self._risen = dict.fromkeys(self._members, 0)
+        self._glsn = 0
+        self._time_us = NO_TIME
+        self._ceilings: dict[frozenset[str], int] = {}
         self._ticks = self._fresh()
 
     @classmethod
     def restore(
-        cls, sources: Mapping[str, Watermark], sets: Iterable[frozenset[str]], snapshot: ClockSnapshot
+        cls, sources: Mapping[str, Watermark | None], sets: Iterable[frozenset[str]], snapshot: ClockSnapshot
     ) -> LogClock:
         """Clocks that go on as those that made the snapshot."""
         clock = cls(sources, sets)
-        for topics, own in snapshot.clocks:
-            clock._clocks[frozenset(topics)] = WatermarkClock.restore(own)
-        clock._streams = {place: LogStreamId(number) for number, place in enumerate(snapshot.streams)}
-        clock._ended = {LogStreamId(number) for number in snapshot.ended}
-        clock._time = snapshot.time_ms
+        for source in snapshot.sources:
+            if source.topic in clock._clocks:
+                clock._clocks[source.topic] = WatermarkClock.restore(source.clock)
+                clock._glsn = max(clock._glsn, source.clock.glsn)
+        for operator in snapshot.operators:
+            topics = frozenset(operator.topics)
+            if topics in clock._reached:
+                clock._reached[topics], clock._risen[topics] = operator.watermark, operator.risen
+        clock._time_us = snapshot.time_us
         clock._ticks = clock._fresh()
         return clock
 
     @classmethod
     def resumed(
         cls,
-        sources: Mapping[str, Watermark],
+        sources: Mapping[str, Watermark | None],
         sets: Iterable[frozenset[str]],
         glsn: int,
         streams: Sequence[KnownStream],
+        time_us: int,
     ) -> LogClock:
-        """Clocks after a position to which nobody has walked. Of the watermarks nothing is known, but that none is
-        above the highest of its streams: what they owe to streams that were idle, the log does not remember.
+        """Clocks at a mark of the log's clock, or where the log begins after a trim, to which nobody has walked. Every
+        source is evaluated there. What its watermark owes to streams that were idle before, the log does not remember:
+        see ``is_settled``.
         """
         clock = cls(sources, sets)
-        clock._streams = {(known.topic, known.stream): LogStreamId(i) for i, known in enumerate(streams)}
-        for topics in clock._clocks:
-            own = tuple(
-                StreamSnapshot(
-                    LogStreamId(i),
-                    sources[known.topic].strategy,
-                    CutTime(known.last_commit_ms * MILLISECOND),
-                    own_watermark(
-                        sources[known.topic].strategy, _event_time(known.most_ms), _event_time(known.declared_ms)
-                    ),
-                )
-                for i, known in enumerate(streams)
-                if known.topic in topics
-            )
-            begun = WatermarkSnapshot(GLSN(glsn), CutTime(0), NO_WATERMARK, False, own)
-            clock._clocks[topics] = WatermarkClock.restore(begun)
+        highest = dict.fromkeys(clock._clocks, NO_WATERMARK)
+        for topic in clock._clocks:
+            strategy = clock._strategy(topic)
+            known = []
+            for stream in sorted((s for s in streams if s.topic == topic), key=lambda s: s.stream):
+                own = own_watermark(strategy, _event_time(stream.most_us), _event_time(stream.declared_us))
+                highest[topic] = max(highest[topic], own)
+                if not stream.ended:
+                    number, spoke = LogStreamId(stream.stream), CutTime(stream.last_commit_us)
+                    known.append(StreamSnapshot(number, strategy, spoke, own, stream.idle))
+            begun = WatermarkSnapshot(GLSN(0), CutTime(-(2**63)), NO_WATERMARK, False, tuple(known))
+            clock._clocks[topic] = WatermarkClock.restore(begun)
+        if glsn > 0:
+            clock.tick(glsn, time_us)
+        clock._ceilings = {
+            topics: max((highest[topic] for topic in members), default=NO_WATERMARK)
+            for topics, members in (*clock._members.items(), *((frozenset({t}), [t]) for t in clock._clocks))
+        }
         clock._ticks = clock._fresh()
         return clock
 
+    def is_settled(self, now: ClockSnapshot) -> bool:
+        """Whether clocks that began as this one was resumed show the true watermarks by now: none was ever above the
+        highest of its streams, so one that has come there owes nothing to what was before.
+        """
+        reached = [(frozenset(operator.topics), operator.watermark) for operator in now.operators]
+        reached += [(frozenset({source.topic}), source.clock.watermark) for source in now.sources]
+        return all(watermark >= self._ceilings.get(topics, NO_WATERMARK) for topics, watermark in reached)
+
     def snapshot(self) -> ClockSnapshot:
-        clocks = tuple((tuple(sorted(topics)), clock.snapshot()) for topics, clock in self._clocks.items())
-        return ClockSnapshot(self._time, tuple(self._streams), clocks, tuple(sorted(self._ended)))
+        return ClockSnapshot(
+            self._time_us,
+            tuple(SourceSnapshot(topic, clock.snapshot()) for topic, clock in sorted(self._clocks.items())),
+            tuple(
+                OperatorSnapshot(tuple(sorted(topics)), reached, self._risen[topics])
+                for topics, reached in self._reached.items()
+            ),
+        )
 
     def knows(self, topic: str, stream: int) -> bool:
-        return (topic, stream) in self._streams
+        clock = self._clocks.get(topic)
+        return clock is None or clock.knows(LogStreamId(stream))
 
-    def add_stream(self, topic: str, stream: int, created_ms: int) -> None:
+    def add_stream(self, topic: str, stream: int, created_us: int) -> None:
         """A stream of a topic counts from the next position on."""
-        lsid = LogStreamId(len(self._streams))
-        self._streams[topic, stream] = lsid
-        for topics, clock in self._clocks.items():
-            if topic in topics:
-                clock.add_stream(lsid, self._sources[topic].strategy, CutTime(created_ms * MILLISECOND))
+        if topic in self._clocks:
+            self._clocks[topic].add_stream(LogStreamId(stream), self._strategy(topic), CutTime(created_us))
 
     def end_stream(self, topic: str, stream: int) -> None:
         """A stream that is sealed for good does not count from the next position on; nothing if that is known."""
-        lsid = self._streams[topic, stream]
-        if lsid in self._ended:
-            return
-        self._ended.add(lsid)
-        for topics, clock in self._clocks.items():
-            if topic in topics:
-                clock.remove_stream(lsid)
+        if topic in self._clocks and self.knows(topic, stream):
+            self._clocks[topic].remove_stream(LogStreamId(stream))
+
+    def recall(self, said: KnownStream) -> None:
+        """What a stream had said by the next position, where its topic begins after a trim; see ``WatermarkClock``."""
+        if said.topic in self._clocks and self.knows(said.topic, said.stream):
+            own = own_watermark(self._strategy(said.topic), _event_time(said.most_us), _event_time(said.declared_us))
+            spoke = CutTime(said.last_commit_us)
+            self._clocks[said.topic].recall(LogStreamId(said.stream), own, spoke, idle=said.idle)
 
     def record(
-        self, topic: str, stream: int, glsn: int, cut_ms: int, row: Row, time_ms: int, declared_ms: int | None = None
-    ) -> None:
-        """A record of one of the sources."""
-        said = self._sources[topic].said_us(row, time_ms)
-        self._report(topic, stream, glsn, cut_ms, said, declared_ms)
+        self, topic: str, stream: int, glsn: int, cut_us: int, row: Row, time_ms: int,
+        declared_us: int | None = None, *, idle: bool = False, is_mark: bool = False,
+    ) -> None:  # fmt: skip
+        """A record of one of the sources. ``idle``: its stream is idle from here on, until its next entry. ``is_mark``:
+        the position is a mark of the log's clock as well.
+        """
+        given = self._sources[topic]
+        said = None if given is None else given.said_us(row, time_ms)
+        self._entry(topic, stream, glsn, cut_us, said, declared_us, idle, is_mark)
 
-    def heartbeat(self, topic: str, stream: int, glsn: int, cut_ms: int, declared_ms: int | None = None) -> None:
-        """A stream speaks without a record, and may declare a watermark."""
-        self._report(topic, stream, glsn, cut_ms, None, declared_ms)
+    def heartbeat(
+        self, topic: str, stream: int, glsn: int, cut_us: int, declared_us: int | None = None, *, idle: bool = False
+    ) -> None:
+        """A stream has an entry without a record; it may declare a watermark, or idleness."""
+        self._entry(topic, stream, glsn, cut_us, None, declared_us, idle, False)
 
     def batch(
-        self, topic: str, stream: int, glsn: int, count: int, cut_ms: int, most_ms: int | None, declared_ms: int | None
-    ) -> dict[frozenset[str], Seen]:
-        """Records of one batch, of which only the largest event time is known here.
+        self, topic: str, stream: int, glsn: int, count: int, cut_us: int, most_us: int | None,
+        declared_us: int | None, *, idle: bool = False, is_mark: bool = False, is_noted: bool = False,
+    ) -> dict[frozenset[str], Seen]:  # fmt: skip
+        """Records of one batch, of which only the largest event time is known here. ``is_mark``: its last position is a
+        mark of the log's clock as well. ``is_noted``: the step after its last position is noted here in any case,
+        because readers may skip the batch.
 
-        Gives what whoever knows the event time of each record needs to tell where inside the batch the watermarks rise,
-        for those that the batch counts for. All other steps are noted: those of other clocks and of cut time, and all
-        of a stream whose watermarks are declared, because these rise at the first and the last record only.
+        Gives what the reader that knows the event time of each record needs to tell where inside the batch the
+        watermarks rise, for those that the batch counts for. All other steps are noted: those of cut time, those after
+        the last position if it declares idleness or is a mark, and all of a stream whose watermarks are declared,
+        because these rise at the first and the last record only.
         """
-        lsid, time = self._streams[topic, stream], CutTime(cut_ms * MILLISECOND)
-        most = None if most_ms is None else EventTime(most_ms * MILLISECOND)
-        declared = None if declared_ms is None else EventTime(declared_ms * MILLISECOND)
-        is_declared = isinstance(self._sources[topic].strategy, Punctuated)
+        clock = self._clocks.get(topic)
+        if clock is None or most_us is None or isinstance(self._strategy(topic), Punctuated):
+            if clock is not None and count > 1:
+                # A declaration takes effect at the last record, the passing of time at the first.
+                self._entry(topic, stream, glsn, cut_us, None, None, False, False, count - 1)
+                glsn, count = glsn + count - 1, 1
+            self._entry(topic, stream, glsn, cut_us, None, declared_us, idle, is_mark, count)
+            return {}
+        self._pass_time(glsn, cut_us)
+        last, time, lsid = glsn + count - 1, CutTime(cut_us), LogStreamId(stream)
+        before, others, own = clock.seen(lsid, GLSN(glsn), count, time, EventTime(most_us), None, idle=idle)
         found: dict[frozenset[str], Seen] = {}
-        for topics, clock in self._clocks.items():
-            if topic not in topics:
-                clock.tick(GLSN(glsn), time)
-                self._step(topics, glsn)
-            elif is_declared and count > 1:
-                # The declaration takes effect at the last record, the passing of time at the first.
-                clock.header(lsid, GLSN(glsn), count - 1, time, None)
-                self._step(topics, glsn)
-                clock.header(lsid, GLSN(glsn + count - 1), 1, time, None, declared)
-                self._step(topics, glsn + count - 1)
-            else:
-                seen = clock.seen(lsid, GLSN(glsn), count, time, most, declared)
-                if most is None or is_declared:
-                    self._step(topics, glsn + count - 1)
-                else:
-                    found[topics] = seen
-        self._pass_time(glsn, cut_ms)
+        for topics, members in self._members.items():
+            if topic in members:
+                least = min(
+                    (self._clocks[t].watermark for t in members if t != topic and not self._clocks[t].is_idle),
+                    default=MAX_WATERMARK,
+                )
+                found[topics] = max(self._reached[topics], min(before, least)), min(others, least), own
+        if is_mark:
+            self._evaluate(last, time)
+        self._rise(last, cut_us, None if is_mark else topic, is_noted=is_noted or is_mark or idle)
         return found
 
-    def idle(self, topic: str, stream: int, glsn: int, cut_ms: int) -> None:
-        """A stream is idle from this position on, until it speaks again."""
-        lsid = self._streams[topic, stream]
-        for topics, clock in self._clocks.items():
-            if topic in topics:
-                snapshot = clock.snapshot()
-                streams = tuple(
-                    replace(known, last_commit=_LONG_AGO) if known.log_stream_id == lsid else known
-                    for known in snapshot.streams
-                )
-                self._clocks[topics] = WatermarkClock.restore(replace(snapshot, streams=streams))
-        self.tick(glsn, cut_ms)
+    def idle(self, topic: str, stream: int, glsn: int, cut_us: int) -> None:
+        """A stream declares that it is idle from this position on, until its next entry."""
+        self.heartbeat(topic, stream, glsn, cut_us, idle=True)
 
-    def tick(self, glsn: int, cut_ms: int) -> None:
-        """A position without a record of any source: only time moves."""
-        for topics, clock in self._clocks.items():
-            clock.tick(GLSN(glsn), CutTime(cut_ms * MILLISECOND))
-            self._step(topics, glsn)
-        self._pass_time(glsn, cut_ms)
+    def tick(self, glsn: int, cut_us: int) -> None:
+        """A mark of the log's clock: every source is evaluated."""
+        self._evaluate(glsn, CutTime(cut_us))
+        self._rise(glsn, cut_us, None)
+        self._pass_time(glsn, cut_us)
 
     def ticks(self) -> Ticks:
         """The steps since the last call; the next range begins where this one ends."""
@@ -208,58 +280,90 @@ class LogClock:
     @property
     def glsn(self) -> int:
         """The last position that was reported."""
-        return self._clocks[frozenset(self._sources)].glsn
+        return self._glsn
 
     @property
     def watermark(self) -> int:
-        """The minimum over all sources, in milliseconds."""
-        return _milliseconds(self._clocks[frozenset(self._sources)].watermark)
+        """That of all sources together, in milliseconds."""
+        return shown_ms(self._reached[frozenset(self._sources)])
 
-    def _report(
-        self, topic: str, stream: int, glsn: int, cut_ms: int, said_us: int | None, declared_ms: int | None
-    ) -> None:
-        lsid, time = self._streams[topic, stream], CutTime(cut_ms * MILLISECOND)
-        said = None if said_us is None else EventTime(said_us)
-        declared = None if declared_ms is None else EventTime(declared_ms * MILLISECOND)
-        for topics, clock in self._clocks.items():
-            if topic in topics:
-                clock.header(lsid, GLSN(glsn), 1, time, said, declared)
-            else:
-                clock.tick(GLSN(glsn), time)
-            self._step(topics, glsn)
-        self._pass_time(glsn, cut_ms)
+    def _strategy(self, topic: str) -> Strategy:
+        given = self._sources[topic]
+        assert given is not None, "a source with a clock has a strategy"
+        return given.strategy
 
-    def _step(self, topics: frozenset[str], glsn: int) -> None:
-        steps = self._ticks.watermarks[topics]
-        value = _milliseconds(self._clocks[topics].watermark)
-        if value > steps.last:
-            steps.add(watermark_step(glsn), value)
+    def _entry(
+        self, topic: str, stream: int, glsn: int, cut_us: int, said_us: int | None, declared_us: int | None,
+        idle: bool, is_mark: bool, count: int = 1,
+    ) -> None:  # fmt: skip
+        clock, time, last = self._clocks.get(topic), CutTime(cut_us), glsn + count - 1
+        self._pass_time(glsn, cut_us)
+        if clock is not None:
+            said, declared = _event_time(said_us), _event_time(declared_us)
+            clock.header(LogStreamId(stream), GLSN(glsn), count, time, said, declared, idle=idle)
+        if is_mark:
+            self._evaluate(last, time)
+        if clock is not None or is_mark:
+            # Time passes for a source at the first position of its entry, and for all of them at the mark, the last.
+            self._rise(last if is_mark else glsn, cut_us, None if is_mark else topic)
+        self._glsn = last
 
-    def _pass_time(self, glsn: int, cut_ms: int) -> None:
+    def _evaluate(self, glsn: int, time: CutTime) -> None:
+        for clock in self._clocks.values():
+            clock.tick(GLSN(glsn), time)
+
+    def _rise(self, glsn: int, cut_us: int, topic: str | None, *, is_noted: bool = True) -> None:
+        """The watermarks that a source counts for, or all, after a position. ``is_noted``: its step is known here."""
+        self._glsn = max(self._glsn, glsn)
+        for topics, members in self._members.items():
+            if topic is not None and topic not in members:
+                continue
+            reached = combined((self._clocks[t].watermark, self._clocks[t].is_idle) for t in members)
+            if reached > self._reached[topics]:
+                self._reached[topics], self._risen[topics] = reached, cut_us
+            steps, value = self._ticks.watermarks[topics], shown_ms(self._reached[topics])
+            if is_noted and value > steps.last:
+                steps.add(watermark_step(glsn), value)
+
+    def _pass_time(self, glsn: int, cut_us: int) -> None:
+        cut_ms = cut_us // MILLISECOND
         if cut_ms > self._ticks.times.last:
             self._ticks.times.add(time_step(glsn), cut_ms)
-        self._time = cut_ms
+        self._time_us = cut_us
 
     def _fresh(self) -> Ticks:
-        watermarks = {topics: Steps(_milliseconds(clock.watermark)) for topics, clock in self._clocks.items()}
-        return Ticks(watermarks, Steps(self._time))
+        watermarks = {topics: Steps(shown_ms(reached)) for topics, reached in self._reached.items()}
+        before = NO_TIME if self._time_us == NO_TIME else self._time_us // MILLISECOND
+        return Ticks(watermarks, Steps(before))
 
 
-def is_settled(begun: ClockSnapshot, now: ClockSnapshot) -> bool:
-    """Whether clocks that were ``resumed`` show the true watermarks by now: a watermark is never above the highest of
-    its streams, so one that has come there owes nothing to what was before.
+def holder_of(snapshot: ClockSnapshot, topics: Iterable[str] | None = None) -> Holder | None:
+    """What holds the watermark of these topics back, or that of all; None if nothing does: all sources are idle, or
+    none has a clock.
     """
-    ceilings = {
-        topics: max((known.watermark for known in own.streams), default=NO_WATERMARK) for topics, own in begun.clocks
-    }
-    return all(own.watermark >= ceilings[topics] for topics, own in now.clocks)
+    wanted = None if topics is None else tuple(sorted(topics))
+    operators = [own for own in snapshot.operators if wanted is None or own.topics == wanted]
+    if not operators:
+        return None
+    operator = max(operators, key=lambda own: len(own.topics))
+    sources = [s for s in snapshot.sources if s.topic in operator.topics and not s.clock.is_idle and s.clock.streams]
+    if not sources:
+        return None
+    source = min(sources, key=lambda s: s.clock.watermark)
+    clock = source.clock
+    active = [s for s in clock.streams if not s.idle and clock.time - s.last_commit <= s.strategy.idle_after_us]
+    if not active:
+        return None
+    stream = min(active, key=lambda s: s.watermark)
+    return Holder(source.topic, int(stream.log_stream_id), stream.watermark, operator.risen, stream.last_commit)
 
 
-def _event_time(time_ms: int | None) -> EventTime | None:
-    return None if time_ms is None else EventTime(time_ms * MILLISECOND)
-
-
-def _milliseconds(watermark_us: int) -> int:
+def shown_ms(watermark_us: int) -> int:
+    """A watermark as pipelines count."""
     if watermark_us in (NO_WATERMARK, MAX_WATERMARK):
         return NO_TIME if watermark_us == NO_WATERMARK else MAX_TIME
     return watermark_us // MILLISECOND
+
+
+def _event_time(time_us: int | None) -> EventTime | None:
+    return None if time_us is None else EventTime(time_us)

@@ -65,15 +65,19 @@ class TimerQueue:
     not be told: they cannot fire as long as it is used.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, undo: list[tuple[Any, ...]] | None = None) -> None:
+        """``undo``: what undoes the call that is under way; the queue adds its own part."""
         self.steps = Steps()
         self.due = NEVER
+        self._undo = [] if undo is None else undo
         self.horizon = MAX_TIME
         self._times: list[int] = []
         self._entries: dict[int, list[KeyEntry]] = {}
         self._limit = NO_TIME
         self.registered: list[tuple[int, bytes, KeyEntry]] = []
         self._fresh: set[tuple[int, bytes]] | None = None
+        self.left = 0
+        """How many timers did not fire at the end of the input, because their keys had fired often enough."""
 
     def add(self, time: int, entry: KeyEntry) -> None:
         entries = self._entries.get(time)
@@ -95,10 +99,11 @@ class TimerQueue:
     def register(self, time: int, entry: KeyEntry, when: int) -> None:
         """A function registers a timer at a moment."""
         if time <= self._limit:
+            if self._fresh is not None and (time, entry.data) not in self._fresh:
+                self._fresh.add((time, entry.data))
+                self._undo.append((self._fresh.discard, (time, entry.data)))
             heappush(self.registered, (time, entry.data, entry))
             return
-        if self._fresh is not None:
-            self._fresh.add((time, entry.data))
         # A time that the queue has already comes due no earlier than before.
         if time not in self._entries and time <= self.steps.last:
             self.due = min(self.due, self.steps.next_reaching(time, when))
@@ -116,27 +121,60 @@ class TimerQueue:
             due.append((time, sorted(self._entries.pop(time), key=_data)))
         return due
 
-    def take(
-        self, due: Sequence[tuple[int, Sequence[KeyEntry]]], reached: int, end: bool
-    ) -> Iterator[tuple[int, KeyEntry]]:
-        """These timers, which are due at a time, smallest first, with those that are registered while they are taken.
-
-        At the end of the input the latter are not among them: they stay in the queue.
-        """
-        if end:
-            self._fresh = set()
-        else:
-            self._limit = reached
+    def take(self, due: Sequence[tuple[int, Sequence[KeyEntry]]], reached: int) -> Iterator[tuple[int, KeyEntry]]:
+        """These timers, which are due at a time, smallest first, with those that are registered meanwhile."""
+        self._limit = reached
         registered = self.registered
         for time, entries in due:
             for entry in entries:
                 while registered and registered[0][:2] < (time, entry.data):
                     yield registered[0][0], heappop(registered)[2]
-                if not self._fresh or (time, entry.data) not in self._fresh:
-                    yield time, entry
+                yield time, entry
         while registered:
             yield registered[0][0], heappop(registered)[2]
+        self._limit = NO_TIME
+
+    def take_last(self, due: Sequence[tuple[int, Sequence[KeyEntry]]], firings: int) -> Iterator[tuple[int, KeyEntry]]:
+        """The same where the input ends. Of the timers that are registered meanwhile, each key has so many; the others
+        stay in the queue, and ``left`` says how many they are.
+        """
+        self._limit, self._fresh = MAX_TIME, set()
+        registered, fresh = self.registered, self._fresh
+        spent: dict[bytes, int] = {}
+        kept: dict[tuple[int, bytes], KeyEntry] = {}
+        for time, entries in due:
+            for entry in entries:
+                yield from self._take_registered((time, entry.data), firings, fresh, spent, kept)
+                # One that was deleted and registered anew is taken with those that were registered.
+                if (time, entry.data) not in fresh:
+                    yield time, entry
+        yield from self._take_registered(None, firings, fresh, spent, kept)
+        assert not registered, "everything that was registered is taken or kept"
+        left = [(time, entry) for (time, _), entry in kept.items() if time in (entry.event_timers or ())]
+        for time, entry in left:
+            self.add(time, entry)
+        self.left += len(left)
         self._limit, self._fresh = NO_TIME, None
+
+    def _take_registered(
+        self,
+        before: tuple[int, bytes] | None,
+        firings: int,
+        fresh: set[tuple[int, bytes]],
+        spent: dict[bytes, int],
+        kept: dict[tuple[int, bytes], KeyEntry],
+    ) -> Iterator[tuple[int, KeyEntry]]:
+        registered = self.registered
+        while registered and (before is None or registered[0][:2] < before):
+            time, data, entry = heappop(registered)
+            # One that is not fresh was registered by a call that failed.
+            if (time, data) not in fresh or time not in (entry.event_timers or ()):
+                continue
+            if spent.get(data, 0) >= firings:
+                kept[time, data] = entry
+                continue
+            spent[data] = spent.get(data, 0) + 1
+            yield time, entry
 
 
 def put_in(times: list[int], time: int) -> bool:
@@ -195,8 +233,8 @@ class Timers:
         """Call ``on_timer`` once the watermark has reached ``time`` (ms); twice the same time is one timer."""
         context = self._context
         entry = context._entry
-        if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._timerless:
-            self._refuse(time)
+        if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or context._no_event_timers:
+            self._refuse(time, self._context._no_event_timers)
         own = entry.event_timers
         if own is None:
             own = entry.event_timers = []
@@ -226,14 +264,14 @@ class Timers:
     def _entry(self, time: int) -> KeyEntry:
         entry = self._context._entry
         if entry is None or type(time) is not int or not NO_TIME < time < MAX_TIME or self._context._timerless:
-            self._refuse(time)
+            self._refuse(time, self._context._timerless)
         return entry
 
-    def _refuse(self, time: Any) -> NoReturn:
+    def _refuse(self, time: Any, why: str) -> NoReturn:
         if self._context._entry is None:
             raise InvalidArgument("a timer belongs to a key, and this call has none: use it in process or on_timer")
-        if self._context._timerless:
-            raise InvalidArgument(f"a timer was used, but {self._context._timerless}")
+        if why:
+            raise InvalidArgument(f"a timer was used, but {why}")
         raise InvalidArgument(f"a timer's time is {time!r}: give milliseconds since 1970 as an integer")
 
     def _remove(self, own: list[int] | None, time: int) -> None:
@@ -245,7 +283,8 @@ class Context:
     """The record or timer that is being processed. Times are integer milliseconds."""
 
     __slots__ = (
-        "__weakref__", "_emitted", "_entry", "_event_queue", "_make", "_moment", "_outputs", "_processing_queue",
+        "__weakref__", "_emitted", "_entry", "_event_queue", "_make", "_moment", "_no_event_timers", "_outputs",
+        "_processing_queue",
         "_reached", "_timerless", "_undo", "_values", "key", "partition", "partitions", "timers", "timestamp",
     )  # fmt: skip
 
@@ -259,15 +298,18 @@ class Context:
         self.timers = Timers(self)
         self._outputs = outputs
         self._make = outputs[MAIN]
-        self._event_queue = TimerQueue()
-        self._processing_queue = TimerQueue()
+        self._undo: list[tuple[Any, ...]] = []
+        """What undoes the call: functions with their arguments."""
+        self._event_queue = TimerQueue(self._undo)
+        self._processing_queue = TimerQueue(self._undo)
         self._entry: KeyEntry | None = None
         self._values: Any = NO_KEY
         self._moment = 0
         self._reached: int | None = None
         self._timerless = ""
-        self._undo: list[tuple[Any, ...]] = []
-        """What undoes the call: functions with their arguments."""
+        """Why the operator has no timers at all."""
+        self._no_event_timers = ""
+        """Why it has none on event time."""
         self._emitted: list[tuple[str, int, Row]] = []
 
     @property

@@ -52,7 +52,9 @@ def _details(node: Node, sources: frozenset[str]) -> Iterator[str]:
         time = (
             node.event_time if isinstance(node.event_time, str) else "function" if node.event_time else "of the topic"
         )
-        yield f"watermark: {node.watermark}; event time: {time}; schema: {node.rows or 'of the topic'}"
+        yield f"watermark: {node.watermark or 'none'}; event time: {time}; schema: {node.rows or 'of the topic'}"
+        if node.skips_malformed:
+            yield "malformed batches are skipped"
     elif isinstance(node, SinkNode):
         yield f"topic: {node.topic}"
     elif isinstance(node, OperatorNode):
@@ -61,7 +63,7 @@ def _details(node: Node, sources: frozenset[str]) -> Iterator[str]:
         else:
             keys = [", ".join(key.columns) if key.function is None else "function" for key in node.keys if key]
             fed_from = ", ".join(sorted(sources))
-            yield f"key: {' / '.join(keys)}; {node.max_parallelism} key groups; watermark: minimum of {fed_from}"
+            yield f"key: {' / '.join(keys)}; {node.max_parallelism} key groups; watermark: of {fed_from}"
         if isinstance(node, WindowNode):
             yield f"window: {node.window}, {node.trigger}, allowed lateness {shown(node.lateness_ms)}"
             yield f"aggregates: {', '.join(f'{name} = {given}' for name, given in node.aggregates.items())}"

@@ -45,7 +45,10 @@ class SourceNode(Node):
     topic: str
     rows: RowType | None
     event_time: str | Callable[[Row], Any] | None
-    watermark: Watermark
+    watermark: Watermark | None
+    """None: the source has no clock. It neither holds the watermark of others back nor advances it."""
+    skips_malformed: bool = False
+    """Whether old batches that are intact and hold no records of their topic are left out; otherwise they fail."""
 
     @property
     def label(self) -> str:
@@ -184,12 +187,16 @@ class Graph:
         return found
 
     def sources(self) -> list[frozenset[str]]:
-        """The topics that each node is fed from; its watermark is the minimum over them."""
+        """The topics that each node is fed from; its watermark is made of theirs."""
         found: list[frozenset[str]] = []
         for node in self.nodes:
             own = {node.topic} if isinstance(node, SourceNode) else ()
             found.append(frozenset(own).union(*(found[port.node] for port in node.inputs)))
         return found
+
+    def has_clock(self, topics: frozenset[str]) -> bool:
+        """Whether one of these sources has a watermark strategy."""
+        return any(node.topic in topics and node.watermark is not None for node in self.of_type(SourceNode))
 
     def levels(self) -> list[int]:
         """How many operators with state lie on the longest way to a node, itself included."""

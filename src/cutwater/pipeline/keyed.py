@@ -26,9 +26,10 @@ from cutwater.pipeline.rows import Row, RowType
 from cutwater.pipeline.state import BroadcastHolder, BroadcastState, State
 from cutwater.pipeline.steps import NEVER, Ticks, is_end
 from cutwater.pipeline.store import KeyedStore
+from cutwater.pipeline.watermarks import WAYS
 
 DEAD_LETTER_ROWS: Final = RowType.of(
-    "uid string, glsn bigint, key string, time bigint, timer boolean, record string, error string"
+    "uid string, source_glsn bigint, key string, time bigint, timer boolean, record string, error string"
 )
 
 _UNREADABLE: Final = object()
@@ -53,6 +54,8 @@ class OperatorSpec:
     """How many partitions a ``process_partition`` has; 0 for keyed operators."""
     input_rows: Sequence[RowType | None] = field(default_factory=tuple)
     output_rows: RowType | None = None
+    has_clock: bool = True
+    """Whether one of the sources has a watermark."""
 
     @property
     def groups(self) -> int:
@@ -74,8 +77,15 @@ class KeyedOperator:
         self.spec = spec
         self.store = store
         self.dropped_late = 0
+        self._firings = 0
+        self.late_sent = 0
         self._first = first
         self._context = Context(spec.outputs)
+        if not spec.has_clock:
+            self._context._no_event_timers = (
+                f"none of the sources of {spec.uid} ({', '.join(sorted(spec.sources))}) has a clock, so it would never "
+                f"fire: give one of them {WAYS}; or use ctx.timers.at_processing_time"
+            )
         self._events = self._context._event_queue
         self._processing = self._context._processing_queue
         self._broadcast = BroadcastHolder(self._context, store.broadcast.values)
@@ -131,6 +141,7 @@ class KeyedOperator:
         self._out = {tag: Records() for tag in self.spec.outputs}
         self._events.steps = ticks.watermarks[self.spec.sources]
         self._processing.steps = ticks.times
+        self._firings = ticks.firings
         queues = (self._events, self._processing)
         limits = (self._events.steps.last, ticks.times.last)
         if not self.store.stays:
@@ -142,6 +153,16 @@ class KeyedOperator:
             queue.look_ahead(0)
         found = self.store.live.get
         return [repeat(None) if own is None else list(map(found, own)) for own in keys]
+
+    @property
+    def function(self) -> Any:
+        """The user's function as this operator uses it."""
+        return self._function
+
+    def take_left_timers(self) -> int:
+        """How many timers stayed at the end of the input, because their keys had fired often enough; told once."""
+        left, self._events.left = self._events.left, 0
+        return left
 
     def load_all(self) -> None:
         """Take all of the state into memory, to stay there."""
@@ -216,7 +237,8 @@ class KeyedOperator:
         # How often a key has fired matters only where it may fire again: at several times, or by what it registers.
         fired: dict[bytes, tuple[int, int]] = {}
         registered, several = queue.registered, len(due) > 1
-        for time, entry in queue.take(due, reached, is_end(when)):
+        taken = queue.take_last(due, self._firings) if is_end(when) else queue.take(due, reached)
+        for time, entry in taken:
             own = entry.event_timers if event else entry.processing_timers
             if not own or not taken_out(own, time):
                 continue

@@ -124,6 +124,7 @@ class Machine:
         self._slices = slices
         self._packed = packed
         self._dropped: dict[str, int] = {}
+        self._left: dict[str, int] = {}
         self._source_ports = {node.topic: Port(node.order) for node in plan.graph.of_type(SourceNode)}
         self._tasks = self._made({})
 
@@ -163,6 +164,10 @@ class Machine:
 
     def dropped_late(self, uid: str) -> int:
         return self._dropped.get(uid, 0)
+
+    def left_timers(self, uid: str) -> int:
+        """How many timers of an operator stayed at the end of the input; see ``Ticks.firings``."""
+        return self._left.get(uid, 0)
 
     def snapshot(self) -> dict[str, pa.Table]:
         """The state of every operator, whole: what a savepoint holds."""
@@ -211,6 +216,7 @@ class Machine:
                     uid = operator.spec.uid
                     self._dropped[uid] = self._dropped.get(uid, 0) + operator.dropped_late
                     operator.dropped_late = 0
+                    self._left[uid] = self._left.get(uid, 0) + operator.take_left_timers()
                     if not self._packed:
                         operator.store.settle()
                 if self._packed:

@@ -64,7 +64,7 @@ class PartitionOperator(KeyedOperator):
         super().__init__(spec, store, first)
         context = self._context
         context.partitions = spec.partitions
-        context._timerless = "a partition has no key: only keyed operators have timers"
+        context._timerless = context._no_event_timers = "a partition has no key: only keyed operators have timers"
 
         def own_partition(_: Row) -> int:
             context.partition = partition_of(context._moment, spec.partitions)

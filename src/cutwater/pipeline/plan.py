@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
+from cutwater.ddl import shown
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
@@ -26,9 +27,11 @@ from cutwater.pipeline.graph import (
 from cutwater.pipeline.keyed import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
 from cutwater.pipeline.position import glsn_of, number
 from cutwater.pipeline.records import Records, missing_columns
-from cutwater.pipeline.rows import Row, RowType, untyped
+from cutwater.pipeline.rows import LOG_TIME, Row, RowType, untyped
 from cutwater.pipeline.values import from_milliseconds
+from cutwater.pipeline.watermarks import WAYS
 from cutwater.pipeline.window_function import WindowFunction, WindowState
+from cutwater.pipeline.windows import Global
 
 Destination: TypeAlias = tuple[int, int]
 """Where records wait for the next level: an operator, a sink or code on Spark, by its order, and which input."""
@@ -42,8 +45,11 @@ def waits_at(node: Node) -> bool:
 class Plan:
     """What runs: specs of operators by level, and the row functions between them."""
 
-    def __init__(self, name: str, graph: Graph, source_rows: Mapping[str, RowType | None]) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, graph: Graph, source_rows: Mapping[str, RowType | None], *, breaks_chains: bool = False
+    ) -> None:
+        """``breaks_chains``: records wait in front of an unchained row function, for another worker."""
+        self.name, self._breaks_chains = name, breaks_chains
         self.graph = graph
         self.consumers = graph.consumers()
         self.sources = graph.sources()
@@ -93,9 +99,9 @@ class Plan:
         rows = source_rows[node.topic]
         if rows is None or callable(node.event_time):
             return None
-        if node.event_time is None:
-            return rows.schema.field("timestamp").type if "timestamp" in rows.names else None
-        return rows.type_of(node.event_time, f"event_time of {node.label}")
+        if node.event_time is None and LOG_TIME not in rows.names:
+            return None
+        return _checked_time(rows, node.event_time or LOG_TIME, node.label)
 
     def _bind(self, node: Any, source_rows: Mapping[str, RowType | None]) -> None:
         first = self._rows[node.inputs[0]] if node.inputs else None
@@ -125,6 +131,9 @@ class Plan:
         if isinstance(node, WindowNode):
             function, rows = self._window(node, first)
             states = [WindowState(function.aggregates)]
+        has_clock = self.graph.has_clock(self.sources[node.order])
+        if not has_clock:
+            self._require_no_event_time(node)
         self._rows[Port(node.order)] = rows
         outputs = {MAIN: _maker(rows)}
         for tag, side in node.sides.items():
@@ -134,8 +143,18 @@ class Plan:
             outputs[tag] = (lambda row: row) if tag.startswith(".") else _maker(side_rows)
         self.specs[node.order] = OperatorSpec(
             self.name, node.uid, node.order, function, node.methods, keys, states, outputs, self.sources[node.order],
-            node.dead_letters, node.max_parallelism, node.partitions, inputs, rows,
+            node.dead_letters, node.max_parallelism, node.partitions, inputs, rows, has_clock,
         )  # fmt: skip
+
+    def _require_no_event_time(self, node: OperatorNode) -> None:
+        """What an operator cannot have if none of its sources has a clock: without a watermark it would never end."""
+        topics = ", ".join(sorted(self.sources[node.order]))
+        given = f"none of its sources ({topics}) has a clock: give one of them {WAYS}"
+        if isinstance(node, WindowNode) and not isinstance(node.window, Global):
+            raise InvalidArgument(f"a window of event time ends when the watermark passes its end, and {given}")
+        for state in node.states:
+            if state.ttl_ms is not None:
+                raise InvalidArgument(f"the ttl of the state {state.name!r} runs on event time, and {given}")
 
     def _window(self, node: WindowNode, rows: RowType | None) -> tuple[WindowFunction, RowType | None]:
         bound = {name: aggregates.bind(name, given, rows) for name, given in node.aggregates.items()}
@@ -162,6 +181,10 @@ class Plan:
 
     # ------------------------------------------------------------------------------------------------- row functions
 
+    def waits(self, node: Node) -> bool:
+        """Whether records wait for the runner of the plan in front of a node."""
+        return waits_at(node) or (self._breaks_chains and isinstance(node, RowNode) and not node.chained)
+
     def push(self, port: Port, records: Records, arrived: dict[Destination, list[Records]]) -> None:
         """Send records from an output on, through row functions, to where they wait for the next level."""
         readers = self.consumers.get(port, [])
@@ -173,16 +196,17 @@ class Plan:
         self, node: Node, number_of_input: int, records: Records, arrived: dict[Destination, list[Records]]
     ) -> None:
         """Send records to one of the readers of an output."""
-        if waits_at(node):
+        if self.waits(node):
             arrived.setdefault((node.order, number_of_input), []).append(records)
         elif isinstance(node, RowNode):
-            self._apply(node, records, arrived)
+            self.apply(node, records, arrived)
         elif isinstance(node, TransformNode):
             self.push(Port(node.order), self._transformed(node, records), arrived)
         else:
             self.push(Port(node.order), records, arrived)
 
-    def _apply(self, node: RowNode, records: Records, arrived: dict[Destination, list[Records]]) -> None:
+    def apply(self, node: RowNode, records: Records, arrived: dict[Destination, list[Records]]) -> None:
+        """Run a row function on records, and send on what it gives."""
         call = (
             node.function if node.kind == "filter" else partial(_make_all, node.function, _maker(node.rows), node.kind)
         )
@@ -255,6 +279,19 @@ class Plan:
                 "the reserved column _cw and give every column of the schema"
             )
         return made
+
+
+def _checked_time(rows: RowType, name: str, source: str) -> pa.DataType:
+    """The type of the column that event time comes from, if that is a time."""
+    kind = rows.type_of(name, f"event_time of {source}")
+    # A column without any value, in the rows of a test, has no type yet.
+    if not pa.types.is_timestamp(kind) and not pa.types.is_integer(kind) and not pa.types.is_null(kind):
+        raise InvalidArgument(
+            f"event time is the column {name!r}, whose type is {shown(kind)}: it must be a timestamp, or an integer in "
+            f"milliseconds since 1970. Name such a column of {rows}, or give a function of a row: event_time=lambda "
+            "row: …"
+        )
+    return kind
 
 
 def _maker(rows: RowType | None) -> Callable[[Any], Row]:

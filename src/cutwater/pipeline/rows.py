@@ -22,6 +22,8 @@ from cutwater.pipeline.values import converter, decoded, encoded
 
 RESERVED_COLUMN: Final = "_cw"
 """The column that carries a record's position and times next to its payload."""
+LOG_TIME: Final = "timestamp"
+"""The column in which the log gives event time. Rows that are written need not have it."""
 
 
 class Row(tuple[Any, ...]):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from cutwater.errors import ProtocolViolation
+from cutwater.errors import InvalidArgument, ProtocolViolation
 from cutwater.pipeline.position import END, EVENT_TIME, PROCESSING_TIME, glsn_of, moment
 
 NO_TIME: Final = -(2**63)
@@ -22,6 +22,19 @@ MAX_TIME: Final = 2**63 - 1
 
 NEVER: Final = 2**63 - 1
 """A moment that no range reaches."""
+
+DRAIN_FIRINGS: Final = 10
+"""How many timers that are registered while a bounded input drains fire, per key and operator. A timer that registers
+the next one would otherwise fire for ever."""
+
+
+def check_drain_firings(given: object) -> int:
+    if type(given) is not int or given < 0:
+        raise InvalidArgument(
+            f"drain_firings is {given!r}: give how many timers that a function registers while the input drains fire, "
+            "per key and operator, as an integer from 0 on"
+        )
+    return given
 
 
 @dataclass(slots=True)
@@ -68,14 +81,17 @@ class Ticks:
     """The steps of all clocks over one range (from, to].
 
     ``watermarks`` has one clock per set of sources that some operator is fed from: its watermark is the minimum over
-    them, and other sources do not hold it back. ``times`` is cut time, which is processing time.
+    them, and other sources do not hold it back. ``times`` is cut time, which is processing time. ``firings``: how many
+    timers that an operator registers for a key while the input ends fire as well.
     """
 
     watermarks: Mapping[frozenset[str], Steps]
     times: Steps
+    firings: int = 0
 
-    def end(self, glsn: int) -> None:
+    def end(self, glsn: int, firings: int = DRAIN_FIRINGS) -> None:
         """The input ends after ``glsn``: every watermark steps to the maximum."""
+        self.firings = firings
         for steps in self.watermarks.values():
             if steps.last < MAX_TIME:
                 steps.add(moment(glsn, END), MAX_TIME)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -39,8 +39,9 @@ from cutwater.pipeline.partitions import OperatorListState, UnionListState
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import Row, RowType
 from cutwater.pipeline.state import BroadcastState, declared_states
-from cutwater.pipeline.test_run import TestResult, run_test
-from cutwater.pipeline.watermarks import Watermark, WatermarkFunction, strategy_of
+from cutwater.pipeline.steps import DRAIN_FIRINGS
+from cutwater.pipeline.test_run import BATCHES, SLICES, TestResult, run_test
+from cutwater.pipeline.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
 
 Schema: TypeAlias = str | pa.Schema | RowType
@@ -71,8 +72,15 @@ class Pipeline:
         schema: Schema | None = None,
         event_time: str | Callable[[Row], Any] | None = None,
         watermark: Watermark | WatermarkFunction | None = None,
+        on_malformed: Literal["error", "skip"] = "error",
     ) -> Stream:
-        """The records of a topic. Schema and event-time column are the topic's own unless they are declared here."""
+        """The records of a topic. Schema and event-time column are the topic's own unless they are declared here. With
+        ``watermark`` the source has a clock: windows, event-time timers and ``ttl`` need one. ``on_malformed`` concerns
+        batches whose checksum is right and whose content makes no sense, which only older versions let in: the run
+        fails there, or skips them and reports their positions.
+        """
+        if on_malformed not in ("error", "skip"):
+            raise InvalidArgument(f"on_malformed of the source {topic!r} is 'error' or 'skip', not {on_malformed!r}")
         if any(node.topic == topic for node in self.graph.of_type(SourceNode)):
             raise AlreadyExists(
                 f"pipeline {self.name!r} reads the topic {topic!r} twice: read it once, use the stream several times"
@@ -80,12 +88,53 @@ class Pipeline:
         rows = None if schema is None else RowType.of(schema)
         if rows is not None and isinstance(event_time, str):
             rows.type_of(event_time, f"event_time of the source {topic!r}")
-        node = SourceNode(len(self.graph.nodes), (), topic, rows, event_time, strategy_of(watermark))
+        strategy = strategy_of(watermark)
+        if event_time is not None and strategy is None:
+            raise InvalidArgument(
+                f"the source {topic!r} has event_time={_name_of(event_time)!r} and no watermark=, so nothing tells how "
+                f"far event time has come: give {WAYS}. A checkpoint or savepoint that was made without one goes on "
+                "with Watermark.ascending(), which was the default"
+            )
+        skips = on_malformed == "skip"
+        node = SourceNode(len(self.graph.nodes), (), topic, rows, event_time, strategy, skips)
         return self._stream(node)
 
-    def test(self, topics: Mapping[str, Sequence[Mapping[str, Any]]], *, drain: bool = True) -> TestResult:
-        """Run on rows, in one thread and without Spark. See ``docs/pipelines.md`` for the reserved keys of a row."""
-        return run_test(self, topics, drain=drain)
+    def test(
+        self,
+        topics: Mapping[str, Sequence[Mapping[str, Any]]],
+        *,
+        drain: bool = True,
+        drain_firings: int = DRAIN_FIRINGS,
+        streams: Mapping[str, int | Sequence[int]] | None = None,
+        slices: int = SLICES,
+        batches: int = BATCHES,
+        from_savepoint: Any = None,
+        allow_non_restored_state: bool = False,
+    ) -> TestResult:
+        """Run on rows, in one thread and without Spark. See ``docs/pipelines.md`` for the reserved keys of a row.
+
+        With ``drain`` the rows are all there is: the watermark becomes the maximum. Of the timers that a function
+        registers then, ``drain_firings`` per key and operator fire. ``streams``: how many log streams a topic has, also
+        silent ones, or their numbers; if not said, those that its rows name, or one.
+
+        After the run the same rows run again, in up to ``batches`` micro-batches over up to ``slices`` slices, each
+        with functions that were pickled anew and state that was restored from a snapshot. If the rows differ, a
+        function keeps something outside its declared state, and the test fails.
+
+        ``from_savepoint``, a directory, begins with the state, the clocks and the position of a savepoint; the rows
+        come after it, and ``_stream`` is the number that a log stream has there.
+        """
+        return run_test(
+            self,
+            topics,
+            drain=drain,
+            drain_firings=drain_firings,
+            streams=streams,
+            slices=slices,
+            batches=batches,
+            from_savepoint=from_savepoint,
+            allow_non_restored_state=allow_non_restored_state,
+        )
 
     def run(self, **options: Any) -> Any:
         """Run on Spark."""
@@ -137,7 +186,9 @@ class Stream:
         return self._row_function("flat_map", function, schema, dead_letters)
 
     def unchained(self) -> Stream:
-        """The same stream; the next row function starts a chain of its own."""
+        """The same stream; the next row function starts a chain of its own, which on Spark is another worker process,
+        next to the one that the records come from: both work at the same time.
+        """
         return Stream(self._pipeline, self._port, chained=False)
 
     def transform(
@@ -269,6 +320,11 @@ class Stream:
         """Aggregates per key and window: the key's columns, window_start, window_end, and one column per aggregate."""
         if not isinstance(window, Sliding | Session | Global):
             raise InvalidArgument(f"the window of {uid!r} is {window!r}: give Tumbling, Sliding, Session or Global")
+        if trigger is not None and not isinstance(trigger, Trigger):
+            raise InvalidArgument(
+                f"the trigger of the window {uid!r} is {trigger!r}: give Trigger.watermark(), Trigger.count(3) or "
+                "Trigger.processing_time('5s')"
+            )
         if isinstance(window, Global) and (trigger is None or trigger.kind == "watermark"):
             raise InvalidArgument(
                 f"the global window of {uid!r} never ends: give trigger=Trigger.count or .processing_time"
@@ -381,6 +437,10 @@ class Stream:
     def _require_same_pipeline(self, other: Stream) -> None:
         if getattr(other, "_pipeline", None) is not self._pipeline:
             raise InvalidArgument(f"streams of one pipeline only can be joined: this one is of {self._pipeline.name!r}")
+
+
+def _name_of(event_time: str | Callable[..., Any]) -> str:
+    return event_time if isinstance(event_time, str) else getattr(event_time, "__name__", "function")
 
 
 def _require_callable(kind: str, function: Any) -> None:

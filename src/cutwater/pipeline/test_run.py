@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
-from cutwater.pipeline.clock import LogClock
+from cutwater.pipeline.clock import ClockSnapshot, LogClock
+from cutwater.pipeline.cut_check import Range, failed_in_pieces, in_pieces, require_same
+from cutwater.pipeline.elsewhere import elsewhere
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
 from cutwater.pipeline.machine import Machine
 from cutwater.pipeline.on_spark import on_spark
+from cutwater.pipeline.pickling import pickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
-from cutwater.pipeline.rows import Row, RowType, inferred, reader
-from cutwater.pipeline.steps import MAX_TIME
+from cutwater.pipeline.rows import LOG_TIME, Row, RowType, inferred, reader
+from cutwater.pipeline.run_checks import check_runnable
+from cutwater.pipeline.steps import DRAIN_FIRINGS, MAX_TIME, NO_TIME, check_drain_firings
 from cutwater.pipeline.values import to_milliseconds
-from cutwater.types import GLSN
+from cutwater.types import GLSN, MILLISECOND
 
 if TYPE_CHECKING:
     from cutwater.pipeline.stream import Pipeline
 
 RESERVED: Final = ("_stream", "_watermark", "_time", "_idle", "_glsn")
+SLICES: Final = 4
+BATCHES: Final = 4
+"""How many pieces a test is run over as well, unless that is said."""
+PIECES_MAX: Final = 1_000
+UNNAMED: Final = -1
+"""The log stream of a row that names none, until it is known which ones there are."""
 _PLAIN_RECORD: Final = RowType.of("key binary, value binary, timestamp timestamp, headers map<string, binary>")
 
 
@@ -50,13 +60,52 @@ class _Position:
     payload: Mapping[str, Any]
 
 
+class _Beginning(Protocol):
+    """What a test begins with: see ``savepoints.local_start``."""
+
+    @property
+    def glsn(self) -> int: ...
+    @property
+    def clock(self) -> ClockSnapshot | None: ...
+    @property
+    def streams(self) -> Mapping[str, list[int]]: ...
+    @property
+    def state(self) -> Mapping[str, Any]: ...
+    @property
+    def dropped_late(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """The beginning of a log."""
+
+    glsn: int = 0
+    clock: ClockSnapshot | None = None
+    streams: Mapping[str, list[int]] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict)
+    dropped_late: Mapping[str, int] = field(default_factory=dict)
+
+
+_NOTHING: Final[_Beginning] = _Nothing()
+
+
 class TestResult:
     """What a test run gave: ``result["topic"]`` are the rows that a sink's topic would get, in order."""
 
     __test__ = False  # It is not a test, whatever its name suggests to a test runner.
 
-    def __init__(self, machine: Machine, plan: Plan, rows: dict[str, list[dict[str, Any]]], watermark: int) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        plan: Plan,
+        rows: dict[str, list[dict[str, Any]]],
+        watermark: int,
+        dropped_late: Mapping[str, int],
+        clock: LogClock,
+    ) -> None:
         self._machine = machine
+        self._clock = clock
+        self._dropped_late = dropped_late
         self._plan = plan
         self._rows = rows
         self.watermark = watermark
@@ -100,26 +149,127 @@ class TestResult:
             *(Timer(time, key, "processing") for time, _, key in processing),
         ]
 
+    def left_timers(self, uid: str) -> int:
+        """How many timers of an operator did not fire at the end, because their keys had fired often enough."""
+        self._plan.graph.operator(uid)
+        return self._machine.left_timers(uid)
+
     def dropped_late(self, uid: str) -> int:
         """How many rows an operator dropped because they came too late."""
         self._plan.graph.operator(uid)
-        return self._machine.dropped_late(uid)
+        return self._machine.dropped_late(uid) + self._dropped_late.get(uid, 0)
 
 
-def run_test(pipeline: Pipeline, topics: Mapping[str, Sequence[Mapping[str, Any]]], *, drain: bool) -> TestResult:
+def run_test(
+    pipeline: Pipeline,
+    topics: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    drain: bool = True,
+    drain_firings: int = DRAIN_FIRINGS,
+    streams: Mapping[str, int | Sequence[int]] | None = None,
+    slices: int = SLICES,
+    batches: int = BATCHES,
+    from_savepoint: Any = None,
+    allow_non_restored_state: bool = False,
+) -> TestResult:
+    """In one piece, and then, unless ``slices`` and ``batches`` are 1, in pieces, which must give the same."""
+    check_drain_firings(drain_firings)
+    _check_pieces(slices, batches)
     sources = {node.topic: node for node in pipeline.graph.of_type(SourceNode)}
     _require_rows(pipeline.name, topics, sources)
+    if from_savepoint is None and allow_non_restored_state:
+        raise InvalidArgument("allow_non_restored_state is about a savepoint: give from_savepoint=…")
     positions = _positions(topics, sources)
     rows = {topic: _row_type(node, positions) for topic, node in sources.items()}
     plan = Plan(pipeline.name, pipeline.graph, rows)
-    clock, batch, last = _replayed(sources, rows, positions, plan)
-    ticks = clock.ticks()
-    if drain:
-        ticks.end(last)
+    check_runnable(plan)
+    begin = _NOTHING
+    if from_savepoint is not None:
+        start: Any = elsewhere("savepoints.local_start")
+        begin = start.local_start(from_savepoint, plan, allow_non_restored_state=allow_non_restored_state)
+    _place_after(begin, positions)
+    numbers = _streams(streams or {}, sources, positions, begin)
+    pickled = pickled_graph(pipeline.name, pipeline.graph)
+    firings = drain_firings if drain else None
+
+    def walk(pieces: int) -> tuple[LogClock, Iterator[Range]]:
+        clock = _clock(sources, plan, numbers, positions, begin)
+        return clock, _ranges(clock, positions, pieces, firings, _Made(sources, rows, plan), begin.glsn)
+
+    clock, ranges = walk(1)
     machine = Machine(plan, transform=partial(_transformed_on_spark, plan))
-    written = machine.run(batch, ticks)
+    if begin.state:
+        machine.restore(begin.state)
+    written: dict[str, list[Records]] = {}
+    for batch, ticks in ranges:
+        for uid, records in machine.run(batch, ticks).items():
+            written.setdefault(uid, []).append(records)
+    whole = {uid: Records.merged(parts) for uid, parts in written.items()}
+    if slices > 1 or batches > 1:
+        try:
+            pieces = in_pieces(plan, pickled, rows, walk(batches)[1], slices, begin.state, _transformed_on_spark)
+        except PipelineFailed as error:
+            raise failed_in_pieces(plan, error, machine, pickled) from error
+        require_same(plan, whole, pieces, machine, pickled)
     watermark = MAX_TIME if drain else clock.watermark
-    return TestResult(machine, plan, _by_topic(plan, written), watermark)
+    return TestResult(machine, plan, _by_topic(plan, whole), watermark, begin.dropped_late, clock)
+
+
+def _place_after(begin: _Beginning, positions: Sequence[_Position]) -> None:
+    """Rows come after a savepoint, in position and time; without ``_stream``, in the first log stream that it knows."""
+    latest = NO_TIME if begin.clock is None else begin.clock.time_ms
+    for position in positions:
+        if position.glsn is not None and position.glsn <= begin.glsn:
+            raise InvalidArgument(
+                f"_glsn is {position.glsn} in a row of topic {position.topic!r}: the savepoint is at GLSN "
+                f"{begin.glsn}, and rows come after it"
+            )
+        latest = position.cut_ms = max(position.cut_ms, latest)
+        known = begin.streams.get(position.topic)
+        if position.stream == UNNAMED:
+            position.stream = known[0] if known else 1
+
+
+def _check_pieces(slices: Any, batches: Any) -> None:
+    for name, given in (("slices", slices), ("batches", batches)):
+        if type(given) is not int or not 1 <= given <= PIECES_MAX:
+            raise InvalidArgument(
+                f"{name} is {given!r}: give how many {name} the test runs over as well, from 1 to {PIECES_MAX}"
+            )
+
+
+def _streams(
+    given: Mapping[str, int | Sequence[int]],
+    sources: Mapping[str, SourceNode],
+    positions: Sequence[_Position],
+    begin: _Beginning,
+) -> dict[str, list[int]]:
+    """The log streams of each topic, by number: as given, otherwise those that its rows name, or the one that
+    ``create_topic`` makes; and those that a savepoint knows.
+    """
+    found: dict[str, list[int]] = {}
+    for topic, said in given.items():
+        if topic not in sources:
+            raise InvalidArgument(f"streams= names the topic {topic!r}, which is no source: {', '.join(sources)}")
+        numbers = list(range(1, said + 1)) if type(said) is int else said
+        if not isinstance(numbers, Sequence) or not numbers or not all(type(n) is int and n >= 1 for n in numbers):
+            raise InvalidArgument(
+                f"streams= says that the topic {topic!r} has {said!r} log streams: give how many, 1 or more, or their "
+                "numbers"
+            )
+        found[topic] = sorted(set(numbers))
+    for position in positions:
+        topic = position.topic
+        if position.stream < 1 or (topic in given and position.stream not in found[topic]):
+            known = ", ".join(map(str, found.get(topic, ()))) or "from 1 on"
+            raise InvalidArgument(
+                f"_stream is {position.stream} in a row of topic {topic!r}: its log streams are {known}; streams= says "
+                "which ones there are"
+            )
+        if topic not in given and (position.speaks or position.idle):
+            found[topic] = sorted({*found.get(topic, ()), position.stream})
+    begun = begin.streams
+    return {topic: sorted({*found.get(topic, ()), *begun.get(topic, ())}) or [1] for topic in sources}
 
 
 def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> None:
@@ -170,7 +320,7 @@ def _positions(topics: Mapping[str, Sequence[Mapping[str, Any]]], sources: Mappi
             found.append(
                 _Position(
                     topic,
-                    _integer(row, "_stream", 1) or 0,
+                    _integer(row, "_stream", UNNAMED) or 0,
                     cut_ms,
                     _integer(row, "_watermark", None),
                     bool(row.get("_idle", False)),
@@ -226,41 +376,85 @@ def _row_type(node: SourceNode, positions: list[_Position]) -> RowType:
     return RowType(inferred(own)) if own else _PLAIN_RECORD
 
 
-def _replayed(
-    sources: Mapping[str, SourceNode], rows: Mapping[str, RowType], positions: list[_Position], plan: Plan
-) -> tuple[LogClock, dict[str, Records], int]:
-    """Walks the log: records by topic, and the clock that has seen all positions."""
-    clock = LogClock({topic: node.watermark for topic, node in sources.items()}, plan.source_sets)
+def _clock(
+    sources: Mapping[str, SourceNode],
+    plan: Plan,
+    streams: Mapping[str, Sequence[int]],
+    positions: Sequence[_Position],
+    begin: _Beginning,
+) -> LogClock:
+    """The clock before the first position. All log streams exist there."""
+    given = {topic: node.watermark for topic, node in sources.items()}
+    if begin.clock is None:
+        clock = LogClock(given, plan.source_sets)
+    else:
+        clock = LogClock.restore(given, plan.source_sets, begin.clock)
     created = positions[0].cut_ms if positions else 0
-    for topic, stream in dict.fromkeys((p.topic, p.stream) for p in positions if p.speaks or p.idle):
-        clock.add_stream(topic, stream, created)
-    batch: dict[str, Records] = {topic: Records() for topic in sources}
-    glsn = 0
-    for position in positions:
-        glsn = position.glsn or glsn + 1
-        place = (position.topic, position.stream, glsn, position.cut_ms)
-        if position.idle:
-            clock.idle(*place)
-        elif position.payload:
-            try:
-                row, time = _made(sources[position.topic], rows[position.topic], position, glsn)
-                clock.record(*place, row, time, position.declared_ms)
-            except CutwaterError:
-                raise
-            except Exception as error:
-                raise PipelineFailed(
-                    f"{located(error)}, in the function of event_time or watermark, on the record "
-                    f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
-                    pipeline=plan.name,
-                    uid=sources[position.topic].label,
-                    glsn=GLSN(glsn),
-                ) from error
+    for topic, numbers in streams.items():
+        for number in numbers:
+            if begin.clock is not None and clock.knows(topic, number):
+                continue
+            clock.add_stream(topic, number, created * MILLISECOND)
+    return clock
+
+
+def _ranges(
+    clock: LogClock, positions: Sequence[_Position], pieces: int, firings: int | None, made: _Made, glsn: int
+) -> Iterator[Range]:
+    """The log in so many micro-batches. In one piece, the end of the input is in it; otherwise it comes by itself.
+    ``firings``: None if the input does not end. ``glsn``: the position before the first.
+    """
+    size = max(1, -(-len(positions) // pieces))
+    for first in range(0, max(1, len(positions)), size):
+        batch: dict[str, Records] = {topic: Records() for topic in made.sources}
+        for position in positions[first : first + size]:
+            glsn = position.glsn or glsn + 1
+            made.walk(clock, position, glsn, batch)
+        ticks = clock.ticks()
+        if pieces == 1 and firings is not None:
+            ticks.end(glsn, firings)
+        yield batch, ticks
+    if pieces > 1 and firings is not None:
+        ticks = clock.ticks()
+        ticks.end(glsn, firings)
+        yield {topic: Records() for topic in made.sources}, ticks
+
+
+class _Made:
+    """Makes records of rows, and tells a clock of them."""
+
+    def __init__(self, sources: Mapping[str, SourceNode], rows: Mapping[str, RowType], plan: Plan) -> None:
+        self.sources, self._rows, self._plan = sources, rows, plan
+
+    def walk(self, clock: LogClock, position: _Position, glsn: int, batch: Mapping[str, Records]) -> None:
+        place = (position.topic, position.stream, glsn, position.cut_ms * MILLISECOND)
+        declared_us = None if position.declared_ms is None else position.declared_ms * MILLISECOND
+        if position.payload:
+            row, time = self._record(clock, position, glsn, declared_us)
             batch[position.topic].append(moment(glsn, RECORD), b"", time, row)
-        elif position.speaks:
-            clock.heartbeat(*place, position.declared_ms)
+        elif position.speaks or position.idle:
+            clock.heartbeat(*place, declared_us, idle=position.idle)
         else:
-            clock.tick(glsn, position.cut_ms)
-    return clock, batch, glsn
+            # A row with nothing but a time is a mark of the log's clock.
+            clock.tick(glsn, position.cut_ms * MILLISECOND)
+
+    def _record(self, clock: LogClock, position: _Position, glsn: int, declared_us: int | None) -> tuple[Row, int]:
+        topic = position.topic
+        try:
+            row, time = _made(self.sources[topic], self._rows[topic], position, glsn)
+            place = (topic, position.stream, glsn, position.cut_ms * MILLISECOND)
+            clock.record(*place, row, time, declared_us, idle=position.idle)
+        except CutwaterError:
+            raise
+        except Exception as error:
+            raise PipelineFailed(
+                f"{located(error)}, in the function of event_time or watermark, on the record "
+                f"{dict(position.payload)!r}. Without a time a record has no place: repair the function",
+                pipeline=self._plan.name,
+                uid=self.sources[topic].label,
+                glsn=GLSN(glsn),
+            ) from error
+        return row, time
 
 
 def _made(node: SourceNode, rows: RowType, position: _Position, glsn: int) -> tuple[Row, int]:
@@ -269,7 +463,7 @@ def _made(node: SourceNode, rows: RowType, position: _Position, glsn: int) -> tu
         row = rows.make(dict(position.payload))
         if callable(node.event_time):
             return row, to_milliseconds(node.event_time(row))
-        name = node.event_time or "timestamp"
+        name = node.event_time or LOG_TIME
         if name in rows.names:
             return row, to_milliseconds(reader(name)(row))
         if node.event_time is not None:

@@ -16,6 +16,13 @@ from cutwater.types import MILLISECOND
 WatermarkFunction: TypeAlias = Callable[[Row], int | None]
 """Gives the watermark (ms) that holds after a row, or None if the row says nothing."""
 
+WAYS: Final = (
+    "watermark=Watermark.bounded('5s') if records come at most 5 s after later ones, Watermark.ascending() if event "
+    "times of a log stream never go back, Watermark.punctuated() if producers declare it, or "
+    "Watermark.of_rows(function)"
+)
+"""What to write to give a source a clock."""
+
 _IDLE_AFTER_MS: Final = 30_000
 _NEVER_IDLE_US: Final = 2**62
 
@@ -85,11 +92,9 @@ class Watermark:
         return f"{what}, idle after {'ever' if self.idle_after_ms is None else shown(self.idle_after_ms)}"
 
 
-def strategy_of(given: Watermark | WatermarkFunction | None) -> Watermark:
-    """A strategy as ``source`` takes it: a ``Watermark``, a function of a row, or the default, ascending."""
-    if given is None:
-        return Watermark.ascending()
-    if isinstance(given, Watermark):
+def strategy_of(given: Watermark | WatermarkFunction | None) -> Watermark | None:
+    """A strategy as ``source`` takes it: a ``Watermark``, a function of a row, or None: a source without a clock."""
+    if given is None or isinstance(given, Watermark):
         return given
     if callable(given):
         return Watermark.of_rows(given)

@@ -141,7 +141,8 @@ class WindowFunction(ProcessFunction):
         self.trigger = trigger
         self.lateness_ms = lateness_ms
         self.aggregates = list(aggregates.values())
-        self.on_late: Callable[[], None] | None = None
+        self.on_late: Callable[[bool], None] | None = None
+        """Is told of each late row: whether it was dropped."""
         self.skip_incomplete = False
         """Set while rows are processed that were added to their incomplete windows before."""
         self._key_values = key_values
@@ -186,8 +187,8 @@ class WindowFunction(ProcessFunction):
     def take_late(self, record: Row, ctx: Context) -> None:
         if self._late_output:
             ctx.output(LATE, record)
-        elif self.on_late is not None:
-            self.on_late()
+        if self.on_late is not None:
+            self.on_late(not self._late_output)
 
     def _trigger_on_row(self, span: Span, watermark: int, ctx: Context) -> None:
         accs, pending, fires_at = self.windows.get()[span]

@@ -101,9 +101,12 @@ class WindowOperator(KeyedOperator):
         finally:
             self._windows.skip_incomplete = False
 
-    def _count_late(self) -> None:
+    def _count_late(self, is_dropped: bool) -> None:
         # A late row changes nothing, so a call that drops one cannot fail after it.
-        self.dropped_late += 1
+        if is_dropped:
+            self.dropped_late += 1
+        else:
+            self.late_sent += 1
 
 
 def _span_reader(window: Any) -> Callable[[int], Sequence[Span]]:

@@ -1,9 +1,9 @@
 """The clocks of a savepoint for a program whose sources, or the operators behind them, are others.
 
 All topics are read on from the one position of the savepoint. What is known of the streams of a topic that stays goes
-along, under the strategy that the program has now. The streams of a topic that is new count from the first position
-after the savepoint. An operator's watermark never goes back: a minimum over other topics than before begins where the
-operator was.
+along, under the strategy that the program has now. The streams of a topic that is new, or has a clock only now, count
+from the first position after the savepoint. An operator's watermark never goes back: one of other topics than before
+begins where the operator was.
 """
 
 from __future__ import annotations
@@ -12,50 +12,43 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from cutwater.core.watermark import NO_WATERMARK, StreamSnapshot, WatermarkSnapshot
-from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.core.watermark import NO_WATERMARK
+from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, SourceSnapshot
+from cutwater.pipeline.rule_one import AnyClock, current
 from cutwater.pipeline.watermarks import Watermark
 from cutwater.savepoints.program import OperatorInfo
-from cutwater.types import LogStreamId
 
 
 def migrated(
-    snapshot: ClockSnapshot | None,
-    sources: Mapping[str, Watermark],
+    snapshot: AnyClock | None,
+    sources: Mapping[str, Watermark | None],
     operators: Iterable[OperatorInfo],
     before: Iterable[OperatorInfo],
 ) -> ClockSnapshot | None:
-    """``operators`` are those of the program, ``before`` those of the savepoint."""
-    if snapshot is None:
+    """``operators`` are those of the program, ``before`` those of the savepoint. Clocks of an older rule go on under
+    the present one.
+    """
+    now = current(snapshot)
+    if now is None:
         return None
-    kept = [number for number, (topic, _) in enumerate(snapshot.streams) if topic in sources]
-    renumbered = {number: LogStreamId(place) for place, number in enumerate(kept)}
-    old = {frozenset(topics): own for topics, own in snapshot.clocks}
-    known = {number: stream for own in old.values() for number, stream in _by_number(own).items()}
+    reached = {frozenset(own.topics): own for own in now.operators}
     was = {operator.uid: frozenset(operator.sources) for operator in before}
-    floors: dict[frozenset[str], int] = {frozenset(sources): NO_WATERMARK}
+    made = {frozenset(sources): _as_reached(reached.get(frozenset(sources)), frozenset(sources))}
     for operator in operators:
         topics = frozenset(operator.sources)
-        reached = old.get(was.get(operator.uid, topics))
-        floors[topics] = max(floors.get(topics, NO_WATERMARK), NO_WATERMARK if reached is None else reached.watermark)
-    glsn, time = max((own.glsn, own.time) for own in old.values())
-    clocks = []
-    for topics, floor in floors.items():
-        streams = tuple(
-            replace(
-                known[number],
-                log_stream_id=renumbered[number],
-                strategy=sources[snapshot.streams[number][0]].strategy,
-            )
-            for number in kept
-            if number in known and snapshot.streams[number][0] in topics
-        )
-        watermark = max(floor, old[topics].watermark) if topics in old else floor
-        clocks.append((tuple(sorted(topics)), WatermarkSnapshot(glsn, time, watermark, False, streams)))
-    ended = tuple(int(renumbered[number]) for number in snapshot.ended if number in renumbered)
-    places = tuple(snapshot.streams[number] for number in kept)
-    return replace(snapshot, streams=places, clocks=tuple(clocks), ended=ended)
+        candidates = [made.get(topics), reached.get(topics), reached.get(was.get(operator.uid, topics))]
+        highest = max((own for own in candidates if own is not None), key=lambda own: own.watermark, default=None)
+        made[topics] = _as_reached(highest, topics)
+    kept = tuple(_with_strategy(source, sources[source.topic]) for source in now.sources if sources.get(source.topic))
+    return ClockSnapshot(now.time_us, kept, tuple(made.values()))
 
 
-def _by_number(snapshot: WatermarkSnapshot) -> dict[int, StreamSnapshot]:
-    return {int(stream.log_stream_id): stream for stream in snapshot.streams}
+def _as_reached(known: OperatorSnapshot | None, topics: frozenset[str]) -> OperatorSnapshot:
+    names = tuple(sorted(topics))
+    return OperatorSnapshot(names, NO_WATERMARK) if known is None else replace(known, topics=names)
+
+
+def _with_strategy(source: SourceSnapshot, given: Watermark | None) -> SourceSnapshot:
+    assert given is not None, "a source without a clock has none to keep"
+    streams = tuple(replace(stream, strategy=given.strategy) for stream in source.clock.streams)
+    return replace(source, clock=replace(source.clock, streams=streams))

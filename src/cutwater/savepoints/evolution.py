@@ -26,7 +26,7 @@ from cutwater.pipeline.keys import key_bytes
 from cutwater.pipeline.partitions import UnionListState, divided
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import BATCHES, KEYED, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
-from cutwater.savepoints.tables import PREFIX, as_type
+from cutwater.savepoints.tables import PREFIX, as_type, to_chunk
 
 _OWNERS = {KEYED: "a key", WINDOW: "the windows of a key", PARTITIONS: "a partition", BATCHES: "a key group"}
 WINDOW_FIELDS = ("start", "end", "pending", "fires_at")
@@ -185,6 +185,18 @@ def _list(column: pa.Array, values: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 # ------------------------------------------------------------------------------------------------------------ evolving
+
+
+def evolved_chunk(
+    rows: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo, schema: pa.Schema, hashed_groups: int | None
+) -> pa.RecordBatch:
+    """Rows of a savepoint as the operator that there is now works on them; ``schema`` is that of its chunks."""
+    table = evolved(rows, before, after)
+    exact = [
+        as_type(column, schema.field(name).type) if name in schema.names and name.startswith(PREFIX) else column
+        for name, column in zip(table.schema.names, table.columns, strict=True)
+    ]
+    return to_chunk(pa.RecordBatch.from_arrays(exact, names=table.schema.names), schema, hashed_groups)
 
 
 def evolved(table: pa.RecordBatch, before: OperatorInfo, after: OperatorInfo) -> pa.RecordBatch:

@@ -16,6 +16,8 @@ from typing import Protocol
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.permissions import make_directory, open_file
+
 _READ_BYTES = 1 << 20
 
 
@@ -49,6 +51,9 @@ class Files(Protocol):
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
         """Read files; those that are missing are left out."""
 
+    def qualified(self, path: str) -> str:
+        """A path as Spark writes it into files of its own."""
+
 
 class LocalFiles:
     """The file system of this machine."""
@@ -67,9 +72,10 @@ class LocalFiles:
 
     def write(self, path: str, data: bytes) -> None:
         place = Path(local(path))
-        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.parent.is_dir():
+            make_directory(place.parent)
         unfinished = place.with_name(f".{place.name}.unfinished")
-        with unfinished.open("wb") as file:
+        with open(unfinished, "wb", opener=open_file) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -95,6 +101,9 @@ class LocalFiles:
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
         return {path: _seen(local(path)) for path in paths if os.path.exists(local(path))}
+
+    def qualified(self, path: str) -> str:
+        return f"file:{local(path)}"
 
 
 def local(path: str) -> str:

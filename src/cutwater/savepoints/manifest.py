@@ -11,19 +11,22 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from cutwater.core.watermark import RULE, require_known_rule
 from cutwater.errors import InvalidArgument, Refused, SavepointDamaged
-from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.pipeline.rule_one import AnyClock, with_rule
 from cutwater.savepoints.program import OperatorInfo, SinkInfo, SourceInfo
 
 FORMAT: Final = "cutwater-savepoint"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Version 1 did not say under which rule of the watermark its clocks were."""
+VERSIONS: Final = (1, VERSION)
 NAME: Final = "manifest.json"
 UNFINISHED: Final = "unfinished.json"
 """Is there from the first moment, and goes when the manifest is there: it tells what a half-written directory is."""
 STATE: Final = "state"
 
 
-class FileInfo(Struct, frozen=True):
+class FileInfo(Struct, frozen=True, forbid_unknown_fields=True):
     """A Parquet file. ``path`` is relative to the savepoint."""
 
     path: str
@@ -32,16 +35,19 @@ class FileInfo(Struct, frozen=True):
     sha256: str
 
 
-class OperatorState(Struct, frozen=True):
-    """The state of one operator: all rows of its files. ``dropped_late``: rows it dropped because they were late."""
+class OperatorState(Struct, frozen=True, forbid_unknown_fields=True):
+    """The state of one operator: all rows of its files. ``dropped_late``: rows it dropped because they were late;
+    ``late_sent``: late rows that it sent to ``.late``. Both count from the pipeline's first beginning.
+    """
 
     operator: OperatorInfo
     rows: int
     dropped_late: int
     files: tuple[FileInfo, ...]
+    late_sent: int = 0
 
 
-class RunPoint(Struct, frozen=True):
+class RunPoint(Struct, frozen=True, forbid_unknown_fields=True):
     """How far the output had come: the batch of a run of the log (see ``docs/publishing.md``); −1 for none."""
 
     name: str
@@ -49,9 +55,10 @@ class RunPoint(Struct, frozen=True):
     batch: int
 
 
-class Manifest(Struct, frozen=True):
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything at or below ``glsn`` of the log has been processed, and nothing above. ``clock``: the clocks there;
-    ``watermark_ms``: the minimum over all sources. ``ended``: the input ended there, for good.
+    ``watermark_ms``: that of all sources together. ``ended``: the input ended there, for good. ``rule``: the rule of
+    the watermark that its clocks follow.
     """
 
     format: str
@@ -61,7 +68,7 @@ class Manifest(Struct, frozen=True):
     created: str
     glsn: int
     watermark_ms: int
-    clock: ClockSnapshot | None
+    clock: AnyClock | None
     ended: bool
     slices: int
     parallelism: int
@@ -74,6 +81,11 @@ class Manifest(Struct, frozen=True):
     versions: dict[str, str]
     checksum: str = ""
     """SHA-256 of the manifest with this field empty."""
+    rule: int = RULE
+    topics: dict[str, int] = {}
+    """The numbers of the topics that were read: one that is created again under its name has another."""
+    trimmed: dict[str, int] = {}
+    """Where topics began that were trimmed above ``glsn`` when the run began: what lies before is not missed."""
 
     @property
     def by_uid(self) -> dict[str, OperatorState]:
@@ -102,18 +114,25 @@ def decoded(data: bytes, where: str) -> Manifest:
         raise damaged(f"{where}/{NAME}", f"it is not whole JSON ({error})") from None
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise InvalidArgument(f"{where} is no savepoint of Cutwater: its {NAME} is something else")
-    if plain.get("version") != VERSION:
+    made_by = plain.get("versions", {}).get("cutwater", "a newer one")
+    if plain.get("version") not in VERSIONS:
         raise Refused(
             f"the savepoint {where} has version {plain.get('version')} of the format, and this Cutwater knows version "
-            f"{VERSION}: use the Cutwater that made it, {plain.get('versions', {}).get('cutwater', 'a newer one')}"
+            f"{VERSION}: use the Cutwater that made it, {made_by}"
         )
-    try:
-        manifest = msgspec.convert(plain, Manifest)
-    except msgspec.ValidationError as error:
-        raise damaged(f"{where}/{NAME}", str(error)) from None
-    if manifest.checksum != _checksum(manifest):
+    whole = {"rule": 1, **plain, "clock": with_rule(plain.get("clock"))}
+    require_known_rule(whole["rule"], f"the savepoint {where}", f"use the Cutwater that made it, {made_by}")
+    if plain.get("checksum") != _plain_checksum(plain):
         raise damaged(f"{where}/{NAME}", "it does not have the checksum that it names")
-    return manifest
+    try:
+        return msgspec.convert(whole, Manifest)
+    except msgspec.ValidationError as error:
+        if "unknown field" in str(error):
+            raise Refused(
+                f"the savepoint {where} says what this Cutwater does not know ({error}): use the Cutwater that made "
+                f"it, {made_by}"
+            ) from None
+        raise damaged(f"{where}/{NAME}", str(error)) from None
 
 
 def damaged(path: str, what: str) -> SavepointDamaged:
@@ -121,6 +140,11 @@ def damaged(path: str, what: str) -> SavepointDamaged:
         f"{path} is damaged: {what}. Nothing was loaded. Use another savepoint, or a copy of this one that `cutwater "
         "savepoint verify` finds intact"
     )
+
+
+def _plain_checksum(plain: dict[str, Any]) -> str:
+    """Of a manifest as it was written: older ones have fewer fields."""
+    return hashlib.sha256(msgspec.json.encode({**plain, "checksum": ""})).hexdigest()
 
 
 def _checksum(manifest: Manifest) -> str:

@@ -24,7 +24,7 @@ PARTITIONS: Final = "partitions"
 BATCHES: Final = "batches"
 
 
-class StateInfo(Struct, frozen=True, omit_defaults=True):
+class StateInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One state of an operator. ``type`` is what the user declares, ``stored`` what is kept for a key; both as text."""
 
     name: str
@@ -38,7 +38,7 @@ class StateInfo(Struct, frozen=True, omit_defaults=True):
         return f"{self.kind} {self.type}{ttl}"
 
 
-class OperatorInfo(Struct, frozen=True, omit_defaults=True):
+class OperatorInfo(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``layout``: what state belongs to: ``keyed``, ``window``, ``partitions`` or ``batches`` (a key group). ``key``
     has the columns of the key as a schema, and is empty where a function makes the key. ``aggregates`` are a window's.
     """
@@ -68,12 +68,12 @@ class OperatorInfo(Struct, frozen=True, omit_defaults=True):
         return next((state for state in self.states if state.name == name), None)
 
 
-class SourceInfo(Struct, frozen=True):
+class SourceInfo(Struct, frozen=True, forbid_unknown_fields=True):
     topic: str
     watermark: str
 
 
-class SinkInfo(Struct, frozen=True):
+class SinkInfo(Struct, frozen=True, forbid_unknown_fields=True):
     uid: str
     topic: str
 
@@ -94,7 +94,7 @@ class ProgramInfo(Struct, frozen=True):
 def described(plan: Plan) -> ProgramInfo:
     nodes = {node.order: node for node in plan.graph.of_type(OperatorNode)}
     operators = [_operator(plan, nodes[spec.order], spec) for specs in plan.levels for spec in specs]
-    sources = [SourceInfo(node.topic, str(node.watermark)) for node in plan.graph.of_type(SourceNode)]
+    sources = [SourceInfo(node.topic, str(node.watermark or "none")) for node in plan.graph.of_type(SourceNode)]
     sinks = [SinkInfo(node.uid, node.topic) for node in plan.graph.of_type(SinkNode)]
     return ProgramInfo(tuple(operators), tuple(sources), tuple(sinks), len(plan.levels))
 

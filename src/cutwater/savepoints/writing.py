@@ -169,14 +169,14 @@ def now() -> str:
 
 def _written(place: str, files: Files, state: OperatorState, table: pa.Table | None) -> OperatorState:
     if table is None or not table.num_rows:
-        return OperatorState(state.operator, 0, state.dropped_late, ())
+        return replace(state, rows=0, files=())
     path = f"{directory_of(state.operator.uid)}/part-0.parquet"
     data = BytesIO()
     pq.write_table(table, data, compression="zstd")
     files.write(f"{place}/{path}", data.getvalue())
     seen = files.settle([f"{place}/{path}"])[f"{place}/{path}"]
     info = FileInfo(path, seen.bytes, seen.rows, seen.sha256)
-    return OperatorState(state.operator, seen.rows, state.dropped_late, (info,))
+    return replace(state, rows=seen.rows, files=(info,))
 
 
 def _described(pipeline: Pipeline, schemas: Mapping[str, pa.Schema]) -> ProgramInfo:

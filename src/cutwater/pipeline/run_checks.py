@@ -1,0 +1,79 @@
+"""What a run refuses whatever its log holds. ``Pipeline.test`` refuses the same, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from cutwater.errors import InvalidArgument
+from cutwater.pipeline.elsewhere import elsewhere
+from cutwater.pipeline.graph import Graph, SinkNode, SourceNode, TransformNode
+from cutwater.pipeline.on_spark import on_spark
+from cutwater.pipeline.plan import Plan
+from cutwater.pipeline.rows import LOG_TIME, RowType
+
+
+def check_writes(name: str, graph: Graph) -> None:
+    if not any(graph.of_type(SinkNode)):
+        raise InvalidArgument(f"pipeline {name!r} has no sink: nothing would come of it")
+
+
+def check_sink(topic: str, declared: pa.Schema, rows: RowType) -> str:
+    """What is wrong with writing such rows to a topic with this schema; an empty text if nothing is."""
+    given = (*rows.names, LOG_TIME)
+    missing = [field.name for field in declared if field.name not in given and not field.nullable]
+    unknown = [name for name in rows.names if name not in declared.names]
+    if unknown:
+        return f"the topic {topic!r} has no column {unknown[0]!r}: it has {', '.join(declared.names)}"
+    if missing:
+        return f"the topic {topic!r} needs the column {missing[0]!r}, which the rows do not have: {rows}"
+    return ""
+
+
+def topic_for(rows: RowType, plain: Sequence[str]) -> tuple[pa.Schema | None, str]:
+    """The schema and the event-time column of a topic that is made for such rows; ``plain`` are the columns of topics
+    without a schema.
+    """
+    if set(rows.names) <= set(plain):
+        return None, ""
+    return rows.schema, "timestamp" if "timestamp" in rows.names else ""
+
+
+def check_runnable(plan: Plan) -> None:
+    """Refuse what a run would refuse, as far as that can be known without its log."""
+    check_writes(plan.name, plan.graph)
+    has_code = any(node.is_on_spark for node in plan.graph.of_type(TransformNode))
+    transforms: Any = on_spark("pipeline_transform", plan.name) if has_code else None
+    plan.require_schemas()
+    _check_sinks(plan)
+    if transforms is not None:
+        transforms.check_transforms(plan.graph, plan, None)
+
+
+def _check_sinks(plan: Plan) -> None:
+    """Refuse rows that no topic can take: the names of topics and columns, and the types. What else a topic has, which
+    may exist already, only a run knows. Where the types of a source are those of the rows of a test, a time may be a
+    number: in a topic it is a time.
+    """
+    schemas: Any = elsewhere("client.schemas")
+    names: Any = elsewhere("core.names")
+    is_inferred = any(node.rows is None for node in plan.graph.of_type(SourceNode))
+    for node in plan.graph.of_type(SinkNode):
+        rows = plan.rows_at(node.inputs[0])
+        assert rows is not None, "schemas are there everywhere"
+        try:
+            names.check_topic_name(node.topic)
+            schema, event_time = topic_for(rows, schemas.KEY_VALUE.names)
+            if schema is not None:
+                schemas.new_schema(_with_times(schema) if is_inferred else schema, event_time)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {error.message}") from None
+
+
+def _with_times(schema: pa.Schema) -> pa.Schema:
+    place = schema.get_field_index(LOG_TIME)
+    if place < 0 or not pa.types.is_integer(schema.field(place).type):
+        return schema
+    return schema.set(place, pa.field(LOG_TIME, pa.timestamp("us", "UTC")))
