@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutwater.jobs.messages import FromProgram, Lines, ToProgram, line, read_from_program
+from cutwater.permissions import open_file
 
 PROGRAM = "cutwater.spark.job"
 READ_BYTES = 1 << 16
@@ -27,7 +28,7 @@ KILL_SECONDS = 30.0
 class Child:
     def __init__(self, arguments: list[str], log: Path, environment: dict[str, str]) -> None:
         self.events, events = os.pipe()
-        with log.open("ab") as output:
+        with open(log, "ab", opener=open_file) as output:
             try:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", PROGRAM, str(events), *arguments],

@@ -11,12 +11,18 @@ from cutwater.jobs.locks import lock_checkpoint
 
 
 class Hold:
-    """Held until ``let_go``. Without a checkpoint that is named, it is that of the job of this pipeline under
-    ``./checkpoints``, and ``job.json`` there tells of this process.
+    """Held until ``let_go``. Without a checkpoint that is named, it is that of the job of this pipeline under ``root``,
+    and ``job.json`` there tells of this process.
     """
 
-    def __init__(self, pipeline: str, checkpoint: str | os.PathLike[str] | None, from_savepoint: str | None) -> None:
-        self._directory = JobDirectory(ROOT, pipeline)
+    def __init__(
+        self,
+        pipeline: str,
+        checkpoint: str | os.PathLike[str] | None,
+        from_savepoint: str | None,
+        root: str | os.PathLike[str] = ROOT,
+    ) -> None:
+        self._directory = JobDirectory(root, pipeline)
         self._before: Job | None = None
         self._job: Job | None = None
         if checkpoint is not None:

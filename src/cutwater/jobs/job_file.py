@@ -2,7 +2,7 @@
 
 ::
 
-    checkpoints/              wherever the pipeline is run; --jobs-dir says otherwise
+    jobs/                     one place per user and log, see ``places``; --jobs-dir says otherwise
       fraud/                  the job, by the name of its pipeline
         job.json              what ``Job`` says; replaced as a whole
         job.lock              held by the supervisor; by a program while it starts, or while a job at rest is saved
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from msgspec import Struct, field
 from cutwater.admin import processes
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.jobs.locks import FileLock
+from cutwater.permissions import make_directory, open_file
 
 ROOT = "checkpoints"
 JOB_FILE = "job.json"
@@ -98,6 +100,8 @@ class Job(Struct):
     jvm: int = 0
     control: str = ""
     """The socket on which the process can be asked to do something; none if it is a program that runs by itself."""
+    metrics: str = ""
+    """The address where Prometheus can read metrics while the process runs; empty if they are not served."""
     restarts: int = 0
     last_error: Trouble | None = None
     since: float = 0.0
@@ -119,10 +123,13 @@ class Job(Struct):
 
 
 class JobDirectory:
-    """Where everything of one job lies."""
+    """Where everything of one job lies. ``others``: the jobs among which it was looked for, if not those under
+    ``root``."""
 
-    def __init__(self, root: str | os.PathLike[str], pipeline: str) -> None:
-        self.root, self.pipeline = Path(root).absolute(), pipeline
+    def __init__(
+        self, root: str | os.PathLike[str], pipeline: str, others: Callable[[], Iterable[Job]] | None = None
+    ) -> None:
+        self.root, self.pipeline, self._others = Path(root).absolute(), pipeline, others
         self.path = self.root / _file_name(pipeline)
 
     def load(self) -> Job | None:
@@ -131,9 +138,14 @@ class JobDirectory:
     def require(self) -> Job:
         job = self.load()
         if job is None:
-            there = ", ".join(job.pipeline for job in list_jobs(self.root)) or "none"
+            found = list_jobs(self.root) if self._others is None else self._others()
+            names = sorted({job.pipeline for job in found})
+            where = f" in {self.root}" if self._others is None else ""
+            near = get_close_matches(self.pipeline, names, 1)
+            meant = f" (is {near[0]!r} meant?)" if near else ""
             raise NotFound(
-                f"no job is called {self.pipeline!r} in {self.root}: there are {there}; --jobs-dir names another"
+                f"no job is called {self.pipeline!r}{where}: there are {', '.join(names) or 'none'}{meant}; `cutwater "
+                "pipeline list` shows all of this user, and --jobs-dir names another place"
             )
         return job
 
@@ -145,9 +157,9 @@ class JobDirectory:
 
     def save(self, job: Job) -> None:
         """As a whole or not at all, also if the machine fails in between."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_directory(self.path)
         temporary = self.path / f"{JOB_FILE}.new"
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_file) as file:
             file.write(msgspec.json.format(msgspec.json.encode(job), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -208,8 +220,9 @@ def require_parallelism(checkpoint: str, made_with: int | None, wanted: int | No
     """That of a checkpoint stays what it was, as far as it is known."""
     if None not in (made_with, wanted) and wanted != made_with:
         raise Refused(
-            f"the checkpoint {checkpoint} was made with parallelism {made_with}, not {wanted}: leave --parallelism out "
-            "and then say `cutwater pipeline rescale`, or start from a savepoint"
+            f"the checkpoint {checkpoint} was made with parallelism {made_with}, not {wanted}: leave --parallelism "
+            "(parallelism=…) out, and say `cutwater pipeline rescale` if it is a job, or take a savepoint and start "
+            "from it with another one"
         )
 
 

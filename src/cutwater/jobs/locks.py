@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cutwater.errors import InvalidArgument, Refused
+from cutwater.permissions import FILE_MODE, make_directory
 
 LOCK_FILE = "cutwater.lock"
 
@@ -19,8 +20,8 @@ class FileLock:
         """``what`` is in use if another process has it, and ``way_out`` says what can be done then."""
         self._fd = -1
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_directory(path.parent)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise InvalidArgument(f"{path.parent} cannot be used: {error}; name a directory to write to") from error
         try:

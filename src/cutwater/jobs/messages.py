@@ -16,6 +16,21 @@ ERROR_CHARS_MAX = 20_000
 """Users' functions may raise anything, and a line has to hold it."""
 
 
+class HeldBy(Struct, frozen=True, omit_defaults=True):
+    """The log stream that holds the watermark back: of the sources that are not idle, the one furthest behind, and of
+    its log streams that are not idle, the one furthest behind. Times are cut times, seconds since 1970.
+    """
+
+    topic: str
+    stream: int
+    watermark_ms: int | None
+    """How far its event time has come; None if it has said nothing yet."""
+    since: float
+    """The watermark has stood still since then; 0 if it never moved."""
+    spoke_at: float
+    """The last entry of the log stream, or its creation."""
+
+
 class Progress(Struct, frozen=True, omit_defaults=True):
     """How far a pipeline has come. Times are seconds since 1970, durations seconds."""
 
@@ -33,7 +48,12 @@ class Progress(Struct, frozen=True, omit_defaults=True):
     checkpoint_at: float
     """When the last micro-batch was committed."""
     dropped_late: dict[str, int] = {}
-    """Rows that were too late for their windows, by uid, since the pipeline first began."""
+    """Rows that were too late for their windows and were dropped, by uid, since the pipeline first began."""
+    late_sent: dict[str, int] = {}
+    """Rows that were too late for their windows and went to ``.late``, by uid."""
+    held_by: HeldBy | None = None
+    left_timers: dict[str, int] = {}
+    """Timers that did not fire when the input ended, by uid, because their keys had fired often enough."""
 
 
 class Told(Struct, frozen=True):
@@ -69,6 +89,7 @@ class Start(Struct, frozen=True, tag=True, omit_defaults=True):
     parallelism: int | None = None
     until: int | str | None = None
     drain: bool = False
+    drain_firings: int = 10
     trigger: str | None = None
     start: str = "earliest"
     max_records_per_trigger: int | None = None
@@ -99,8 +120,15 @@ ToProgram: TypeAlias = Start | Savepoint | Stop
 # -------------------------------------------------------------------------------------------- from the program
 
 
+TELLS_LOG = "CUTWATER_TELLS_LOG"
+"""In the environment of a program: it says which log it is of, before it is told where its checkpoint lies."""
+
+
 class Loaded(Struct, frozen=True, tag=True):
+    """``log``: the key of its cluster, if it is asked for."""
+
     pipeline: str
+    log: str = ""
 
 
 class Running(Struct, frozen=True, tag=True):

@@ -24,9 +24,11 @@ from msgspec import Struct
 from cutwater.durations import milliseconds, shown
 from cutwater.errors import (
     AlreadyExists,
+    CheckpointDamaged,
     CutwaterError,
     Fenced,
     InvalidArgument,
+    Malformed,
     NotFound,
     Refused,
     SavepointDamaged,
@@ -163,7 +165,17 @@ class Restarts:
         return None
 
 
-_HOPELESS: Final = (InvalidArgument, NotFound, AlreadyExists, Refused, Fenced, Trimmed, SavepointDamaged)
+_HOPELESS: Final = (
+    InvalidArgument,
+    NotFound,
+    AlreadyExists,
+    Refused,
+    Fenced,
+    Trimmed,
+    Malformed,
+    SavepointDamaged,
+    CheckpointDamaged,
+)
 _CURABLE: Final = (StagedExpired,)
 
 

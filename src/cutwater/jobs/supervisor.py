@@ -2,7 +2,8 @@
 
 One thread waits for whatever comes first: a word from the program, its death, a question from a command, a signal, or
 the time to restart. The program loads the user's file and says what its pipeline is called; only then is it known which
-job this is, and where its checkpoint lies. Nothing of it outlives the supervisor, however that ends.
+job this is, and where its checkpoint lies. A second thread serves metrics, if they are wanted. Nothing of it outlives
+the supervisor, however that ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -41,6 +42,7 @@ from cutwater.jobs.job_file import (
 )
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import (
+    TELLS_LOG,
     Answer,
     Cancel,
     Describe,
@@ -59,7 +61,12 @@ from cutwater.jobs.messages import (
     Taken,
     Told,
 )
+from cutwater.jobs.places import root_of
 from cutwater.jobs.restarts import Restarts, Strategy, written
+from cutwater.wire.addresses import parse_address
+
+if TYPE_CHECKING:
+    from cutwater.wire.metrics_http import MetricsExporter
 
 START_SECONDS: Final = 600.0
 """What a start may take, the JVM's and the loading of a savepoint."""
@@ -78,10 +85,13 @@ class Asked(Struct, frozen=True):
     log: str
     """Which log, if it is not the one that the program names."""
     root: str
+    """Where jobs lie; empty for the place of the user and the log."""
     strategy: Strategy
     start: Start
     """``checkpoint`` is empty unless one is named."""
     token: str = ""
+    metrics: str = ""
+    """The address where Prometheus can read metrics; empty for none."""
 
 
 class _Pending(Struct):
@@ -121,12 +131,16 @@ class Supervisor:
         self._signal = 0
         self._is_cancelled = False
         self._failure: CutwaterError | None = None
+        self._metrics = ""
+        """Where the metrics are, if they are served."""
 
     def run(self) -> Job:
         """Until the job is over. Raises what ended it if that is an error."""
         with ExitStack() as at_end:
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
             at_end.callback(self._release)
+            if self._asked.metrics:
+                at_end.callback(self._serve_metrics().close)
             at_end.callback(self._selector.close)
             control = Control(self._scratch / "control", self._selector, self._asked_for)
             at_end.callback(control.close)
@@ -139,6 +153,21 @@ class Supervisor:
             raise self._failure
         assert self._job is not None
         return self._job
+
+    def _serve_metrics(self) -> MetricsExporter:
+        # Only jobs with metrics need the library.
+        from cutwater.jobs.metrics import JobCollector  # noqa: PLC0415
+        from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
+
+        collector, watch = JobCollector(), self._watch
+        exporter = MetricsExporter(collector, *parse_address(self._asked.metrics))
+
+        def watched(job: Job, progress: Progress | None) -> None:
+            collector.take(job, progress)
+            watch(job, progress)
+
+        self._watch, self._metrics = watched, exporter.address
+        return exporter
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -180,6 +209,8 @@ class Supervisor:
         self._restart_at, self._last_word, self._progress = None, None, None
         asked = self._asked
         more = {"CUTWATER_TOKEN": asked.token} if asked.token else {}
+        if not asked.root:
+            more[TELLS_LOG] = "yes"
         arguments = [asked.file, asked.variable, asked.log]
         # It has a log of its own until it knows which job it is.
         loading = self._scratch / LOG_FILE
@@ -201,8 +232,8 @@ class Supervisor:
 
     def _take(self, message: FromProgram) -> None:
         match message:
-            case Loaded(pipeline):
-                self._loaded(pipeline)
+            case Loaded(pipeline, log):
+                self._loaded(pipeline, log)
             case Running():
                 self._runs(message)
             case Moved(progress):
@@ -233,11 +264,11 @@ class Supervisor:
         if self._pending is not None and self._pending.is_switched:
             self._answer(Answer(savepoint=self._start.from_savepoint))
 
-    def _loaded(self, pipeline: str) -> None:
+    def _loaded(self, pipeline: str, log_key: str) -> None:
         assert self._child is not None
         try:
             if self._job is None:
-                self._adopt(pipeline)
+                self._adopt(pipeline, log_key)
             elif self._job.pipeline != pipeline:
                 raise InvalidArgument(
                     f"{self._asked.file} made the pipeline {self._job.pipeline!r} before, {pipeline!r} now: give "
@@ -254,11 +285,11 @@ class Supervisor:
             log.replace(log.with_suffix(".log.1"))
         self._child.send(msgspec.structs.replace(self._start, output=str(log)))
 
-    def _adopt(self, pipeline: str) -> None:
-        """Now that its name is known: the job, its directory and its checkpoint."""
+    def _adopt(self, pipeline: str, log_key: str) -> None:
+        """Now that its name and its log are known: the job, its directory and its checkpoint."""
         assert self._child is not None
         asked, start = self._asked, self._start
-        directory = JobDirectory(asked.root, pipeline)
+        directory = JobDirectory(asked.root or root_of(log_key, pipeline), pipeline)
         self._lock = directory.lock(
             "`cutwater pipeline list` shows it, unless it is just starting or ending, or a savepoint of it is being "
             "taken; stop it, wait, or run this one with another --jobs-dir"
@@ -267,7 +298,7 @@ class Supervisor:
         if before is not None and before.is_alive:
             raise Refused(f"pipeline {pipeline!r} is run by process {before.pid}: stop that one first")
         job = Job(pipeline, "", file=asked.file, control=str(self._scratch / "control"), **here())
-        job.driver, job.since = self._child.pid, time.time()
+        job.driver, job.since, job.metrics = self._child.pid, time.time(), self._metrics
         job.arguments = {"variable": asked.variable, "log": asked.log, "restart": written(asked.strategy)}
         job.arguments |= {k: v for k, v in msgspec.to_builtins(start).items() if k not in ("type", "checkpoint")}
         if start.from_savepoint is not None:
@@ -361,7 +392,7 @@ class Supervisor:
     def _failed(self, error: Told) -> None:
         job, pending = self._job, self._pending
         if job is None:
-            self._failure = error.error()
+            self._failed_early(error)
             return
         if self._signal or (
             pending is not None and isinstance(pending.request, Stop) and not pending.request.savepoint
@@ -389,6 +420,16 @@ class Supervisor:
         job.restarts = self._restarts.count
         self._restart_at = time.monotonic() + wait_ms / 1_000
         self._change(State.WAITING)
+
+    def _failed_early(self, error: Told) -> None:
+        """Before it is known which job this is: its log may not be there yet."""
+        wait_ms = None
+        if not error.is_hopeless and not self._asked.root:
+            wait_ms = self._restarts.failed(round(time.monotonic() * 1_000), random.uniform(-1, 1))
+        if wait_ms is None or self._signal:
+            self._failure = error.error()
+        else:
+            self._restart_at = time.monotonic() + wait_ms / 1_000
 
     # ---------------------------------------------------------------------------------------------------- the questions
 
@@ -467,7 +508,7 @@ class Supervisor:
     def _over(self, state: State, savepoint: str | None = None) -> None:
         """The job ends like this, with this savepoint. Whoever waits hears whether that is what was asked for."""
         assert self._job is not None
-        self._job.control = ""
+        self._job.control = self._job.metrics = ""
         if self._before is not None and not has_begun(self._job.checkpoint):
             self._job.go_back_to(self._before)
         self._change(state)

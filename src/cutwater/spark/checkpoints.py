@@ -11,25 +11,38 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from cutwater.errors import InvalidArgument, NotFound, Refused
-from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.errors import CheckpointDamaged, InvalidArgument, NotFound, Refused
+from cutwater.pipeline.rule_one import AnyClock, with_rule
 from cutwater.savepoints.evolution import key_kinds, window_kind
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.program import OperatorInfo, ProgramInfo
-from cutwater.spark.pipeline_planning import Offset
+from cutwater.spark.pipeline_offsets import Offset
 
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"
 ANEW: Final = (
-    "To begin anew, without the state of before, remove that directory, or name another one with --checkpoint or "
-    "--jobs-dir (checkpoint=… in Python): the log is read from its beginning, or from --start, and output that is "
-    "there already is written a second time"
+    "To begin anew, without the state of before, name another directory with --checkpoint (checkpoint=… in Python) and "
+    "say either where in the log, after the input of the output that is there (--start), or that this output is to be "
+    "published a second time (--replay-output)"
 )
 CHANGED: Final = (
     "a changed program starts from a savepoint, with a new checkpoint. Run the program as it was, take one with "
     "`cutwater pipeline stop` or `savepoint`, and then `cutwater pipeline run FILE --from-savepoint PATH`; in Python, "
     f"take_savepoint(checkpoint, target) and run(from_savepoint=…, checkpoint=…). {ANEW}"
 )
+
+
+def damaged(path: str, what: str) -> CheckpointDamaged:
+    """``path``: the file, or the directory if it is not known which one."""
+    return CheckpointDamaged(
+        f"{path} is damaged: {what}. Another try changes nothing. Put back a copy of the whole checkpoint, made while "
+        "the pipeline was stopped, or start from a savepoint with a new checkpoint (--from-savepoint, "
+        f"--checkpoint; from_savepoint=…, checkpoint=… in Python). {ANEW}"
+    )
+
+
+class _Metadata(Struct, frozen=True):
+    id: str
 
 
 class Origin(Struct, frozen=True):
@@ -40,8 +53,10 @@ class Origin(Struct, frozen=True):
     savepoint: str
     id: str
     glsn: int
-    clock: ClockSnapshot | None
+    clock: AnyClock | None
     may_replay: bool
+    topics: dict[str, int] = {}
+    trimmed: dict[str, int] = {}
 
 
 class Note(Struct, frozen=True):
@@ -78,9 +93,12 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         try:
-            return msgspec.json.decode(data, type=Note)
-        except msgspec.DecodeError as error:
-            raise InvalidArgument(f"{self.path}/{NOTE} is not what Cutwater writes there: {error}") from None
+            plain: Any = msgspec.json.decode(data)
+            if isinstance(plain, dict) and isinstance(plain.get("origin"), dict):
+                plain["origin"]["clock"] = with_rule(plain["origin"].get("clock"))
+            return msgspec.convert(plain, Note)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise damaged(f"{self.path}/{NOTE}", f"it is not what Cutwater writes there ({error})") from None
 
     def write(self, note: Note) -> None:
         self.files.write(f"{self.path}/{NOTE}", msgspec.json.format(msgspec.json.encode(note), indent=2) + b"\n")
@@ -99,9 +117,11 @@ class Checkpoint:
     def key(self) -> str | None:
         """The id of the query, which its run has as a key; None before its first start."""
         try:
-            return str(msgspec.json.decode(self.files.read(f"{self.path}/metadata"))["id"])
+            return msgspec.json.decode(self.files.read(f"{self.path}/metadata"), type=_Metadata).id
         except FileNotFoundError:
             return None
+        except msgspec.DecodeError as error:
+            raise damaged(f"{self.path}/metadata", f"it does not name a query ({error})") from None
 
     def committed(self) -> list[int]:
         """The micro-batches that are done and still told of, in order."""
@@ -114,9 +134,80 @@ class Checkpoint:
         return sorted(int(name) for name in self.files.list(f"{self.path}/{name}") if name.isdigit())
 
     def offset(self, batch: int) -> Offset:
-        text = self.files.read(f"{self.path}/offsets/{batch}").decode()
-        found: Any = msgspec.json.decode(text.split("\n")[2])
+        lines = self._lines(f"offsets/{batch}", 3)
+        found: Any = lines[2]
         return Offset.of(found)
+
+    def _lines(self, name: str, least: int) -> list[Any]:
+        """A file of Spark's: its version, and then values as JSON."""
+        try:
+            version, *rest = self.files.read(f"{self.path}/{name}").decode().splitlines()
+            found = [version, *map(msgspec.json.decode, filter(None, rest))]
+        except (ValueError, msgspec.DecodeError) as error:
+            raise damaged(f"{self.path}/{name}", f"it is cut off, or something else ({error})") from None
+        if len(found) < least:
+            raise damaged(f"{self.path}/{name}", "it is cut off")
+        return found
+
+    def check(self) -> None:
+        """Refuse a checkpoint that cannot be gone on with, as far as its small files tell. State is left to Spark."""
+        planned, done = self.planned(), self.committed()
+        if (planned or done) and self.key is None:
+            raise damaged(f"{self.path}/metadata", "it is missing, and micro-batches are there")
+        if done and done[-1] not in planned:
+            raise damaged(f"{self.path}/offsets/{done[-1]}", "it is missing, and its micro-batch is done")
+        for batch in planned[-2:]:
+            self.offset(batch)
+        if done:
+            self._lines(f"commits/{done[-1]}", 2)
+
+    def moved_from(self) -> str | None:
+        """Where this directory lay when Spark last ran with it, if that is elsewhere."""
+        try:
+            for directory in self._operators():
+                for name in self._numbers(directory)[-1:]:
+                    places = self._present(directory, name)[1]
+                    if places:
+                        return places[0]
+        except FileNotFoundError:
+            # Spark has removed a file that was listed: it runs with this very directory.
+            pass
+        return None
+
+    def follow_move(self) -> str | None:
+        """Let Spark's own files name the present place: it keeps the paths of state schemas whole, so a directory that
+        was moved would look for them in the old place, and a copy would share them. Returns the old place, if any.
+        """
+        moved = self.moved_from()
+        if moved is None:
+            return None
+        for directory in self._operators():
+            # The newest comes last: as long as it names the old place, this is done again.
+            for name in self._numbers(directory):
+                metadata, places = self._present(directory, name)
+                if places:
+                    # A file of checksums that Hadoop has put beside it would not fit any more.
+                    self.files.delete(f"{self.path}/{directory}/.{name}.crc")
+                    self.files.write(f"{self.path}/{directory}/{name}", b"v2\n" + msgspec.json.encode(metadata))
+        return moved
+
+    def _operators(self) -> list[str]:
+        """The directories in which Spark notes, per micro-batch, what each stateful operator is."""
+        return [f"state/{operator}/_metadata/v2" for operator in self.files.list(f"{self.path}/state")]
+
+    def _present(self, directory: str, name: int) -> tuple[Any, list[str]]:
+        """One of these notes with the present paths of schemas, and the places that it names instead."""
+        here, places = self.files.qualified(self.path), []
+        version, metadata = self._lines(f"{directory}/{name}", 2)[:2]
+        if version == "v2" and isinstance(metadata, dict):
+            for store in metadata.get("stateStoreInfo", ()):
+                paths = store.get("stateSchemaFilePaths", [])
+                for index, path in enumerate(paths):
+                    place, middle, rest = path.rpartition(f"/{directory.removesuffix('_metadata/v2')}_stateSchema/")
+                    if middle and place != here:
+                        places.append(place)
+                        paths[index] = f"{here}{middle}{rest}"
+        return metadata, places
 
     def point(self, batch: int | None = None) -> Point:
         """A micro-batch of which the state can be read: the last one, or the one with this number."""
@@ -151,9 +242,41 @@ def require_same_program(path: str, before: ProgramInfo, after: ProgramInfo, way
     )
     if old == new and topics[0] == topics[1]:
         return
-    changed = {own.uid for own in set(old) ^ set(new)} if old != new else set()
-    what = f"the operators {', '.join(sorted(changed))}" if changed else f"the sources, {topics[0]} and {topics[1]}"
-    raise Refused(f"the checkpoint {path} is of a program that differs in {what}: {way_out}")
+    told = _differences({own.uid: own for own in old}, {own.uid: own for own in new})
+    if topics[0] != topics[1]:
+        told.append(f"sources: {_listed(topics[0])} before, {_listed(topics[1])} now")
+    way_out = way_out[0].upper() + way_out[1:]
+    raise Refused(f"the checkpoint {path} is of a program that differs: {'; '.join(told)}. {way_out}")
+
+
+def _differences(old: dict[str, _Kept], new: dict[str, _Kept]) -> list[str]:
+    """What was kept before and is now, operator by operator."""
+    gone = [f"operator {uid!r} was there before, and is not now" for uid in sorted(old.keys() - new.keys())]
+    added = [f"operator {uid!r} is new" for uid in sorted(new.keys() - old.keys())]
+    changed = []
+    for uid in sorted(old.keys() & new.keys()):
+        for field in _Kept.__struct_fields__:
+            before, after = getattr(old[uid], field), getattr(new[uid], field)
+            if before != after:
+                words = _WORDS.get(field, field)
+                changed.append(f"{words} of operator {uid!r}: {_listed(before)} before, {_listed(after)} now")
+    return [*gone, *added, *changed]
+
+
+_WORDS: Final = {
+    "level": "the number of operators before it, that is the level,",
+    "layout": "how state is kept",
+    "partitions": "parallelism",
+    "states": "states (name, kind, type)",
+    "aggregates": "aggregates (name, function)",
+    "key": "the types of the key",
+}
+
+
+def _listed(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(" ".join(item) if isinstance(item, tuple) else str(item) for item in value) or "none"
+    return str(value) or "none"
 
 
 class _Kept(Struct, frozen=True):

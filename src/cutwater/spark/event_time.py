@@ -1,18 +1,20 @@
 """The watermark at every position of a range, by the rule of ``core.watermark``, for whole columns at once.
 
 The planner walks the headers of all log streams of a query (``advance``) and gives each task, per batch of its log
-stream, three numbers: the watermark before the batch, the least of the other log streams, and how far its own had
-come (``Seen``). From these and the event times of its records a task knows what each record saw (``seen_by``).
+stream, four numbers: the watermark before the batch and what it is at least inside, the least of the other log streams
+and topics, and how far its own had come (``Seen``). From these and the event times of its records a task knows what
+each record saw (``seen_by``). Each topic is a source, and the query is an operator that is fed from all of them.
 
-What a position's watermark owes to the far past is one number only, because the watermark never goes back. So a
-planner that starts in the middle need not walk from the beginning: it looks back until something after that place
-outweighs everything before it (``is_settled``).
+What a position's watermark owes to the far past is one number per source, and one more, because watermarks never go
+back. So a planner that starts in the middle need not walk from the beginning: it looks back, to a mark of the log's
+clock, until something after that place outweighs everything before it (``is_settled``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
@@ -21,8 +23,8 @@ from numpy.typing import NDArray
 from cutwater.client.ranges import Heads
 from cutwater.core.clock import Mark
 from cutwater.core.requests import StreamInfo
-from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, Punctuated, Strategy
-from cutwater.types import GLSN, MILLISECOND, LogStreamId
+from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, RULE, Punctuated, Strategy
+from cutwater.types import GLSN, MILLISECOND, LogStreamId, TopicId
 from cutwater.wire.scan_api import NOTHING
 
 Numbers: TypeAlias = NDArray[np.int64]
@@ -32,27 +34,48 @@ FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MAX, DECLARED = range(6)
 
 
 class StreamState(Struct, frozen=True):
-    """One log stream after a position: its own watermark, and its last commit, or its creation before the first."""
+    """One log stream after a position: its own watermark, its last entry, or its creation before the first, and whether
+    that entry declares idleness."""
 
     watermark: int
     last_commit: int
+    idle: bool = False
+
+
+class Past(Struct, frozen=True):
+    """A log stream whose topic begins at ``first``, because it was trimmed, and what it had said by then. What it had
+    said before is not known. Up to there it counts as one that has said no more than the walk knows of it, and that is
+    idle no earlier than its last entry allows; so the watermark is not above the true one."""
+
+    first: GLSN
+    state: StreamState
+
+
+class SourceState(Struct, frozen=True):
+    """One topic after a position: its watermark, and whether it was idle when it was last evaluated, and where."""
+
+    watermark: int = NO_WATERMARK
+    idle: bool = True
+    evaluated: int = -1
 
 
 class ClockState(Struct, frozen=True):
     """The watermark after position ``glsn``, and what it depends on there. Log streams that are not named have not been
-    heard of: their creation counts."""
+    heard of: their creation counts. Topics that are not named have not been evaluated."""
 
     glsn: GLSN
     watermark: int
     streams: dict[LogStreamId, StreamState]
+    sources: dict[TopicId, SourceState] = {}
 
 
 class Seen(Struct, frozen=True):
-    """Per batch of one log stream, by its first GLSN: the watermark before it, the least of the others while it was
-    committed, and the stream's own before it."""
+    """Per batch of one log stream, by its first GLSN: the watermark before it, what it is at least after its first
+    record, the least of other log streams and topics while it was committed, and the stream's own before it."""
 
     first_glsn: Numbers
     before: Numbers
+    floor: Numbers
     others: Numbers
     own: Numbers
 
@@ -60,7 +83,8 @@ class Seen(Struct, frozen=True):
         """Those that have positions in a range; the first may begin before it."""
         start = max(0, int(np.searchsorted(self.first_glsn, first, side="right")) - 1)
         stop = int(np.searchsorted(self.first_glsn, last, side="right"))
-        return Seen(*(column[start:stop] for column in (self.first_glsn, self.before, self.others, self.own)))
+        columns = (self.first_glsn, self.before, self.floor, self.others, self.own)
+        return Seen(*(column[start:stop] for column in columns))
 
 
 class Walked(Struct, frozen=True):
@@ -70,8 +94,6 @@ class Walked(Struct, frozen=True):
     start: ClockState
     state: ClockState
     seen: dict[LogStreamId, Seen]
-    highest: int
-    """The highest minimum met on the way: what the watermark would be if it had nothing to remember."""
 
 
 def state_before(info: StreamInfo, heads: Heads, strategy: Strategy) -> StreamState:
@@ -79,13 +101,36 @@ def state_before(info: StreamInfo, heads: Heads, strategy: Strategy) -> StreamSt
     before = heads.before
     said = before.declared if isinstance(strategy, Punctuated) else before.time_max
     watermark = NO_WATERMARK if said is None else int(said) - _lag_us(strategy)
-    return StreamState(watermark, info.created_time if before.committed is None else before.committed)
+    return StreamState(watermark, info.created_time if before.committed is None else before.committed, before.idle)
 
 
-def is_settled(walked: Walked) -> bool:
-    """Whether nothing that happened before the start can still matter: a minimum is never above the highest of its
-    streams, so all minima before lie at or below the highest of the streams at the start."""
-    return walked.highest >= max((state.watermark for state in walked.start.streams.values()), default=NO_WATERMARK)
+def is_settled(walked: Walked, streams: Sequence[StreamInfo]) -> bool:
+    """Whether nothing that happened before the start can still matter: no watermark was ever above the highest of its
+    streams, so one that has come to where that was at the start owes nothing to what was before."""
+    begun, now = walked.start.streams, walked.state
+    highest = max((begun[info.stream].watermark for info in streams if info.stream in begun), default=NO_WATERMARK)
+    if now.watermark < highest:
+        return False
+    return all(
+        state.watermark >= begun[info.stream].watermark
+        for topic, state in now.sources.items()
+        for info in streams
+        if info.topic == topic and info.stream in begun
+    )
+
+
+class _Topic(Struct, eq=False):
+    """What is known of one source at every row."""
+
+    rows: NDArray[np.bool_]
+    """Those of its own log streams."""
+    begun: int
+    """Its watermark before the first row."""
+    watermark: Numbers
+    idle: NDArray[np.bool_]
+    others: Numbers
+    """Where a row is one of its log streams', the least of the others that are not idle."""
+    states: Callable[[int], SourceState]
 
 
 def advance(
@@ -95,45 +140,104 @@ def advance(
     heads: Mapping[LogStreamId, Heads],
     marks: Sequence[Mark],
     strategy: Strategy,
+    rule: int = RULE,
+    pasts: Mapping[LogStreamId, Past] = MappingProxyType({}),
 ) -> Walked:
-    """Lead the clock from one position to another. ``heads`` and ``marks`` are those above ``start``."""
-    owner, first, last, time, said = _merged(streams, heads, marks, strategy)
+    """Lead the clock from one position to another. ``heads`` and ``marks`` are those above ``start``. Under rule 1 all
+    topics are one source, which every row evaluates, and which stands still while all its log streams are idle."""
+    rows = _merged(streams, heads, marks, strategy)
+    owner, first, last = rows.owner, rows.first, rows.last
     kept = int(np.searchsorted(last, through, side="right"))
     size = len(owner)
-    lowest, everyone = np.full(size, MAX_WATERMARK), np.zeros(size, bool)
-    others = np.full(size, MAX_WATERMARK)
-    own_before, own_after, last_commit = np.full(size, NO_WATERMARK), {}, {}
-    for place, info in enumerate(streams):
-        known = start.streams.get(info.stream, StreamState(NO_WATERMARK, info.created_time))
-        mine = owner == place
-        own = _running(np.where(mine, said, NO_WATERMARK), known.watermark)
-        spoke = _running(np.where(mine, time, NO_WATERMARK), NO_WATERMARK)
-        commit = np.where(spoke == NO_WATERMARK, known.last_commit, spoke)
-        # In this form because a sum with a time that is far off would not fit into 64 bits.
-        exists = (info.created_at < first) & ((first <= info.final_at) | (not info.final))
-        counts = exists & (time - strategy.idle_after_us <= commit)
-        everyone |= counts
-        level = np.where(counts, own, MAX_WATERMARK)
-        lowest = np.minimum(lowest, level)
-        others = np.where(mine, others, np.minimum(others, level))
-        own_before = np.where(mine, _shifted(own, known.watermark), own_before)
-        own_after[info.stream], last_commit[info.stream] = own, commit
-    minimum = np.where(everyone, lowest, NO_WATERMARK)
-    watermark = _running(minimum, start.watermark)
+    own_before, own_after, last_commit, said_idle = np.full(size, NO_WATERMARK), {}, {}, {}
+    topics: dict[TopicId, _Topic] = {}
+    for topic in dict.fromkeys(info.topic if rule > 1 else TopicId(0) for info in streams):
+        places = [place for place, info in enumerate(streams) if rule == 1 or info.topic == topic]
+        own_rows = np.isin(owner, places)
+        evaluates = own_rows | (owner < 0) if rule > 1 else np.ones(size, bool)
+        begun = start.sources.get(topic, SourceState(watermark=start.watermark if rule == 1 else NO_WATERMARK))
+        at = _latest(evaluates)
+        evaluated = np.where(at < 0, begun.evaluated, last[at])
+        lowest, highest, others = (
+            np.full(size, MAX_WATERMARK),
+            np.full(size, NO_WATERMARK),
+            np.full(size, MAX_WATERMARK),
+        )
+        is_active, is_new = np.zeros(size, bool), np.zeros(size, bool)
+        for place in places:
+            info = streams[place]
+            known = start.streams.get(info.stream, StreamState(NO_WATERMARK, info.created_time))
+            past = pasts.get(info.stream, Past(GLSN(0), known))
+            recalled = np.where(first >= past.first, past.state.watermark, NO_WATERMARK)
+            mine = owner == place
+            spoke = _latest(mine)
+            own = np.maximum(_running(np.where(mine, rows.said, NO_WATERMARK), known.watermark), recalled)
+            commit = np.where(spoke < 0, max(known.last_commit, past.state.last_commit), rows.time[spoke])
+            said_last = np.where(first >= past.first, past.state.idle, known.idle)
+            idle = np.where(spoke < 0, said_last, rows.idle[spoke]) & (rule > 1)
+            exists = (info.created_at < first) & ((first <= info.final_at) | (not info.final))
+            # In this form because a sum with a time that is far off would not fit into 64 bits.
+            counts = exists & ~idle & (rows.time - strategy.idle_after_us <= commit)
+            is_active |= counts
+            is_new |= exists & (info.created_at >= evaluated)
+            level = np.where(counts, own, MAX_WATERMARK)
+            lowest = np.minimum(lowest, level)
+            highest = np.maximum(highest, np.where(exists, own, NO_WATERMARK))
+            others = np.where(mine, others, np.minimum(others, level))
+            own_before = np.where(mine, np.maximum(_shifted(own, known.watermark), recalled), own_before)
+            own_after[info.stream], last_commit[info.stream], said_idle[info.stream] = own, commit, idle
+        value = np.where(is_active, lowest, highest if rule > 1 else NO_WATERMARK)
+        watermark = _running(np.where(evaluates, value, NO_WATERMARK), begun.watermark)
+        was_idle = np.where(at < 0, begun.idle, ~is_active[at])
+
+        def state_at(
+            row: int, watermark: Numbers = watermark, idle: Any = was_idle, evaluated: Numbers = evaluated
+        ) -> SourceState:
+            return SourceState(int(watermark[row]), bool(idle[row]), int(evaluated[row]))
+
+        topics[topic] = _Topic(own_rows, begun.watermark, watermark, was_idle & ~is_new, others, state_at)
+    # A mark that is the last position of a batch comes after it: the watermark is known once both are taken in.
+    is_last = np.append(last[1:] != last[:-1], True)[:size]
+    watermark = _running(np.where(is_last, _combined(topics, size), NO_WATERMARK), start.watermark)
     before = _shifted(watermark, start.watermark)
+    others, floor = np.full(size, MAX_WATERMARK), before
+    for topic, own_topic in topics.items():
+        least = np.full(size, MAX_WATERMARK)
+        for other, found in topics.items():
+            if other != topic:
+                least = np.minimum(least, np.where(found.idle, MAX_WATERMARK, found.watermark))
+        others = np.where(own_topic.rows, np.minimum(own_topic.others, least), others)
+        # A topic that held the others back has turned idle, if a log stream that was new in it is gone again.
+        reached = np.minimum(_shifted(own_topic.watermark, own_topic.begun), least)
+        floor = np.where(own_topic.rows, np.maximum(floor, reached), floor)
     seen = {
-        info.stream: Seen(*(column[owner == place] for column in (first, before, others, own_before)))
+        info.stream: Seen(*(column[owner == place] for column in (first, before, floor, others, own_before)))
         for place, info in enumerate(streams)
     }
     state = start
     if kept:
-        at = kept - 1
+        row = kept - 1
         state = ClockState(
-            GLSN(int(last[at])),
-            int(watermark[at]),
-            {lsid: StreamState(int(own_after[lsid][at]), int(last_commit[lsid][at])) for lsid in own_after},
+            GLSN(int(last[row])),
+            int(watermark[row]),
+            {
+                lsid: StreamState(int(own[row]), int(last_commit[lsid][row]), bool(said_idle[lsid][row]))
+                for lsid, own in own_after.items()
+            },
+            {topic: found.states(row) for topic, found in topics.items()},
         )
-    return Walked(start, state, seen, int(minimum[:kept].max(initial=NO_WATERMARK)))
+    return Walked(start, state, seen)
+
+
+def _combined(topics: Mapping[TopicId, _Topic], size: int) -> Numbers:
+    """``combined`` of ``core.watermark`` at every row."""
+    least, highest, is_active = np.full(size, MAX_WATERMARK), np.full(size, NO_WATERMARK), np.zeros(size, bool)
+    for found in topics.values():
+        least = np.minimum(least, np.where(found.idle, MAX_WATERMARK, found.watermark))
+        highest = np.maximum(highest, found.watermark)
+        is_active |= ~found.idle
+    joined: Numbers = np.where(is_active, least, highest)
+    return joined
 
 
 def seen_by(
@@ -143,7 +247,7 @@ def seen_by(
     are the event times of all their records."""
     at = np.searchsorted(seen.first_glsn, first_glsn)
     assert np.array_equal(seen.first_glsn[at], first_glsn), "the planner has walked over every batch that a task reads"
-    before, others = (np.repeat(column[at], counts) for column in (seen.before, seen.others))
+    floor, others = (np.repeat(column[at], counts) for column in (seen.floor, seen.others))
     if isinstance(strategy, Punctuated):
         own = np.repeat(seen.own[at], counts)
     else:
@@ -152,31 +256,50 @@ def seen_by(
     # A record sees what was said up to the one before it; the first of a batch, what there was before the batch.
     found = others
     np.minimum(own[:-1], others[1:], out=found[1:])
-    np.maximum(found, before, out=found)
+    np.maximum(found, floor, out=found)
     found[np.cumsum(counts) - counts] = seen.before[at]
     return found, found == NO_WATERMARK
 
 
+class _Rows(Struct, eq=False):
+    """All batches and marks in the order of their positions: whose they are (-1 for a mark), first and last GLSN, time
+    of the cut, what they say of event time, and whether they declare idleness."""
+
+    owner: Numbers
+    first: Numbers
+    last: Numbers
+    time: Numbers
+    said: Numbers
+    idle: NDArray[np.bool_]
+
+
 def _merged(
     streams: Sequence[StreamInfo], heads: Mapping[LogStreamId, Heads], marks: Sequence[Mark], strategy: Strategy
-) -> tuple[Numbers, ...]:
-    """All batches and marks in the order of their positions: whose they are (-1 for a mark), first and last GLSN, time
-    of the cut, what they say of event time."""
-    mark_glsns = _numbers([mark.glsn for mark in marks])
-    nothing = np.full(len(marks), NO_WATERMARK)
-    parts = [(np.full(len(marks), -1), mark_glsns, mark_glsns, _numbers([mark.time for mark in marks]), nothing)]
+) -> _Rows:
+    glsns, count = _numbers([mark.glsn for mark in marks]), len(marks)
+    nothing, never = np.full(count, NO_WATERMARK), np.zeros(count, bool)
+    parts: list[tuple[Any, ...]] = [
+        (np.full(count, -1), glsns, glsns, _numbers([mark.time for mark in marks]), nothing, never)
+    ]
     for place, info in enumerate(streams):
         if info.stream not in heads:
             continue
         table = [np.frombuffer(column, np.int64) for column in heads[info.stream].columns]
+        idle = np.frombuffer(heads[info.stream].idle, np.int64).astype(bool)
         said = table[DECLARED if isinstance(strategy, Punctuated) else TIME_MAX]
         said = np.where(said == NOTHING, NO_WATERMARK, _less(said, _lag_us(strategy)))
         last = table[FIRST_GLSN] + table[COUNT] - 1
-        parts.append((np.full(len(last), place), table[FIRST_GLSN], last, table[TIME], said))
+        parts.append((np.full(len(last), place), table[FIRST_GLSN], last, table[TIME], said, idle))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    # A mark is the end of a cut. If that is a record as well, its batch tells the time and comes first.
+    # A mark is the end of a cut. If that is the last position of a batch as well, the batch comes first.
     order = np.lexsort((columns[0] < 0, columns[2]))
-    return tuple(column[order] for column in columns)
+    return _Rows(*(column[order] for column in columns))
+
+
+def _latest(rows: NDArray[np.bool_]) -> Numbers:
+    """The last row so far of those that are chosen, -1 where there is none."""
+    found: Numbers = np.maximum.accumulate(np.where(rows, np.arange(len(rows)), -1)) if len(rows) else np.arange(0)
+    return found
 
 
 def _numbers(values: Sequence[int]) -> Numbers:

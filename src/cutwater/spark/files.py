@@ -7,14 +7,18 @@ from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from cutwater.savepoints.files import Files, LocalFiles, Seen, is_local, rows_of
 
 
-def files_at(spark: SparkSession, path: str) -> Files:
-    """Those of this machine for a path on it; otherwise Hadoop's."""
-    return LocalFiles() if is_local(path) else HadoopFiles(spark)
+def files_at(spark: SparkSession | None, path: str) -> Files:
+    """Those of this machine for a path on it; otherwise Hadoop's, for which there must be a session."""
+    if is_local(path):
+        return LocalFiles()
+    assert spark is not None, "only Spark reaches other file systems"
+    return HadoopFiles(spark)
 
 
 class HadoopFiles:
@@ -23,7 +27,8 @@ class HadoopFiles:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         context: Any = spark.sparkContext
-        self._jvm, self._conf = context._jvm, context._jsc.hadoopConfiguration()
+        self._gateway, self._jvm = context._gateway, context._jvm
+        self._conf = context._jsc.hadoopConfiguration()
 
     def _at(self, path: str) -> tuple[Any, Any]:
         place = self._jvm.org.apache.hadoop.fs.Path(path)
@@ -58,10 +63,25 @@ class HadoopFiles:
             stream.hsync()
         finally:
             stream.close()
+        self._replace(system, unfinished, place)
+
+    def _replace(self, system: Any, unfinished: Any, place: Any) -> None:
+        """Put a file into the place of another, which is there until then if the file system can do that."""
+        hadoop = self._jvm.org.apache.hadoop.fs
+        try:
+            context = hadoop.FileContext.getFileContext(system.getUri(), self._conf)
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getSimpleName() != "UnsupportedFileSystemException":
+                raise
+        else:
+            options = self._gateway.new_array(hadoop.Options.Rename, 1)
+            options[0] = hadoop.Options.Rename.OVERWRITE
+            context.rename(unfinished, place, options)
+            return
         if system.exists(place):
             system.delete(place, False)
         if not system.rename(unfinished, place):
-            raise OSError(f"{path} could not be put into its place: the file system refused to rename {unfinished}")
+            raise OSError(f"{place} could not be put into its place: the file system refused to rename {unfinished}")
 
     def delete(self, path: str) -> None:
         system, place = self._at(path)
@@ -72,15 +92,14 @@ class HadoopFiles:
         return self.look(paths)
 
     def look(self, paths: Iterable[str]) -> Mapping[str, Seen]:
-        wanted = {self._name(path): path for path in paths if self.exists(path)}
+        wanted = {self.qualified(path): path for path in paths if self.exists(path)}
         if not wanted:
             return {}
         rows = self._spark.read.format("binaryFile").load(list(wanted)).select("path", "content")
         found = rows.mapInArrow(_looked, "path string, bytes bigint, sha256 string, rows bigint").collect()
-        return {wanted[self._name(row[0])]: Seen(row[1], row[2], row[3]) for row in found}
+        return {wanted[self.qualified(row[0])]: Seen(row[1], row[2], row[3]) for row in found}
 
-    def _name(self, path: str) -> str:
-        """A path as the file system itself writes it."""
+    def qualified(self, path: str) -> str:
         system, place = self._at(path)
         return str(system.makeQualified(place).toString())
 

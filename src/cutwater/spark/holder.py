@@ -21,6 +21,7 @@ from typing import TextIO
 from cutwater.admin.processes import lives_on, started_at
 from cutwater.client.directories import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
+from cutwater.permissions import open_file
 
 LOOK_SECONDS = 0.2
 POLL_SECONDS = 0.02
@@ -71,7 +72,7 @@ def _noted(log: Path, application: int) -> bool:
 
 def _locked(log: Path) -> TextIO | None:
     """The file with the applications, which is this process's own until it is closed; None if it is another's."""
-    file = (log / LOCK_FILE).open("a+")
+    file = open(log / LOCK_FILE, "a+", opener=open_file)  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -89,7 +90,7 @@ def _applications(file: TextIO) -> list[tuple[int, int]]:
 
 def _start(log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "cutwater.spark.holder", str(log)]
-    with (log / "holder.log").open("wb") as output:
+    with open(log / "holder.log", "wb", opener=open_file) as output:
         # In a session of its own, because Spark ends whole groups of processes.
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -21,6 +21,7 @@ from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import how_it_ended, session_members
 from cutwater.jobs.job_file import Restored, require_parallelism
 from cutwater.jobs.messages import (
+    TELLS_LOG,
     Ended,
     Failed,
     FromProgram,
@@ -102,7 +103,7 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         pipeline = load_pipeline(file, variable)
         if log:
             pipeline.log = log
-        supervisor.tell(Loaded(pipeline.name))
+        supervisor.tell(Loaded(pipeline.name, _log_key(pipeline) if os.environ.pop(TELLS_LOG, "") else ""))
         start = supervisor.commands.get()
         assert isinstance(start, Start), "the first command is how to start"
         _print_to(start.output)
@@ -112,6 +113,27 @@ def main(events: str, file: str, variable: str, log: str) -> None:
         if not isinstance(error, CutwaterError):
             raise
         sys.exit(1)
+
+
+def _log_key(pipeline: Pipeline) -> str:
+    """By which its checkpoints are found."""
+    from cutwater.spark.run import log_key  # noqa: PLC0415
+
+    return log_key(_where(pipeline))
+
+
+def _where(pipeline: Pipeline) -> Any:
+    from cutwater.spark.holder import servers_of  # noqa: PLC0415
+    from cutwater.spark.options import Where  # noqa: PLC0415
+
+    if not pipeline.log:
+        raise InvalidArgument(
+            f"pipeline {pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
+        )
+    if "://" not in pipeline.log:
+        # It stays open as long as the supervisor lives, so a restart finds it open.
+        pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
+    return Where(servers=pipeline.log, token=os.environ.get(TOKEN, ""))
 
 
 def _print_to(path: str) -> None:
@@ -169,7 +191,9 @@ class _Program:
         from cutwater.spark.session import session  # noqa: PLC0415
 
         start, pipeline = self._start, self._pipeline
-        where = self._where()
+        where = _where(pipeline)
+        # Processes of Spark get it with the query, and nobody else needs it.
+        os.environ.pop(TOKEN, "")
         # A checkpoint elsewhere is read through Spark, which then has as many threads as were asked for.
         note = Checkpoint(start.checkpoint, LocalFiles()).note() if is_local(start.checkpoint) else None
         threads, slices = sizes(start, note)
@@ -185,6 +209,7 @@ class _Program:
             pipeline,
             until=until,
             drain=start.drain,
+            drain_firings=start.drain_firings,
             parallelism=parallelism,
             slices=slices,
             checkpoint=start.checkpoint,
@@ -210,33 +235,20 @@ class _Program:
         micro-batch is done; then it needs the savepoint no more. One that began otherwise is refused.
         """
         start = self._start
+        replays = {"replay_output": True} if start.replay_output else {}
         if start.from_savepoint is None:
-            return {}
+            return replays
         here = is_local(start.from_savepoint)
         place = place_of(start.from_savepoint, None)[0] if here else start.from_savepoint.rstrip("/")
         note = checkpoint.note()
         if note is not None and start.goes_on:
-            return {}
+            return replays
         is_noted = note is not None and note.origin is not None and note.origin.savepoint == place
         allows_more = start.replay_output or start.allow_non_restored_state
         if is_noted and (checkpoint.committed() or not allows_more):
             return {}
         names = ("from_savepoint", "replay_output", "allow_non_restored_state")
         return {name: getattr(start, name) for name in names}
-
-    def _where(self) -> Any:
-        from cutwater.spark.holder import servers_of  # noqa: PLC0415
-        from cutwater.spark.options import Where  # noqa: PLC0415
-
-        pipeline = self._pipeline
-        if not pipeline.log:
-            raise InvalidArgument(
-                f"pipeline {pipeline.name!r} does not say which log it reads: name one with --log, or in the file"
-            )
-        if "://" not in pipeline.log:
-            # It stays open as long as the supervisor lives, so a restart finds it open.
-            pipeline.log = servers_of(pipeline.log, os.getppid(), OPEN_SECONDS)
-        return Where(servers=pipeline.log, token=os.environ.pop(TOKEN, ""))
 
     def _checked(self, where: Any, parallelism: int, slices: int) -> int | None:
         """Refuse before Spark is started what is known to be wrong. Returns where the run ends, as a position, which a
@@ -265,10 +277,15 @@ class _Program:
             if taken is not None:
                 self._supervisor.tell(taken)
                 wish = None
-            progress = watcher.look(run.progress)
-            if progress is not None:
-                self._supervisor.tell(Moved(progress))
+            self._tell_progress(run, watcher)
+        # The last micro-batch, which may be the only one, was done after the last look.
+        self._tell_progress(run, watcher)
         return Ended(is_finished=True)
+
+    def _tell_progress(self, run: Any, watcher: Any) -> None:
+        progress = watcher.look(run.progress)
+        if progress is not None:
+            self._supervisor.tell(Moved(progress))
 
     def _stop(self, run: Any, stop: Stop) -> FromProgram:
         if stop.savepoint is None:

@@ -12,13 +12,14 @@ import msgspec
 from cutwater.client.catalogs import View
 from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK
 from cutwater.errors import CutwaterError
-from cutwater.jobs.messages import Progress
+from cutwater.jobs.messages import HeldBy, Progress
+from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, holder_of
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.stream import Pipeline
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_operator import dropped_late
-from cutwater.spark.pipeline_planning import Offset
+from cutwater.spark.pipeline_offsets import Offset
+from cutwater.spark.pipeline_operator import dropped_late, late_sent, left_timers
 from cutwater.types import GLSN, MILLISECOND
 from cutwater.wire.scan_api import UNKNOWN
 
@@ -34,6 +35,7 @@ class Watcher:
         self._counted: list[tuple[float, int]] = []
         """Moments, and how many records were read at each, the oldest first."""
         self._late: dict[str, int] = {}
+        self._sent: dict[str, int] = {}
 
     def look(self, told: Mapping[str, Any] | None) -> Progress | None:
         """``told`` is Spark's. None if nothing is known yet; the log may be silent for a while, too."""
@@ -46,7 +48,7 @@ class Watcher:
         except CutwaterError:
             return None
         # While nothing happens, Spark tells of nothing observed.
-        self._late = dropped_late(told) or self._late
+        self._late, self._sent = dropped_late(told) or self._late, late_sent(told) or self._sent
         now = time.time()
         clock_ms = offset.clock.time_ms if offset.clock is not None else 0
         states = told.get("stateOperators") or []
@@ -58,10 +60,13 @@ class Watcher:
             lag_records=lag,
             lag_seconds=max(0.0, now - clock_ms / 1_000) if lag else 0.0,
             watermark_ms=_watermark(offset),
+            held_by=_holder(offset),
             state_rows=sum(int(state["numRowsTotal"]) for state in states),
             state_bytes=sum(int(state["memoryUsedBytes"]) for state in states),
             checkpoint_at=_committed_at(told),
             dropped_late=self._late,
+            left_timers=left_timers(told),
+            late_sent=self._sent,
         )
 
     def _counts(self, view: View, glsn: GLSN) -> tuple[int, int | None]:
@@ -96,11 +101,29 @@ def _offset(told: Mapping[str, Any] | None) -> Offset | None:
 
 
 def _watermark(offset: Offset) -> int | None:
-    """The least of the pipeline's clocks: so far has all of it come."""
-    if offset.clock is None:
-        return None
-    least = min((own.watermark for _, own in offset.clock.clocks), default=NO_WATERMARK)
+    """The least of the pipeline's clocks: so far has all of it come. Operators without one do not count."""
+    least = min((own.watermark for own in _operators(offset)), default=NO_WATERMARK)
     return None if least in (NO_WATERMARK, MAX_WATERMARK) else least // MILLISECOND
+
+
+def _operators(offset: Offset) -> list[OperatorSnapshot]:
+    """Those that have a clock."""
+    if offset.clock is None:
+        return []
+    with_clock = set(offset.clock.strategies)
+    return [own for own in offset.clock.operators if with_clock.intersection(own.topics)]
+
+
+def _holder(offset: Offset) -> HeldBy | None:
+    """What holds the lowest of the pipeline's clocks back."""
+    if not isinstance(offset.clock, ClockSnapshot) or offset.ended:
+        return None
+    lowest = min(_operators(offset), key=lambda own: (own.watermark, -len(own.topics)), default=None)
+    found = None if lowest is None else holder_of(offset.clock, lowest.topics)
+    if found is None:
+        return None
+    own_ms = None if found.watermark == NO_WATERMARK else found.watermark // MILLISECOND
+    return HeldBy(found.topic, found.stream, own_ms, found.since_us / 1e6, found.spoke_us / 1e6)
 
 
 def _committed_at(told: Mapping[str, Any]) -> float:

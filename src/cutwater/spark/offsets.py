@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, field
 
+from cutwater.core.watermark import require_known_rule
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, TopicId
 
@@ -30,13 +31,16 @@ class End(Protocol):
 
 class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Everything of the query's topics at or below ``glsn`` has been read. ``began``: where topics begin for this query
-    that began above it, if it began with the earliest: what was trimmed by then is not missed. ``topics``: those that a
-    pattern has found, so that one that is gone is missed."""
+    that began above it, if it began with the earliest: what was trimmed by then is not missed. ``topics``: those that
+    were read, by number, so that one that is gone is missed, also if another one has its name; older offsets have those
+    of a pattern only. ``rule``: the rule of the watermark that the micro-batch up
+    to here was planned by; none if the query has no such column, or if it was planned before rules had numbers."""
 
     glsn: GLSN
     since: GLSN | None = field(default=None, name="from")
     began: dict[TopicId, GLSN] = {}
     topics: dict[TopicId, str] = {}
+    rule: int | None = None
 
     def plain(self) -> dict[str, Any]:
         made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
@@ -44,6 +48,8 @@ class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Offset:
+        if given.get("rule") is not None:
+            require_known_rule(given["rule"], "this checkpoint")
         try:
             return msgspec.convert(given, cls, str_keys=True)
         except msgspec.ValidationError as error:

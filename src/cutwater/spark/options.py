@@ -52,10 +52,10 @@ WHERE = ("servers", "path", "token", *TLS, "insecure", "timeout")
 """Options that say which log it is and how it is reached: for reading and for writing."""
 WHAT = ("subscribe", "subscribePattern", "columns", "includeHeaders")
 FROM_TO = ("startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp", "failOnDataLoss")
-HOW = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxPartitionBytes", "minPartitions")
+HOW = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxPartitionBytes", "minPartitions", "onMalformed")
 EVENT_TIME = ("watermark.bound", "watermark.idleAfter", "watermark.punctuated")
 READING = (*WHERE, *WHAT, *FROM_TO, *HOW, *EVENT_TIME)
-WRITING = (*WHERE, "topic", "name", "positionColumn", "compression")
+WRITING = (*WHERE, "topic", "name", "positionColumn", "compression", "replayOutput")
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """What Spark itself reads of the options for writing, and hands on."""
 
@@ -117,9 +117,14 @@ class ReadOptions(Struct, frozen=True):
     partition_bytes: int
     partitions_min: int
     strategy: Strategy
+    skips_malformed: bool = False
 
     def selection(self) -> Selection:
         return Selection(re.compile(self.pattern) if self.pattern else self.topics)
+
+    def selects(self, topic: str) -> bool:
+        """Whether a topic of this name is read."""
+        return re.fullmatch(self.pattern, topic) is not None if self.pattern else topic in self.topics
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOptions:
@@ -149,18 +154,20 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None) -> ReadOpt
         partition_bytes=options.size("maxPartitionBytes", PARTITION_BYTES_DEFAULT) or PARTITION_BYTES_DEFAULT,
         partitions_min=options.number("minPartitions", 1) or 1,
         strategy=_strategy(options),
+        skips_malformed=options.choice("onMalformed", ("error", "skip")) == "skip",
     )
 
 
 class WriteOptions(Struct, frozen=True):
     """``topic`` is empty if a column says it. ``name`` is that of the run. ``position`` names the column that rows are
-    sorted by, if they are."""
+    sorted by, if they are. ``replay``: what was published under the name may be published again."""
 
     where: Where
     topic: str
     name: str
     position: str
     compression: Compression | None
+    replay: bool = False
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -178,6 +185,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         name=options.get("name") or "",
         position=options.get("positionColumn") or "",
         compression=compression,
+        replay=options.flag("replayOutput", False),
     )
 
 
@@ -271,6 +279,13 @@ class _Given:
         if value.lower() not in ("true", "false"):
             self.wrong(name, "true or false is wanted")
         return value.lower() == "true"
+
+    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
+        """One of these words; the first one if nothing is said."""
+        value = (self.get(name) or allowed[0]).lower()
+        if value not in allowed:
+            self.wrong(name, f"{' or '.join(allowed)} is wanted")
+        return value
 
     def number(self, name: str, default: int | None) -> int | None:
         value = self.get(name)

@@ -3,8 +3,8 @@
 A row is (slice key, node, input, data). ``node`` and ``input`` say where the records wait for their level: an operator
 or a sink, by its order in the program. ``data`` is an Arrow stream with the payload and the reserved column. Rows with
 ``node`` = ``TICK`` carry steps of the clocks instead. With ``node`` = ``LATE`` a slice tells, in place of its key, how
-many rows the operator ``input`` has dropped there so far; such rows are counted and go nowhere. A stage hands on
-unopened what is not for its level.
+many rows the operator ``input`` has dropped there so far, and with ``node`` = ``LEFT`` how many timers it left when the
+input ended; such rows are counted and go nowhere. A stage hands on unopened what is not for its level.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from cutwater.pipeline.steps import Steps, Ticks
 
 TICK: Final = -1
 LATE: Final = -2
+LEFT: Final = -3
+LATE_SENT: Final = -4
 COLUMNS: Final = "slice int, node int, input int, data binary"
 SCHEMA: Final = pa.schema(
     [
@@ -85,6 +87,8 @@ class _Clock(Struct, frozen=True, array_like=True):
     before: int | None
     moments: bytes
     values: bytes
+    firings: int = 0
+    """How many timers that are registered while the input ends fire; of cut time only."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -94,23 +98,24 @@ _decode = msgspec.msgpack.Decoder(list[_Clock]).decode
 def packed_steps(
     watermarks: Mapping[frozenset[str], tuple[int | None, Sequence[int], Sequence[int]]],
     times: tuple[int | None, Sequence[int], Sequence[int]] | None = None,
+    firings: int = 0,
 ) -> bytes:
     """Some steps of clocks: value before the range where it is known, moments, values. ``Ticks`` are many of these."""
     clocks = [_packed_clock(tuple(sorted(topics)), *steps) for topics, steps in watermarks.items()]
     if times is not None:
-        clocks.append(_packed_clock(None, *times))
+        clocks.append(_packed_clock(None, *times, firings))
     return _encode(clocks)
 
 
 def _packed_clock(
-    topics: tuple[str, ...] | None, before: int | None, moments: Sequence[int], values: Sequence[int]
+    topics: tuple[str, ...] | None, before: int | None, moments: Sequence[int], values: Sequence[int], firings: int = 0
 ) -> _Clock:
-    return _Clock(topics, before, np.array(moments, np.int64).tobytes(), np.array(values, np.int64).tobytes())
+    return _Clock(topics, before, np.array(moments, np.int64).tobytes(), np.array(values, np.int64).tobytes(), firings)
 
 
 def packed_ticks(ticks: Ticks) -> bytes:
     watermarks = {topics: (steps.before, steps.moments, steps.values) for topics, steps in ticks.watermarks.items()}
-    return packed_steps(watermarks, (ticks.times.before, ticks.times.moments, ticks.times.values))
+    return packed_steps(watermarks, (ticks.times.before, ticks.times.moments, ticks.times.values), ticks.firings)
 
 
 def merged_ticks(parts: Iterable[bytes]) -> Ticks:
@@ -120,16 +125,21 @@ def merged_ticks(parts: Iterable[bytes]) -> Ticks:
         for clock in _decode(part):
             found.setdefault(clock.topics, []).append(clock)
     merged = {topics: _merged_steps(clocks) for topics, clocks in found.items()}
+    firings = max((clock.firings for clock in found.get(None, ())), default=0)
     times = merged.pop(None, Steps())
-    return Ticks({frozenset(topics): steps for topics, steps in merged.items() if topics is not None}, times)
+    watermarks = {frozenset(topics): steps for topics, steps in merged.items() if topics is not None}
+    return Ticks(watermarks, times, firings)
 
 
 def _merged_steps(clocks: Sequence[_Clock]) -> Steps:
     before = next(clock.before for clock in clocks if clock.before is not None)
     moments = np.concatenate([np.frombuffer(clock.moments, np.int64) for clock in clocks])
     values = np.concatenate([np.frombuffer(clock.values, np.int64) for clock in clocks])
-    order = np.argsort(moments, kind="stable")
+    order = np.lexsort((values, moments))
     moments, values = moments[order], values[order]
+    # Several parts may know of one moment: the last of them knows most.
+    is_last = np.append(moments[1:] != moments[:-1], True)[: len(moments)]
+    moments, values = moments[is_last], values[is_last]
     highest = np.maximum.accumulate(np.concatenate(([np.int64(before)], values)))
     rises = highest[1:] > highest[:-1]
     return Steps(before, moments[rises].tolist(), values[rises].tolist())

@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, Final
 
 from msgspec import Struct, msgpack
 
 from cutwater import errors
 from cutwater.errors import CutwaterError, PipelineFailed
+from cutwater.spark.checkpoints import damaged
+from cutwater.spark.session import jvm_end
 from cutwater.types import GLSN
 
 _MARK: Final = re.compile(r"\[cutwater:([A-Za-z0-9+/=]+)\]")
@@ -65,6 +67,74 @@ def heard(text: str, pipeline: str) -> CutwaterError | None:
     for note in what.notes:
         error.add_note(note)
     return error
+
+
+_DAMAGE: Final = re.compile(
+    r"STREAMING_CHECKPOINT_MISSING_METADATA_FILE|MISSING_STATE_DIRECTORY|CANNOT_READ_STREAMING_STATE_FILE"
+    r"|Incomplete log file|Failed to read log file|_stateSchema/\S* does not exist|CANNOT_LOAD_STATE_STORE"
+    r"|FAILED_TO_READ_OPERATOR_METADATA"
+)
+"""What Spark says of a checkpoint that no further try can read."""
+_PASSING: Final = re.compile(
+    r"Interrupted|ClosedChannel|Timeout|timed out|Connect|Socket|UnknownHost|No space left|Too many open files"
+    r"|OutOfMemory|Killed|Cancel|Unavailable|Throttl|AccessDenied|Permission",
+    re.IGNORECASE,
+)
+"""Why state may not be read for a while, though nothing of it is damaged."""
+_CAUSES_MAX: Final = 10
+
+
+def _causes(error: Exception) -> list[str]:
+    """What the JVM names as the causes of an error; its text has the outermost only."""
+    found: list[str] = []
+    with suppress(Exception):
+        origin: Any = getattr(error, "_origin", None)
+        while origin is not None and len(found) < _CAUSES_MAX:
+            found.append(str(origin.toString()))
+            origin = origin.getCause()
+    return found
+
+
+def _damage(error: Exception, checkpoint: str) -> CutwaterError | None:
+    """The file of the checkpoint that Spark cannot read, if that is what it says."""
+    text = "\n".join((str(error), *_causes(error)))
+    if not _DAMAGE.search(text) or ("CANNOT_LOAD_STATE_STORE" in text and _PASSING.search(text)):
+        return None
+    place = checkpoint.removeprefix("file://").removeprefix("file:")
+    named = re.search(rf"{re.escape(place)}/[^\s'\",;:]+", text) if place else None
+    path = named[0].rstrip(".") if named else f"{place}/state" if "STATE" in text else place
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    what = next((line for line in lines if _DAMAGE.search(line)), lines[0])
+    last = lines[-1] if _causes(error) and lines[-1] != what else ""
+    return damaged(path, f"Spark cannot read it ({'; '.join(filter(None, (what, last)))[:_CAUSE_CHARS_MAX]})")
+
+
+class translated(AbstractContextManager[None]):  # noqa: N801
+    """Spark's exceptions as ours: what went wrong, not eighty lines of two languages. ``checkpoint`` is the directory
+    that the query runs with.
+    """
+
+    def __init__(self, pipeline: str, checkpoint: str = "") -> None:
+        self._pipeline, self._checkpoint = pipeline, checkpoint
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, CutwaterError) or not isinstance(error, Exception):
+            return
+        is_sparks = type(error).__module__.startswith(("pyspark", "py4j"))
+        if not is_sparks and not isinstance(error, ConnectionError | EOFError):
+            return
+        gone = jvm_end()
+        if gone is not None:
+            raise errors.Unavailable(
+                f"pipeline {self._pipeline!r}: {gone}. The checkpoint is as it was: start the program again, in a new "
+                "process, to go on from there"
+            ) from None
+        if not is_sparks:
+            return
+        text = str(error)
+        raise (
+            heard(text, self._pipeline) or _damage(error, self._checkpoint) or of_spark(text, self._pipeline)
+        ) from None
 
 
 def of_spark(text: str, pipeline: str) -> CutwaterError:

@@ -7,22 +7,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, functions
+from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cutwater.pipeline.graph import WindowNode
+from cutwater.pipeline.keyed import OperatorSpec
 from cutwater.pipeline.machine import SliceTask
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
-from cutwater.spark.pipeline_envelope import LATE, TICK, merged_records, merged_ticks
+from cutwater.spark.pipeline_envelope import LATE, LATE_SENT, LEFT, TICK, merged_records, merged_ticks
 from cutwater.spark.pipeline_errors import told
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_routing import envelopes
 from cutwater.spark.pipeline_state import NO_QUERY, ChunkFiles, SliceState
 
 OBSERVED = "cutwater late rows, level "
+LEFT_OBSERVED = "cutwater left timers, level "
 """How the names of what Spark observes for us begin."""
+SENT = ".late "
+"""Stands before a uid where late rows are counted that were not dropped."""
 COUNT_MAX = 2**31 - 1
 _Envelope = SparkRow("slice", "node", "input", "data")
 
@@ -60,7 +64,7 @@ class LevelProcessor(StatefulProcessor):
         gc.disable()
         try:
             with told():
-                arrived, late = self._run(plan, index, waiting, ticks)
+                arrived, late, left = self._run(plan, index, waiting, ticks)
         finally:
             gc.enable()
         if self._level + 1 < len(plan.levels):
@@ -71,11 +75,17 @@ class LevelProcessor(StatefulProcessor):
         for spec in plan.levels[self._level]:
             if spec.uid in late:
                 yield _Envelope(min(late[spec.uid], COUNT_MAX), LATE, spec.order, b"")
+            if SENT + spec.uid in late:
+                yield _Envelope(min(late[SENT + spec.uid], COUNT_MAX), LATE_SENT, spec.order, b"")
+            if left.get(spec.uid):
+                yield _Envelope(min(left[spec.uid], COUNT_MAX), LEFT, spec.order, b"")
 
     def _run(
         self, plan: Plan, index: int, waiting: dict[Destination, list[bytes]], ticks: Iterable[bytes]
-    ) -> tuple[dict[Destination, list[Records]], dict[str, int]]:
-        """What leaves the level, and how many late rows its operators have dropped in this slice so far."""
+    ) -> tuple[dict[Destination, list[Records]], dict[str, int], dict[str, int]]:
+        """What leaves the level, how many late rows its operators have dropped in this slice so far, by uid (with
+        ``SENT`` before the uid: how many went to ``.late``), and how many timers they have left at the end.
+        """
         state = self._state()
         uids = [spec.uid for spec in plan.levels[self._level]]
         task = SliceTask(plan, self._level, index, state.chunks(plan.name, uids))
@@ -87,7 +97,9 @@ class LevelProcessor(StatefulProcessor):
         arrived: dict[Destination, list[Records]] = {}
         task.run(inputs, merged_ticks(ticks), arrived)
         late = {operator.spec.uid: operator.dropped_late for operator in task.operators if operator.dropped_late}
-        return arrived, state.write(task.checkpoint(), late)
+        late |= {SENT + operator.spec.uid: operator.late_sent for operator in task.operators if operator.late_sent}
+        left = {operator.spec.uid: operator.take_left_timers() for operator in task.operators}
+        return arrived, state.write(task.checkpoint(), late), left
 
     def _state(self) -> SliceState:
         """What the slice that Spark is at has kept."""
@@ -103,19 +115,38 @@ def observed(rows: DataFrame, plan: Plan, level: int) -> DataFrame:
     """The output of a level, with its late rows counted on the way: every slice tells of its own in every micro-batch,
     so the sums in Spark's progress are all that were ever dropped, also before a restart.
     """
-    windows = [spec for spec in plan.levels[level] if isinstance(plan.graph.nodes[spec.order], WindowNode)]
-    if not windows:
-        return rows
-    counts = [
-        functions.expr(f"sum(if(node = {LATE} and input = {spec.order}, slice, 0))").alias(spec.uid) for spec in windows
-    ]
-    return rows.observe(f"{OBSERVED}{level}", *counts).where(f"node <> {LATE}")
+    specs = plan.levels[level]
+    windows = [spec for spec in specs if isinstance(plan.graph.nodes[spec.order], WindowNode)]
+    if windows:
+        counts = [_count(*kind, spec) for spec in windows for kind in ((LATE, ""), (LATE_SENT, SENT))]
+        rows = rows.observe(f"{OBSERVED}{level}", *counts)
+    rows = rows.observe(f"{LEFT_OBSERVED}{level}", *(_count(LEFT, "", spec) for spec in specs))
+    return rows.where(f"node not in ({LATE}, {LATE_SENT}, {LEFT})")
+
+
+def _count(node: int, before: str, spec: OperatorSpec) -> Column:
+    return functions.expr(f"sum(if(node = {node} and input = {spec.order}, slice, 0))").alias(before + spec.uid)
 
 
 def dropped_late(told: Mapping[str, Any]) -> dict[str, int]:
     """The same sums, from Spark's progress, by uid."""
+    return {uid: count for uid, count in _observed(told, OBSERVED).items() if not uid.startswith(SENT)}
+
+
+def late_sent(told: Mapping[str, Any]) -> dict[str, int]:
+    """How many late rows went to ``.late``, by uid."""
+    found = _observed(told, OBSERVED)
+    return {uid.removeprefix(SENT): count for uid, count in found.items() if uid.startswith(SENT)}
+
+
+def left_timers(told: Mapping[str, Any]) -> dict[str, int]:
+    """How many timers were left when the input ended, from Spark's progress, by uid."""
+    return _observed(told, LEFT_OBSERVED)
+
+
+def _observed(told: Mapping[str, Any], prefix: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, row in (told.get("observedMetrics") or {}).items():
-        if name.startswith(OBSERVED):
+        if name.startswith(prefix):
             found |= {uid: int(count) for uid, count in row.asDict().items() if count}
     return found

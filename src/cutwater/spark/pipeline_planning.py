@@ -1,10 +1,10 @@
 """What the planner of a pipeline knows: which range of the log comes next, and where the clocks rise in it.
 
-An offset is a position, and the state of the pipeline's clocks there. Spark keeps it in the checkpoint, so a restart
-goes on with exactly the clocks that it had. The planner walks the headers of all batches of a range in the order of
-their positions. Where the watermark rises *inside* a batch is left to the tasks, which see the records anyway: for each
-batch they get the three numbers that it takes (``Seen``). Only where a function of the user says what a record means
-for event time does the planner read the records themselves.
+An offset is a position, and the state of the pipeline's clocks there (``pipeline_offsets``). Spark keeps it in the
+checkpoint, so a restart goes on with exactly the clocks that it had. The planner walks the headers of all batches of a
+range in the order of their positions. Where the watermark rises *inside* a batch is left to the tasks, which see the
+records anyway: for each batch they get the three numbers that it takes (``Seen``). Only where a function of the user
+says what a record means for event time does the planner read the records themselves.
 
 A range ends inside a batch only where the run shall end there, so a micro-batch may have a few records more or less
 than its limit.
@@ -25,19 +25,21 @@ from pyspark.sql.types import LongType, StructField, StructType
 from cutwater.client.catalogs import View
 from cutwater.client.ranges import Heads
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.watermark import Punctuated, Strategy
-from cutwater.durations import shown
-from cutwater.errors import InvalidArgument, Refused, Trimmed
-from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock, is_settled
+from cutwater.core.watermark import RULE
+from cutwater.errors import Refused, Trimmed
+from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
+from cutwater.pipeline.rule_one import AnyClock, RuleOneLogClock, RuleOneSnapshot, current
 from cutwater.pipeline.steps import Ticks
 from cutwater.spark.event_time import FIRST_GLSN
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, read_options
+from cutwater.spark.pipeline_clocks import Past, Streams, require_same_clocks, unheard
+from cutwater.spark.pipeline_offsets import Offset, require_same_topics
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.pipeline_records import SourceRows, run_function
-from cutwater.spark.planning import LOOK_BACK, LOOK_BACK_FACTOR, MARKS_SECONDS, Planner
+from cutwater.spark.planning import MARKS_SECONDS, Planner, walk_begins
 from cutwater.spark.tasks import Part, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
 from cutwater.wire.scan_api import NOTHING
@@ -66,34 +68,10 @@ class Walk(Struct, frozen=True):
 
     start: GLSN
     end: GLSN
-    clock: ClockSnapshot
+    clock: AnyClock
     ticks: Ticks
     ranges: list[Range]
-
-
-class Offset(Struct, frozen=True, omit_defaults=True):
-    """Everything at or below ``glsn`` is done. ``slices``: how many state is cut into. ``is_new``: nothing was done, so
-    what was trimmed before is not missed. ``ended``: the input ended there. ``since``, of the first micro-batch's end:
-    where that begins, as in ``offsets``.
-    """
-
-    glsn: int
-    slices: int
-    clock: ClockSnapshot | None = None
-    is_new: bool = False
-    ended: bool = False
-    since: int | None = None
-
-    def plain(self) -> dict[str, Any]:
-        made: dict[str, Any] = msgspec.to_builtins(self)
-        return made
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Offset:
-        try:
-            return msgspec.convert(given, cls)
-        except msgspec.ValidationError as error:
-            raise InvalidArgument(f"{given} is no offset of a pipeline: does this checkpoint belong to one?") from error
+    rule: int
 
 
 class _Batch(Struct):
@@ -103,9 +81,10 @@ class _Batch(Struct):
     info: StreamInfo
     first: int
     count: int
-    cut_ms: int
-    most_ms: int | None
-    declared_ms: int | None
+    cut_us: int
+    most_us: int | None
+    declared_us: int | None
+    idle: bool
 
     @property
     def last(self) -> int:
@@ -138,51 +117,114 @@ class PipelinePlanner:
 
     # ------------------------------------------------------------------------------------------------------ offsets
 
+    def numbered(self, offset: Offset) -> Offset:
+        """The same, with the topics that were read up to there."""
+        topics = self._view().topics
+        return msgspec.structs.replace(offset, topics={name: int(topics[name].topic) for name in self._sources})
+
+    def require_same_topics(self, offset: Offset) -> None:
+        """Refuse to go on with other topics under the same names. Older offsets do not say which ones they were."""
+        topics = self._view().topics
+        require_same_topics(self._program.name, offset, {name: int(topic.topic) for name, topic in topics.items()})
+
     def first(self) -> Offset:
         glsn = self._link.loop.run(self._planner.start())
-        return Offset(glsn, self._program.slices, self.clock_at(glsn), is_new=True)
+        trimmed = _above({name: self._view().topics[name].trimmed_before for name in self._sources}, glsn)
+        return Offset(glsn, self._program.slices, self._clock_at(glsn), is_new=True, trimmed=trimmed)
 
     def clock_at(self, glsn: int) -> ClockSnapshot | None:
         """The clocks after a position, as if they had come all the way from the beginning of the log.
 
-        Storage nodes know how far event time had come in each log stream at any position, so a walk begins a little
-        before this one, and further back as long as the watermarks still owe something to what came before. Where event
-        time is not the topic's own, they do not know, and all records that are left are looked at.
+        Storage nodes know how far event time had come in each log stream at any position, so a walk begins at a mark of
+        the log's clock a little before this one, where every source is evaluated, and further back as long as the
+        watermarks still owe something to what came before. Where event time is not the topic's own, they do not know,
+        and all records that are left are looked at. So are all headers that are left if the watermarks owe something to
+        what came before a topic begins that was trimmed: its log streams hold them back up to there (see
+        ``pipeline_clocks``).
         """
+        found: ClockSnapshot | None = self._clock_at(glsn)
+        return found
+
+    def _clock_at(self, glsn: int, rule: int = RULE) -> Any:
         view = self._view()
-        floor = min(glsn, *(view.topics[name].trimmed_before - 1 for name in self._sources))
+        begins = [view.topics[name].trimmed_before for name in self._sources]
+        floor = min(glsn, *(first - 1 for first in begins))
         if glsn <= 0:
             return None
-        back = LOOK_BACK if all(map(self._is_known_to_the_log, self._sources)) else glsn
-        while True:
-            begin, begun = self._clock_before(max(floor, glsn - back, 0), view)
-            clock = begun
-            for end in (*range(begin + WALK_POSITIONS, glsn, WALK_POSITIONS), glsn):
-                clock = self._walk(Offset(begin, self._program.slices, clock, is_new=True), GLSN(end), GLSN(end)).clock
-                begin = end
-            if glsn - back <= floor or is_settled(begun, clock):
-                return clock
-            back *= LOOK_BACK_FACTOR
+        is_known = all(map(self._is_known_to_the_log, self._sources))
+        for place in walk_begins(glsn, begins, rule) if is_known else (floor,):
+            found = self._clock_before(max(floor, min(place, glsn), 0), glsn, floor, view, rule)
+            if found is not None:
+                begin, begun = found
+                clock: Any = begun.snapshot()
+                for end in (*range(begin + WALK_POSITIONS, glsn, WALK_POSITIONS), glsn):
+                    offset = Offset(begin, self._program.slices, clock, is_new=True)
+                    clock = self._walk(offset, GLSN(end), GLSN(end), rule).clock
+                    begin = end
+                if min(place, glsn) <= floor or begun.is_settled(clock):
+                    return clock
+        raise AssertionError("a walk from the first position that is left is always enough")
 
     def _is_known_to_the_log(self, topic: str) -> bool:
         return not self._rows[topic].event_times.is_column and not _has_function(self._sources[topic])
 
-    def _clock_before(self, begin: int, view: View) -> tuple[int, ClockSnapshot]:
-        """A place near ``begin``, not inside a batch, and how far each log stream has come there, trimmed or not."""
-        known = []
+    def _clock_before(
+        self, begin: int, glsn: int, floor: int, view: View, rule: int
+    ) -> tuple[int, LogClock | RuleOneLogClock] | None:
+        """A place from ``begin`` on, not inside a batch, and how far each log stream has come there, trimmed or not.
+        None if there is no such place before ``glsn``.
+        """
+        watermarks = {topic: node.watermark for topic, node in self._sources.items()}
+        sets = self._program.plan.source_sets
+        if begin <= 0:
+            return 0, _RULES[rule](watermarks, sets)
+        time_us: int | None = None
+        if begin > floor and rule > 1:
+            marks = self._link.loop.run(self._link.ranges.marks(GLSN(begin - 1), GLSN(glsn), self._where.timeout))
+            if not marks:
+                return None
+            first_mark = min(marks, key=lambda mark: mark.glsn)
+            begin, time_us = int(first_mark.glsn), int(first_mark.time)
+        known, spoke_us = [], 0
         for topic, info in self._streams(view):
-            if begin > 0 and info.created_at <= begin and self._is_known_to_the_log(topic.name):
+            if info.created_at < begin and (rule > 1 or self._is_known_to_the_log(topic.name)):
                 first = max(GLSN(begin + 1), topic.trimmed_before)
-                heads = self._link.loop.run(self._link.ranges.heads(info, first, first, self._where.timeout))
+                heads = self._heads_at(info, first)
                 firsts = heads.columns[FIRST_GLSN]
                 if firsts and topic.trimmed_before < firsts[0] <= begin:
-                    return self._clock_before(firsts[0] - 1, view)
-                before = heads.before
-                spoke = info.created_time if before.committed is None else before.committed
-                most, declared = _milliseconds(before.time_max), _milliseconds(before.declared)
-                known.append(KnownStream(topic.name, int(info.stream), spoke // MILLISECOND, most, declared))
-        watermarks = {topic: node.watermark for topic, node in self._sources.items()}
-        return begin, LogClock.resumed(watermarks, self._program.plan.source_sets, begin, known).snapshot()
+                    return self._clock_before(firsts[0] - 1, glsn, floor, view, rule)
+                said = self._said(topic, info, heads, begin)
+                if first > begin + 1 and rule > 1:
+                    said = unheard(said)
+                else:
+                    spoke_us = max(spoke_us, heads.before.committed or 0)
+                known.append(said)
+        if rule == 1:
+            return begin, RuleOneLogClock.resumed(watermarks, sets, begin, known)
+        return begin, LogClock.resumed(watermarks, sets, begin, known, spoke_us if time_us is None else time_us)
+
+    def _heads_at(self, info: StreamInfo, glsn: GLSN) -> Heads:
+        return self._link.loop.run(self._link.ranges.heads(info, glsn, glsn, self._where.timeout))
+
+    def _said(self, topic: TopicInfo, info: StreamInfo, heads: Heads, glsn: int) -> KnownStream:
+        """What a log stream had said before the first of these heads, as far as the log knows it."""
+        before = heads.before
+        spoke = info.created_time if before.committed is None else before.committed
+        most, declared = before.time_max, before.declared
+        if not self._is_known_to_the_log(topic.name):
+            most = declared = None
+        ended = info.final and info.final_at < glsn
+        return KnownStream(topic.name, int(info.stream), spoke, most, declared, before.idle, ended)
+
+    def _pasts(self, start: Offset, view: View) -> list[Past]:
+        """What log streams had said whose topics begin above an offset, because they were trimmed."""
+        found = []
+        for topic, info in self._streams(view):
+            first = GLSN(start.trimmed.get(topic.name, topic.trimmed_before))
+            if start.glsn + 1 < first and info.created_at + 1 < first:
+                heads = self._heads_at(info, max(first, topic.trimmed_before))
+                found.append(Past(first, self._said(topic, info, heads, first)))
+        return found
 
     def newest(self) -> GLSN:
         """The end of the log as of now."""
@@ -195,49 +237,32 @@ class PipelinePlanner:
                 f"pipeline {self._program.name!r}: state in this checkpoint is cut into {start.slices} slices, not "
                 f"{self._program.slices}: run it with slices={start.slices}, or with a new checkpoint"
             )
-        if start.clock is not None and not start.is_new:
-            self._require_same_clocks(start.clock)
+        if start.clock is not None and not start.is_new and not self._has_same_clocks:
+            require_same_clocks(self._program.plan, self._sources, start.clock)
+            self._has_same_clocks = True
         if start.ended:
             return start
+        given = start
+        if start.rule != RULE or isinstance(start.clock, RuleOneSnapshot):
+            # What was planned under another rule is done; what comes now is planned under this one. The note of an
+            # older version has the clocks of a savepoint, and no rule.
+            start = msgspec.structs.replace(start, clock=current(start.clock), rule=RULE)
         end = int(self._link.loop.run(self._planner.latest(GLSN(start.glsn), through, limited=limited)))
         if end == start.glsn:
             end = self._moved_by_time(start) if through is None else max(end, through)
         if through is not None and start.glsn < end == self._last_record(through):
             # Nothing but the passing of time lies between the last record and the end.
             end = through
-        since = start.glsn if start.is_new else None
+        since, began = (start.glsn, start.clock) if start.is_new else (None, None)
+        trimmed = _above(start.trimmed, start.glsn)
+        assert not isinstance(began, RuleOneSnapshot), "a run that begins has the clocks of the present rule"
         if end == start.glsn:
             ended = self._is_end(start.glsn, through, drain)
-            return Offset(start.glsn, start.slices, start.clock, ended=True, since=since) if ended else start
+            last = Offset(start.glsn, start.slices, start.clock, ended=True, since=since, began=began, trimmed=trimmed)
+            return last if ended else given
         self._walked = walk = self._walk(start, GLSN(end), through)
-        return Offset(walk.end, start.slices, walk.clock, ended=self._is_end(walk.end, through, drain), since=since)
-
-    def _require_same_clocks(self, clock: ClockSnapshot) -> None:
-        """State in a checkpoint has come about under its watermarks; under others it would be neither one thing nor the
-        other.
-        """
-        if self._has_same_clocks:
-            return
-        name = self._program.name
-        way_out = (
-            "run the program as it was, or start from a savepoint (--from-savepoint), or name a new checkpoint "
-            "(--checkpoint)"
-        )
-        for topics, own in clock.clocks:
-            for known in own.streams:
-                topic = clock.streams[known.log_stream_id][0]
-                now = self._sources[topic].watermark.strategy if topic in self._sources else None
-                if now != known.strategy:
-                    raise Refused(
-                        f"pipeline {name!r}: the watermark of the source {topic!r} was {_shown(known.strategy)} when "
-                        f"this checkpoint was made, and is {_shown(now)} now: {way_out}"
-                    )
-            if frozenset(topics) not in {*self._program.plan.source_sets, frozenset(self._sources)}:
-                raise Refused(
-                    f"pipeline {name!r}: no operator is fed from exactly {', '.join(topics)} any more, as one was when "
-                    f"this checkpoint was made: {way_out}"
-                )
-        self._has_same_clocks = True
+        ended = self._is_end(walk.end, through, drain)
+        return Offset(walk.end, start.slices, walk.clock, ended=ended, since=since, began=began, trimmed=trimmed)
 
     def _is_end(self, glsn: int, through: GLSN | None, drain: bool) -> bool:
         return drain and through is not None and glsn >= through
@@ -277,59 +302,84 @@ class PipelinePlanner:
 
     def walk(self, start: Offset, end: Offset) -> Walk:
         """The range between two offsets; walked already, unless this is a restart."""
-        if start.is_new and end.since is not None and end.since != start.glsn:
-            # Spark asks anew where the first micro-batch begins, and the log may have grown since.
-            start = msgspec.structs.replace(start, glsn=end.since, clock=self.clock_at(end.since))
+        glsn = end.since if start.is_new and end.since is not None else start.glsn
         walked = self._walked
-        if walked is None or (walked.start, walked.end) != (start.glsn, end.glsn):
-            walked = self._walk(start, GLSN(end.glsn), GLSN(end.glsn))
-        return walked
+        if walked is not None and (walked.start, walked.end, walked.rule) == (glsn, end.glsn, end.rule):
+            return walked
+        return self._walk(self._begun(start, end, glsn), GLSN(end.glsn), GLSN(end.glsn), end.rule)
 
-    def _walk(self, start: Offset, end: GLSN, through: GLSN | None) -> Walk:
+    def _begun(self, start: Offset, end: Offset, glsn: int) -> Offset:
+        """The start of a planned micro-batch, with the clocks that it was planned with. Spark asks anew where the first
+        one begins, and the log may have grown since, or been trimmed. What was gone when it was planned is not missed
+        (``trimmed``), and what was trimmed since is. The ends of rule 1 do not say what was gone.
+        """
+        clock: AnyClock | None
+        if end.rule == 1:
+            clock = start.clock if isinstance(start.clock, RuleOneSnapshot) else self._clock_at(glsn, 1)
+        elif end.since is not None and start.is_new:
+            clock = end.began
+        else:
+            clock = current(start.clock)
+        is_new = start.is_new and (end.since is None or end.rule == 1)
+        return msgspec.structs.replace(start, glsn=glsn, clock=clock, is_new=is_new, rule=end.rule, trimmed=end.trimmed)
+
+    def _walk(self, start: Offset, end: GLSN, through: GLSN | None, rule: int = RULE) -> Walk:
         """About to ``end``, which becomes the end of a batch; but exactly to ``through`` if that is there."""
         plan, view = self._program.plan, self._view()
         batches, end = self._batches(start, end, through, view)
         marks = self._link.loop.run(self._link.ranges.marks(GLSN(start.glsn), end, self._where.timeout))
-        clock = _clock(plan, self._sources, start.clock)
+        clock = _clock(plan, self._sources, start.clock, rule)
         told = {topic for topic, node in self._sources.items() if _has_function(node)}
         records = {topic: self._records(topic, batches) for topic in told}
         seen: dict[tuple[str, int], list[tuple[_Batch, dict[frozenset[str], tuple[int, int, int]]]]] = {}
         coming = iter(sorted(marks, key=lambda mark: mark.glsn))
         mark = next(coming, None)
-        streams = sorted(self._streams(view), key=lambda pair: pair[1].created_at)
+        streams = Streams(self._streams(view), self._pasts(start, view) if rule > 1 else ())
         for batch in (*batches, None):
             upto = end + 1 if batch is None else batch.first
             while mark is not None and mark.glsn < upto:
-                if mark.glsn > max(start.glsn, clock.glsn):
-                    _add_streams(clock, streams, mark.glsn)
-                    clock.tick(mark.glsn, mark.time // MILLISECOND)
+                if rule > 1 or mark.glsn > max(start.glsn, clock.glsn):
+                    streams.place(clock, mark.glsn)
+                    clock.tick(mark.glsn, mark.time)
                 mark = next(coming, None)
             if batch is None:
                 break
-            _add_streams(clock, streams, batch.first)
+            streams.place(clock, batch.first)
+            is_mark = mark is not None and mark.glsn == batch.last
+            if is_mark:
+                mark = next(coming, None)
             topic, stream = batch.topic.name, int(batch.info.stream)
             found: dict[frozenset[str], tuple[int, int, int]] = {}
-            if topic in told and batch.most_ms is not None:
-                for glsn, row, time_ms in records[topic][stream, batch.first]:
-                    last = batch.declared_ms if glsn == batch.last else None
-                    place = (topic, stream, glsn, batch.cut_ms)
-                    run_function(
-                        plan.name, self._sources[topic], glsn, row, partial(clock.record, *place, row, time_ms, last)
+            listed = records[topic].get((stream, batch.first), []) if topic in told else []
+            if listed:
+                for glsn, row, time_ms in listed:
+                    is_last = glsn == batch.last
+                    call = partial(
+                        clock.record,
+                        *(topic, stream, glsn, batch.cut_us, row, time_ms, batch.declared_us if is_last else None),
+                        idle=batch.idle and is_last,
+                        is_mark=is_mark and is_last,
                     )
+                    run_function(plan.name, self._sources[topic], glsn, row, call)
             else:
+                place = (topic, stream, batch.first, batch.count, batch.cut_us)
+                # Where functions say what event time is, a batch that is skipped says nothing of it.
+                most_us = None if topic in told else batch.most_us
+                skips = self._sources[topic].skips_malformed
                 found = clock.batch(
-                    topic, stream, batch.first, batch.count, batch.cut_ms, batch.most_ms, batch.declared_ms
+                    *place, most_us, batch.declared_us, idle=batch.idle, is_mark=is_mark, is_noted=skips
                 )
-            if batch.most_ms is not None:
+            if batch.most_us is not None:
                 seen.setdefault((topic, stream), []).append((batch, found))
+        streams.finish(clock, end)
         ranges = [_range(place, own) for place, whole in seen.items() for own in self._divided(whole)]
-        return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges)
+        return Walk(GLSN(start.glsn), end, clock.snapshot(), clock.ticks(), ranges, rule)
 
     def _batches(self, start: Offset, end: GLSN, through: GLSN | None, view: View) -> tuple[list[_Batch], GLSN]:
         """All batches of a range in order, and its end, which is that of a batch unless it is ``through``."""
         found: list[_Batch] = []
         for topic, info in self._streams(view):
-            first = GLSN(start.glsn + 1)
+            first = GLSN(max(start.glsn + 1, start.trimmed.get(topic.name, 0)))
             if first < topic.trimmed_before:
                 if not start.is_new and first <= info.last_glsn:
                     self._require_nothing_lost(topic, info, max(first, GLSN(info.created_at + 1)))
@@ -356,7 +406,7 @@ class PipelinePlanner:
 
     def _cut_off(self, batch: _Batch, last: GLSN) -> None:
         """A batch as if it ended at a position; what it declares takes effect at its end, which comes later."""
-        batch.count, batch.declared_ms = last + 1 - batch.first, None
+        batch.count, batch.declared_us, batch.idle = last + 1 - batch.first, None, False
         if not _has_function(self._sources[batch.topic.name]):
             self._read_most(batch.topic.name, [batch])
 
@@ -365,7 +415,7 @@ class PipelinePlanner:
         try:
             self._link.loop.run(self._planner.miss(topic, info, first))
         except Trimmed as error:
-            raise _lost(topic, first) from error
+            raise lost(topic.name, first, topic.trimmed_before) from error
 
     def _read_most(self, topic: str, batches: list[_Batch]) -> None:
         """The largest event time of each batch, where headers do not know because it is another column's."""
@@ -377,11 +427,13 @@ class PipelinePlanner:
                 glsns.append(batch.column("glsn").to_numpy())
                 times.append(rows.event_times.of_batch(batch, batch.column("glsn")))
             if not glsns:
+                for batch in own:
+                    batch.most_us = None
                 continue
             all_glsns, all_times = np.concatenate(glsns), np.concatenate(times)
             for batch in own:
                 first, last = np.searchsorted(all_glsns, (batch.first, batch.last + 1)).tolist()
-                batch.most_ms = int(all_times[first:last].max()) if last > first else None
+                batch.most_us = int(all_times[first:last].max()) * MILLISECOND if last > first else None
 
     def _records(self, topic: str, batches: Sequence[_Batch]) -> dict[tuple[int, int], list[tuple[int, Any, int]]]:
         """The records of a source whose functions have to see them: GLSN, row and event time, by batch."""
@@ -420,63 +472,45 @@ class PipelinePlanner:
             yield part
 
 
-def _clock(plan: Plan, sources: Mapping[str, SourceNode], snapshot: ClockSnapshot | None) -> LogClock:
+_RULES: dict[int, type[LogClock] | type[RuleOneLogClock]] = {1: RuleOneLogClock, RULE: LogClock}
+
+
+def _clock(
+    plan: Plan, sources: Mapping[str, SourceNode], snapshot: AnyClock | None, rule: int
+) -> LogClock | RuleOneLogClock:
     watermarks = {topic: node.watermark for topic, node in sources.items()}
     if snapshot is None:
-        return LogClock(watermarks, plan.source_sets)
+        return _RULES[rule](watermarks, plan.source_sets)
+    if isinstance(snapshot, RuleOneSnapshot):
+        assert rule == 1, "clocks of rule 1 are converted before they go on under another"
+        return RuleOneLogClock.restore(watermarks, plan.source_sets, snapshot)
     return LogClock.restore(watermarks, plan.source_sets, snapshot)
 
 
-def _shown(strategy: Strategy | None) -> str:
-    if strategy is None:
-        return "not read"
-    kind = "punctuated" if isinstance(strategy, Punctuated) else f"bounded {shown(strategy.bound_us // MILLISECOND)}"
-    return f"{kind}, idle after {shown(strategy.idle_after_us // MILLISECOND)}"
-
-
-def _milliseconds(time_us: int | None) -> int | None:
-    return None if time_us is None else time_us // MILLISECOND
-
-
 def _has_function(node: SourceNode) -> bool:
-    return callable(node.event_time) or node.watermark.function is not None
+    return callable(node.event_time) or (node.watermark is not None and node.watermark.function is not None)
 
 
-def _add_streams(clock: LogClock, streams: Sequence[tuple[TopicInfo, StreamInfo]], glsn: int) -> None:
-    """Those that existed before a position. One that was sealed for good before it counts no more."""
-    for topic, info in streams:
-        if info.created_at >= glsn:
-            break
-        is_known = clock.knows(topic.name, int(info.stream))
-        if info.final and info.final_at < glsn:
-            if is_known:
-                clock.end_stream(topic.name, int(info.stream))
-        elif not is_known:
-            clock.add_stream(topic.name, int(info.stream), info.created_time // MILLISECOND)
+def _above(positions: Mapping[str, int], glsn: int) -> dict[str, int]:
+    """Of positions by topic, those that matter to a reader that goes on after this one."""
+    return {topic: first for topic, first in positions.items() if first > glsn + 1}
 
 
 def _batches(topic: TopicInfo, info: StreamInfo, heads: Heads, first: int) -> Iterator[_Batch]:
-    for _, glsn, count, cut, most, declared in zip(*heads.columns, strict=True):
+    for (_, glsn, count, cut, most, declared), idle in zip(zip(*heads.columns, strict=True), heads.idle, strict=True):
         # What lies before the range is cut off: the clock knows it already.
         skipped = max(0, first - glsn)
-        # A fence says nothing of event time; records do, though the header need not know which.
-        most_ms = None if most == NOTHING else most // MILLISECOND
-        yield _Batch(
-            topic,
-            info,
-            glsn + skipped,
-            count - skipped,
-            cut // MILLISECOND,
-            most_ms,
-            None if declared == NOTHING else declared // MILLISECOND,
-        )
+        # Fences and declarations say nothing of event time; records do, though the header need not know which.
+        most_us = None if most == NOTHING else most
+        declared_us = None if declared == NOTHING else declared
+        yield _Batch(topic, info, glsn + skipped, count - skipped, cut, most_us, declared_us, bool(idle))
 
 
 def _by_stream(batches: Sequence[_Batch]) -> dict[int, list[_Batch]]:
     """Batches with records, by log stream."""
     found: dict[int, list[_Batch]] = {}
     for batch in batches:
-        if batch.most_ms is not None:
+        if batch.most_us is not None:
             found.setdefault(int(batch.info.stream), []).append(batch)
     return found
 
@@ -489,10 +523,10 @@ def _range(place: tuple[str, int], own: list[tuple[_Batch, dict[frozenset[str], 
     return Range(*place, GLSN(own[0][0].first), GLSN(own[-1][0].last), seen)
 
 
-def _lost(topic: TopicInfo, first: GLSN) -> Trimmed:
-    error = Trimmed(first, topic.trimmed_before)
-    error.add_note(
-        f"The pipeline has not read these records of topic {topic.name!r}, and they are gone: start it with a new "
-        "checkpoint, or from a savepoint that is newer, and keep records longer"
+def lost(topic: str, first: GLSN, first_left: GLSN) -> Trimmed:
+    """Records are trimmed that a pipeline has not read."""
+    return Trimmed(first, first_left, topic).with_way_out(
+        f"The pipeline has not read GLSN {first} to {first_left - 1} of topic {topic!r}, and these records are gone. "
+        "Start from a newer savepoint (--from-savepoint), or with a new checkpoint (--checkpoint) at --start "
+        f"{first_left}, without what they would have given; and give the topic a longer retention"
     )
-    return error

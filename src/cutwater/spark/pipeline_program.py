@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
-import os
-import sysconfig
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import cache
-from types import ModuleType
 from typing import Any, Final
 
 from pyspark import cloudpickle
 
-from cutwater.pipeline.aggregates import Aggregator
-from cutwater.pipeline.graph import Graph, SourceNode, TransformNode
+from cutwater.pipeline.graph import Graph, SourceNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.pickling import pickled_graph, unpickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
 
 # PySpark's copy has no types.
 _dumps: Callable[[Any], bytes] = cloudpickle.dumps
-_register: Callable[[ModuleType], None] = cloudpickle.register_pickle_by_value
-_unregister: Callable[[ModuleType], None] = cloudpickle.unregister_pickle_by_value
 
 _plans: dict[tuple[str, bytes, bytes], Plan] = {}
 """Plans that this process has made already; a worker serves few pipelines in its life."""
@@ -54,9 +45,7 @@ class Program:
         """What Spark groups each slice by."""
         self._schemas = {topic: own and own.schema for topic, own in rows.items()}
         self._event_times = dict(event_times or {})
-        graph = _for_workers(graph)
-        with pickled_by_value(graph):
-            self._graph = _dumps(graph)
+        self._graph = pickled_graph(name, graph)
         self._key = (name, self._graph, _dumps((self._schemas, self._event_times)))
         """The same graph on topics that are not the same is another plan."""
 
@@ -64,14 +53,16 @@ class Program:
     def plan(self) -> Plan:
         plan = _plans.get(self._key)
         if plan is None:
-            graph: Graph = cloudpickle.loads(self._graph)
-            for node in graph.of_type(SourceNode):
-                if node.event_time is None:
-                    node.event_time = self._event_times.get(node.topic) or None
+            graph = unpickled_graph(self._graph)
             rows = {topic: None if schema is None else RowType(schema) for topic, schema in self._schemas.items()}
+            for node in graph.of_type(SourceNode):
+                own, declared = self._event_times.get(node.topic), rows[node.topic]
+                # A declared schema may leave the topic's own column out: the log gives event time in any case.
+                if node.event_time is None and own and declared is not None and own in declared.names:
+                    node.event_time = own
             if len(_plans) >= _PLANS_MAX:
                 _plans.clear()
-            plan = _plans[self._key] = Plan(self.name, graph, rows)
+            plan = _plans[self._key] = Plan(self.name, graph, rows, breaks_chains=True)
         return plan
 
     def rows_of(self, topic: str) -> RowType:
@@ -82,52 +73,6 @@ class Program:
 
     def slice_of_key(self, key: int) -> int:
         return self.keys.index(key)
-
-
-def _for_workers(graph: Graph) -> Graph:
-    """Without code on data frames, which stays on the driver, with the session that it may hold."""
-    made = copy(graph)
-    made.nodes = [replace(node, function=None) if isinstance(node, TransformNode) else node for node in graph.nodes]
-    return made
-
-
-@contextmanager
-def pickled_by_value(graph: Graph) -> Iterator[None]:
-    """Functions of the user's own modules travel whole: workers may run where these modules are not."""
-    modules = {inspect.getmodule(function) for function in _functions(graph)}
-    own = [module for module in modules if module is not None and _is_users(module)]
-    for module in own:
-        _register(module)
-    try:
-        yield
-    finally:
-        for module in own:
-            _unregister(module)
-
-
-def _functions(graph: Graph) -> Iterator[Any]:
-    for node in graph.nodes:
-        for name in ("function", "arrow", "event_time"):
-            given = getattr(node, name, None)
-            if given is not None and not isinstance(given, str):
-                yield given if inspect.isroutine(given) else type(given)
-        if isinstance(node, SourceNode) and node.watermark.function is not None:
-            yield node.watermark.function
-        for key in getattr(node, "keys", ()):
-            if key is not None and key.function is not None:
-                yield key.function
-        for aggregate in getattr(node, "aggregates", {}).values():
-            if isinstance(aggregate, Aggregator):
-                yield type(aggregate)
-
-
-def _is_users(module: ModuleType) -> bool:
-    """Neither of the main program, which always travels, nor installed, nor of the language."""
-    path = getattr(module, "__file__", None)
-    if path is None or module.__name__ == "__main__" or module.__name__.split(".")[0] in ("cutwater", "pyspark"):
-        return False
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return not any(path.startswith(f"{place}{os.sep}") for place in installed)
 
 
 @cache

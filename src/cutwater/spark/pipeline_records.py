@@ -12,10 +12,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.schemas import TIMESTAMP
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.watermark import ascending
-from cutwater.errors import InvalidArgument, PipelineFailed
+from cutwater.errors import PipelineFailed
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SourceNode
-from cutwater.pipeline.rows import Row
+from cutwater.pipeline.rows import LOG_TIME, Row
 from cutwater.pipeline.values import TIME_MS_MAX, far_off, to_milliseconds
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_program import Program
@@ -24,9 +24,6 @@ from cutwater.types import GLSN, MILLISECOND
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-LOG_TIME = "timestamp"
-"""The column in which the log gives event time."""
 
 
 class SourceRows:
@@ -38,6 +35,7 @@ class SourceRows:
         rows = program.rows_of(topic)
         self.rows = rows
         self.event_times = EventTimes(plan.name, node, program.event_time_of(topic))
+        self._skips_malformed = node.skips_malformed
 
     def part(
         self, where: Where, topic: TopicInfo, info: StreamInfo, first: int, last: int, *, times_only: bool = False
@@ -46,7 +44,7 @@ class SourceRows:
         fields = [pa.field("glsn", pa.int64()), pa.field(LOG_TIME, TIMESTAMP)]
         wanted = [self.event_times.column] if times_only else self.rows.names
         own = [self.rows.schema.field(name) for name in wanted if name not in ("glsn", LOG_TIME)]
-        scan = Scan(where, pa.schema([*own, *fields]), True, ascending(), True)
+        scan = Scan(where, pa.schema([*own, *fields]), True, ascending(), True, self._skips_malformed)
         return Part(scan, topic, info.stream, GLSN(first), GLSN(last), None)
 
 
@@ -72,12 +70,8 @@ class EventTimes:
             raise self._failed(glsn, f"the column {self.column!r}, which is event time, is null")
         if pa.types.is_timestamp(column.type):
             return self._near(column.cast(TIMESTAMP, safe=False).view(pa.int64()).to_numpy() // MILLISECOND, glsns)
-        if pa.types.is_integer(column.type):
-            return self._near(column.cast(pa.int64()).to_numpy(), glsns)
-        raise InvalidArgument(
-            f"pipeline {self._pipeline!r}: the column {self.column!r} of {self._node.label} is event time, but its "
-            f"type is {column.type}: it must be a timestamp, or an integer in milliseconds"
-        )
+        assert pa.types.is_integer(column.type), "the plan has refused other types"
+        return self._near(column.cast(pa.int64()).to_numpy(), glsns)
 
     def _near(self, times: NDArray[np.int64], glsns: pa.Array) -> NDArray[np.int64]:
         """These times, if none is so large that sums with it would be wrong."""

@@ -19,15 +19,18 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness
+from cutwater.errors import NotFound, Trimmed
 from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
-from cutwater.pipeline.plan import Destination, waits_at
+from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
+from cutwater.pipeline.steps import DRAIN_FIRINGS
 from cutwater.spark.options import Where, where_of
 from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
 from cutwater.spark.pipeline_errors import told
-from cutwater.spark.pipeline_planning import Offset, PipelinePlanner, Range
+from cutwater.spark.pipeline_offsets import Offset
+from cutwater.spark.pipeline_planning import PipelinePlanner, Range, lost
 from cutwater.spark.pipeline_program import Program, unpickled
 from cutwater.spark.pipeline_records import SourceRows
 from cutwater.spark.pipeline_routing import by_slice, envelopes, key_columns, positions
@@ -44,7 +47,8 @@ RECORDS_MAX = 1_000_000
 
 class RunOptions(Struct, frozen=True):
     """How a pipeline is run, as its source needs to know it. ``until``: the last position, if there is one. ``begin``:
-    where a savepoint ends, in place of ``start``.
+    where a savepoint ends, in place of ``start``. ``drain_firings``: how many timers that are registered while the
+    input drains fire, per key and operator.
     """
 
     start: str = "earliest"
@@ -52,6 +56,7 @@ class RunOptions(Struct, frozen=True):
     until: int | None = None
     drain: bool = False
     begin: Offset | None = None
+    drain_firings: int = DRAIN_FIRINGS
 
 
 class TickPart(InputPartition):
@@ -100,7 +105,9 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Spark asks more than once, and the run has one beginning."""
         with told():
             if self._first is None:
-                self._first = self._beginning()
+                begin = self._beginning()
+                self._planning().require_same_topics(begin)
+                self._first = self._planning().numbered(begin)
             return self._first.plain()
 
     def _beginning(self) -> Offset:
@@ -124,7 +131,22 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with told():
             limited = not isinstance(limit, ReadAllAvailable)
             planner, offset = self._planning(), Offset.of(start)
-            return planner.next(offset, self._through, drain=self._options.drain, limited=limited).plain()
+            try:
+                found = planner.next(offset, self._through, drain=self._options.drain, limited=limited)
+            except NotFound:
+                # The offset tells a topic that was created again from one that is gone.
+                planner.require_same_topics(offset)
+                raise
+            if found is offset:
+                # As it was given: Spark compares texts, and an older version may have written this one.
+                return start
+            if found.ended and not offset.ended:
+                # In the checkpoint, so that a repeated micro-batch fires as many, whatever its run was told.
+                found = structs.replace(found, firings=self._options.drain_firings)
+            if found != offset:
+                planner.require_same_topics(offset)
+                found = planner.numbered(found)
+            return found.plain()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with told():
@@ -132,10 +154,11 @@ class PipelineReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parts(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         planner = self._planning()
+        planner.require_same_topics(end)
         walk = planner.walk(start, end)
         ticks = walk.ticks
         if end.ended:
-            ticks.end(end.glsn)
+            ticks.end(end.glsn, end.firings)
         parts: list[InputPartition] = [TickPart(packed_ticks(ticks))]
         for found in walk.ranges:
             parts.append(RangePart(planner.part(found), found))
@@ -175,8 +198,11 @@ class SourceTask:
         self._home = given.found.stream % program.slices
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        for batch in read_part(self._given.part):
-            yield envelope_batch(list(self._envelopes(batch)))
+        try:
+            for batch in read_part(self._given.part):
+                yield envelope_batch(list(self._envelopes(batch)))
+        except Trimmed as error:
+            raise lost(self._given.found.topic, error.asked, error.first_left) from error
         steps = self._steps.packed()
         yield envelope_batch([(key, TICK, 0, steps) for key in self._program.keys])
 
@@ -210,7 +236,7 @@ class SourceTask:
         if isinstance(node, OperatorNode):
             key = self._plan.specs[node.order].keys[number_of_input]
             return key is None or key_columns(self._plan.specs[node.order], number_of_input) is not None
-        return waits_at(node)
+        return self._plan.waits(node)
 
     def _direct(self, node: Any, number_of_input: int, batch: pa.RecordBatch) -> Iterator[Envelope]:
         keys = self._program.keys
@@ -229,7 +255,7 @@ class _StepsInside:
     """
 
     def __init__(self, found: Range, node: SourceNode) -> None:
-        strategy = node.watermark.strategy
+        strategy = None if node.watermark is None else node.watermark.strategy
         self._lag_us = strategy.bound_us + MILLISECOND if isinstance(strategy, BoundedOutOfOrderness) else 0
         self._seen = {topics: np.array(rows, np.int64).T for topics, rows in found.seen.items()}
         self._most: dict[tuple[str, ...], int] = {topics: int(rows[3][0]) for topics, rows in self._seen.items()}
@@ -238,9 +264,11 @@ class _StepsInside:
         }
 
     def add(self, glsns: Any, times_ms: Any) -> None:
-        for topics, (firsts, before, others, _) in self._seen.items():
+        for topics, (firsts, before, others, reached) in self._seen.items():
             at = np.searchsorted(firsts, glsns, side="right") - 1
-            own = np.maximum(np.maximum.accumulate(times_ms * MILLISECOND - self._lag_us), self._most[topics])
+            # Headers of batches in between that were skipped count as well.
+            said = np.maximum(times_ms * MILLISECOND - self._lag_us, reached[at])
+            own = np.maximum(np.maximum.accumulate(said), self._most[topics])
             self._most[topics] = int(own[-1])
             after = np.maximum(before[at], np.minimum(own, others[at]))
             rises = np.concatenate(([True], after[1:] > after[:-1])) & (after > NO_WATERMARK)

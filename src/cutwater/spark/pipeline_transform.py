@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.pipeline.graph import Graph, Port, SourceNode, TransformNode
-from cutwater.pipeline.plan import Destination, Plan, waits_at
+from cutwater.pipeline.graph import Graph, Port, RowNode, SourceNode, TransformNode
+from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
 from cutwater.spark.pipeline_envelope import COLUMNS, unpacked
@@ -31,7 +31,8 @@ from cutwater.spark.session import session
 from cutwater.spark.transform_check import applied, called, check, frame_schema
 
 Round = tuple[list[int], bool]
-"""Code that runs side by side, by the places in the program; and whether other records go past it."""
+"""Code that runs side by side, by the places in the program; and whether other records go past it. Unchained row
+functions have rounds of their own: they pass on what is not theirs, so nothing branches for them."""
 
 
 class Transforms:
@@ -45,7 +46,9 @@ class Transforms:
     def after(self, frame: DataFrame, boundary: int) -> DataFrame:
         """What becomes of the envelopes behind the source (0) or a level (from 1 on)."""
         for orders, has_others in self._rounds[boundary]:
-            if has_others:
+            if isinstance(self._program.plan.graph.nodes[orders[0]], RowNode):
+                frame = frame.mapInArrow(_unchained(self._program, orders), COLUMNS)
+            elif has_others:
                 frame = frame.repartition(self._program.parallelism, "slice")
                 rest = frame.mapInArrow(_passing(orders), COLUMNS)
                 for order in orders:
@@ -93,7 +96,7 @@ def _reached(plan: Plan, port: Port) -> set[int]:
     """Where records that leave an output wait next."""
     found: set[int] = set()
     for node, _ in plan.consumers.get(port, []):
-        if waits_at(node):
+        if plan.waits(node):
             found.add(node.order)
         else:
             found |= set().union(*(_reached(plan, own) for own in plan.consumers if own.node == node.order))
@@ -103,6 +106,7 @@ def _reached(plan: Plan, port: Port) -> set[int]:
 def _rounds(plan: Plan, waiting: set[int], boundary: int) -> list[Round]:
     """``waiting`` is where records wait before, and then after, what runs here."""
     rounds: list[Round] = []
+    _add_unchained(plan, waiting, rounds)
     while orders := sorted(order for order in waiting if isinstance(plan.graph.nodes[order], TransformNode)):
         others = waiting - set(orders)
         has_others = bool(others) or len(orders) > 1 or boundary < len(plan.levels)
@@ -118,7 +122,16 @@ def _rounds(plan: Plan, waiting: set[int], boundary: int) -> list[Round]:
         waiting.difference_update(orders)
         for order in orders:
             waiting |= _reached(plan, Port(order))
+        _add_unchained(plan, waiting, rounds)
     return rounds
+
+
+def _add_unchained(plan: Plan, waiting: set[int], rounds: list[Round]) -> None:
+    """Row functions that start a chain of their own, one round after the other."""
+    while orders := sorted(order for order in waiting if isinstance(plan.graph.nodes[order], RowNode)):
+        rounds.append((orders, True))
+        waiting.difference_update(orders)
+        waiting |= set().union(*(_reached(plan, port) for port in plan.consumers if port.node in orders))
 
 
 # ---------------------------------------------------------------------------------------------------------- in workers
@@ -132,6 +145,36 @@ def _passing(orders: list[int]) -> Any:
             yield batch.filter(pa.array([node not in orders for node in batch.column("node").to_pylist()], pa.bool_()))
 
     return passing
+
+
+def _unchained(program: Program, orders: list[int]) -> Any:
+    """Row functions in a worker of their own, next to the one that their records come from."""
+
+    def unchained(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with told():
+            for batch in batches:
+                yield from after_break(program, orders, batch)
+
+    return unchained
+
+
+def after_break(program: Program, orders: list[int], batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Envelopes after the row functions that some of them wait for; the others stay as they are."""
+    plan = program.plan
+    nodes = batch.column("node").to_pylist()
+    yield batch.filter(pa.array([node not in orders for node in nodes], pa.bool_()))
+    for index, order in enumerate(nodes):
+        if order not in orders:
+            continue
+        node, rows = plan.graph.nodes[order], plan.rows_for((order, 0))
+        assert isinstance(node, RowNode), "it is a row function"
+        assert rows is not None, "a run has schemas everywhere"
+        records = Records.from_arrow(unpacked(batch.column("data")[index].as_buffer()), rows)
+        arrived: dict[Destination, list[Records]] = {}
+        plan.apply(node, records, arrived)
+        home = program.slice_of_key(batch.column("slice")[index].as_py())
+        for envelope in envelopes(program, arrived, home):
+            yield envelope_batch([envelope])
 
 
 def _unpacking(program: Program, order: int, schema: StructType) -> Any:

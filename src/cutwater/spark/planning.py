@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from pyspark.sql.types import StructType
@@ -18,15 +18,16 @@ from pyspark.sql.types import StructType
 from cutwater.client.catalogs import View
 from cutwater.client.feeds import Feed
 from cutwater.client.ranges import Ranges
+from cutwater.core.clock import Mark
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.watermark import NO_WATERMARK
-from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Trimmed
-from cutwater.spark.event_time import ClockState, Seen, Walked, advance, is_settled, state_before
+from cutwater.core.watermark import NO_WATERMARK, RULE, RULE_BEFORE
+from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Trimmed
+from cutwater.spark.event_time import ClockState, Past, Seen, Walked, advance, is_settled, state_before
 from cutwater.spark.offsets import Offset, began_above, began_of, since_after, start_of
 from cutwater.spark.options import Point, ReadOptions
 from cutwater.spark.schema import arrow_schema, check_schema
 from cutwater.spark.tasks import Part, Scan, lost, report_loss
-from cutwater.types import GLSN, LLSN, LogStreamId, TopicId
+from cutwater.types import GLSN, LLSN, BatchKind, CutTime, LogStreamId, TopicId
 from cutwater.wire.scan_api import POSITIONS_MAX, UNKNOWN
 
 _log = logging.getLogger(__name__)
@@ -68,11 +69,17 @@ class Planner:
         self._options, self._ranges, self._schema = options, ranges, schema
         columns = arrow_schema(schema)
         self._scan = Scan(
-            options.where, columns, options.columns is not None, options.strategy, options.fail_on_data_loss
+            options.where,
+            columns,
+            options.columns is not None,
+            options.strategy,
+            options.fail_on_data_loss,
+            options.skips_malformed,
         )
         self._timeout = options.where.timeout
         self._selection = options.selection()
         self._wants_watermark = "watermark" in columns.names
+        self._rule = RULE if self._wants_watermark else None
         self._feed: Feed | None = None
         self._looked_at = -math.inf
         self._clock: ClockState | None = None
@@ -82,6 +89,8 @@ class Planner:
         self._read: dict[LogStreamId, LLSN] = {}
         """How far each log stream has been planned to be read."""
         self._lost: dict[str, GLSN] = {}
+        self._known: dict[TopicId, str] = {}
+        """The topics that were found last."""
         self._deleted: dict[TopicId, str] = {}
         self._missed_at = -math.inf
         self._view: View | None = None
@@ -92,8 +101,9 @@ class Planner:
             await feed.close()
 
     async def _fresh(self) -> View:
-        self._view = await self._ranges.view(self._timeout)
-        return self._view
+        view = self._view = await self._ranges.view(self._timeout)
+        self._miss_deleted(self._known)
+        return view
 
     def _streams(self, view: View) -> list[tuple[TopicInfo, StreamInfo]]:
         return [(topic, info) for topic in self._selection.topics(view) for info in view.streams_of(topic.topic)]
@@ -103,7 +113,7 @@ class Planner:
     async def first(self) -> Offset:
         """The offset of a query that has read nothing yet."""
         glsn = await self.start()
-        return Offset(glsn, glsn, began_above(self._began, glsn), self._found())
+        return Offset(glsn, glsn, began_above(self._began, glsn), self._found(), self._rule)
 
     async def following(self, start: Offset, through: GLSN | None = None, *, limited: bool = True) -> Offset:
         """Where the micro-batch after this offset ends; the same offset if there is nothing new."""
@@ -112,45 +122,62 @@ class Planner:
         if end == start.glsn:
             return start
         # An end has what its micro-batch needs to know, because the first one has no other offset to say it.
-        return Offset(end, since_after(start), began_above(start.began, start.glsn), self._found())
+        return Offset(end, since_after(start), began_above(start.began, start.glsn), self._found(), self._rule)
 
     async def between(self, start: Offset, end: Offset) -> list[Part]:
         """Who reads what in the micro-batch between two offsets."""
         self._began = began_of(start, end)
-        parts = await self.parts(start_of(start, end), end.glsn)
+        # What was planned under another rule of the watermark is read again under that.
+        parts = await self.parts(start_of(start, end), end.glsn, end.rule or RULE_BEFORE)
         self._miss_deleted({**start.topics, **end.topics})
         return parts
 
-    # Topics that a pattern has found. One that is named is missed by whoever looks for it.
+    # Topics by number. One that is created again under its name is another one.
 
     def _found(self) -> dict[TopicId, str]:
-        if not self._options.pattern or self._view is None:
-            return {}
-        return {topic.topic: topic.name for topic in self._selection.topics(self._view)}
+        if self._view is not None:
+            self._known = {topic.topic: topic.name for topic in self._selection.topics(self._view)}
+        return self._known
 
     async def _look_for_deleted(self, start: Offset) -> None:
-        """Also while nothing is new, every now and then."""
+        """Also while nothing is new, every now and then. Of topics that are named the feed tells."""
         now = asyncio.get_running_loop().time()
-        if start.topics and now - self._missed_at >= MARKS_SECONDS:
+        if self._options.pattern and start.topics and now - self._missed_at >= MARKS_SECONDS:
             self._missed_at = now
             await self._fresh()
         self._miss_deleted(start.topics)
 
     def _miss_deleted(self, known: Mapping[TopicId, str]) -> None:
-        """Nobody can tell any more whether all of a topic that is gone was read."""
+        """Nobody can tell any more whether all of a topic that is gone was read. Topics that the query read before, and
+        that its options do not name any more, may be deleted."""
         if self._view is None:
             return
-        exist = {topic.topic for topic in self._view.topics.values()}
-        gone = {topic: name for topic, name in known.items() if topic not in exist and topic not in self._deleted}
+        exist = {topic.topic for topic in self._view.topics.values()} | self._deleted.keys()
+        gone = {topic: name for topic, name in known.items() if topic not in exist and self._options.selects(name)}
         if not gone:
             return
         names = ", ".join(repr(name) for name in gone.values())
         if self._options.fail_on_data_loss:
+            again = {name: topic for topic, name in gone.items() if name in self._view.topics}
+            for name, before in again.items():
+                raise Refused(
+                    f"the topic {name!r} was deleted and created again: it was topic number {before} when this query "
+                    f"read it, and is number {self._view.topics[name].topic} now. Records of the old one may be gone "
+                    "that this query has not read. To read the new one, start the query with a new checkpoint; or set "
+                    "the option failOnDataLoss=false, with which it goes on with the new one and reports it"
+                )
+            if not self._options.pattern:
+                raise NotFound(
+                    f"topics that this query reads were deleted: {names}; records may be gone that it has not read. "
+                    "Create them again and start the query with a new checkpoint, or with option failOnDataLoss=false"
+                )
             raise NotFound(
                 f"topics of the pattern {self._options.pattern!r} were deleted: {names}; records may be gone that this "
                 "query has not read. With option failOnDataLoss=false it goes on without them and reports it"
             )
         self._deleted |= gone
+        # A selection keeps to the topics that it has found by their names.
+        self._selection = self._options.selection()
         _log.error("DATA LOSS: topics that this query reads were deleted: %s (failOnDataLoss=false)", names)
 
     # Where to begin and to end.
@@ -191,10 +218,14 @@ class Planner:
         """Up to where the next micro-batch may go: as far as the log has come, at most to ``through``, and no further
         than the limits say. If there is nothing new, it waits a moment for it."""
         if through is not None and start >= through:
+            # What is as new as the offset will do: this is asked again and again.
+            if self._view is None or self._view.catalog.high_watermark < start:
+                _require_within(start, await self._fresh())
             return start
         view = await self._fresh() if self._feed is None else await self._awaited(self._feed)
         if view is None:
             return await self._moved_by_time(start)
+        _require_within(start, view)
         newest = self._newest(view)
         if newest <= start:
             if through is not None:
@@ -208,10 +239,10 @@ class Planner:
         return await self._limited(start, end, view) if limited else end
 
     async def _awaited(self, feed: Feed) -> View | None:
-        """Wait for a record; None if none came."""
+        """Wait for a record, or for a declaration, which may move the watermark; None if none came."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                while not await feed.take():
+                while not any(run.batch.kind is not BatchKind.FENCE for run in await feed.take()):
                     pass
         except TimeoutError:
             return None
@@ -314,7 +345,7 @@ class Planner:
 
     # Who reads what.
 
-    async def parts(self, start: GLSN, end: GLSN) -> list[Part]:
+    async def parts(self, start: GLSN, end: GLSN, rule: int = RULE) -> list[Part]:
         """One part per log stream with records above ``start`` up to ``end``, or several if there is much of it."""
         if start > end:
             raise InvalidArgument(
@@ -333,23 +364,23 @@ class Planner:
             )
         for _ in range(TRIMS_MAX):
             try:
-                return await self._parts(start, end, view)
+                return await self._parts(start, end, view, rule)
             except Trimmed:
                 # Either it is told to fail, or the catalog was older than the trim, and a newer one tells what is left.
                 if self._options.fail_on_data_loss:
                     raise
                 view = await self._fresh()
-        return await self._parts(start, end, view)
+        return await self._parts(start, end, view, rule)
 
-    async def _parts(self, start: GLSN, end: GLSN, view: View) -> list[Part]:
+    async def _parts(self, start: GLSN, end: GLSN, view: View, rule: int) -> list[Part]:
         found = await asyncio.gather(
             *(self._piece(topic, info, view, start, end) for topic, info in self._streams(view))
         )
         pieces = [piece for piece in found if piece is not None]
         seen: Mapping[LogStreamId, Seen] = {}
         if self._wants_watermark:
-            split, walked = await asyncio.gather(self._split(pieces), self._walk(start, end, view))
-            self._clock, seen = walked.state, walked.seen
+            split, walked = await asyncio.gather(self._split(pieces), self._walk(start, end, view, rule))
+            self._clock, seen = walked.state if rule == RULE else None, walked.seen
         else:
             split = await self._split(pieces)
         return [
@@ -423,34 +454,91 @@ class Planner:
 
     # The watermark.
 
-    async def _walk(self, start: GLSN, end: GLSN, view: View) -> Walked:
+    async def _walk(self, start: GLSN, end: GLSN, view: View, rule: int = RULE) -> Walked:
         """Lead the clock through a range, from where it is if that is near."""
-        clock = self._clock
+        clock = self._clock if rule == RULE else None
         if clock is None or clock.glsn > start:
-            clock = await self._clock_at(start, view)
-        return await self._walked(clock, end, view)
+            clock = await self._clock_at(start, view, rule)
+        return await self._walked(clock, end, view, rule=rule)
 
-    async def _walked(self, clock: ClockState, end: GLSN, view: View) -> Walked:
+    async def _walked(
+        self, clock: ClockState, end: GLSN, view: View, begin: Mark | None = None, rule: int = RULE
+    ) -> Walked:
+        """``begin``: every source is evaluated where the walk begins."""
         streams = [info for _, info in self._streams(view) if info.created_at < end]
-        begin = {topic.topic: max(GLSN(clock.glsn + 1), topic.trimmed_before) for topic in self._selection.topics(view)}
+        firsts = {t.topic: max(GLSN(clock.glsn + 1), t.trimmed_before) for t in self._selection.topics(view)}
         marks, heads = await asyncio.gather(
             self._ranges.marks(clock.glsn, end, self._timeout),
-            asyncio.gather(*(self._ranges.heads(info, begin[info.topic], end, self._timeout) for info in streams)),
+            asyncio.gather(*(self._ranges.heads(info, firsts[info.topic], end, self._timeout) for info in streams)),
         )
-        known = dict(clock.streams)
+        known, pasts = dict(clock.streams), {}
+        begins = {t.topic: self._began.get(t.topic, t.trimmed_before) for t in self._selection.topics(view)}
         for info, found in zip(streams, heads, strict=True):
-            known.setdefault(info.stream, state_before(info, found, self._options.strategy))
-        clock = ClockState(clock.glsn, clock.watermark, known)
+            said = state_before(info, found, self._options.strategy)
+            if begins[info.topic] > clock.glsn + 1 and rule > 1:
+                pasts[info.stream] = Past(begins[info.topic], said)
+            elif begins[info.topic] == clock.glsn + 1 and rule > 1:
+                # The walk before ended where the topic begins, and could not know what was said by then.
+                known[info.stream] = said
+            else:
+                known.setdefault(info.stream, said)
+        clock = ClockState(clock.glsn, clock.watermark, known, clock.sources)
         by_stream = {info.stream: found for info, found in zip(streams, heads, strict=True)}
-        return advance(clock, end, streams, by_stream, marks, self._options.strategy)
+        all_marks = marks if begin is None else [begin, *marks]
+        return advance(clock, end, streams, by_stream, all_marks, self._options.strategy, rule, pasts)
 
-    async def _clock_at(self, glsn: GLSN, view: View) -> ClockState:
-        """The clock after a position: looks back as far as it must."""
-        earliest = min((topic.trimmed_before for topic in self._selection.topics(view)), default=GLSN(1))
-        back = LOOK_BACK
-        while True:
-            begin = GLSN(max(glsn - back, earliest - 1))
-            walked = await self._walked(ClockState(begin, NO_WATERMARK, {}), glsn, view)
-            if begin < earliest or is_settled(walked):
+    async def _clock_at(self, glsn: GLSN, view: View, rule: int = RULE) -> ClockState:
+        """The clock after a position: looks back as far as it must, to a mark of the log's clock."""
+        begins = [topic.trimmed_before for topic in self._selection.topics(view)]
+        earliest = min(begins, default=GLSN(1))
+        streams = [info for _, info in self._streams(view)]
+        for place in walk_begins(glsn, begins, rule):
+            mark: Mark | None = None
+            if place >= earliest:
+                marks = await self._ranges.marks(GLSN(place - 1), glsn, self._timeout)
+                mark = min(marks, key=lambda found: found.glsn, default=None)
+                if mark is None:
+                    continue
+            elif place > 0 and rule > 1:
+                mark = Mark(place, await self._last_commit(place, view))
+            begin = ClockState(place if mark is None else mark.glsn, NO_WATERMARK, {})
+            walked = await self._walked(begin, glsn, view, mark, rule)
+            if place < earliest or is_settled(walked, streams):
                 return walked.state
-            back *= LOOK_BACK_FACTOR
+        raise AssertionError("a walk from the first position that is left is always enough")
+
+    async def _last_commit(self, glsn: GLSN, view: View) -> CutTime:
+        """When something was last committed at or before a position, trimmed or not, of the topics that begin by then:
+        of the others it is known for a later position only."""
+        first = GLSN(glsn + 1)
+        streams = [info for t, info in self._streams(view) if info.created_at < glsn and t.trimmed_before <= first]
+        found = await asyncio.gather(*(self._ranges.heads(info, first, first, self._timeout) for info in streams))
+        return max((heads.before.committed or CutTime(0) for heads in found), default=CutTime(0))
+
+
+def _require_within(start: GLSN, view: View) -> None:
+    end_of_log = view.catalog.high_watermark
+    if start > end_of_log:
+        raise Refused(
+            f"this checkpoint has read up to GLSN {start}, and the log ends at {end_of_log}: it is an old copy of "
+            "the log that the checkpoint was made with, and input would be skipped. Go on with the log of before, "
+            "or start with a new checkpoint"
+        )
+
+
+def walk_begins(glsn: int, begins: Sequence[GLSN], rule: int) -> Iterator[GLSN]:
+    """From where on a clock may be led to a position, the nearest place first; at the last one nothing is left before.
+    ``begins``: where each topic does.
+
+    What was said before a trim is known where the topic begins, and not before (see ``Past``). So a walk begins where
+    all topics have begun; if that does not settle the clock, with the first of them.
+    """
+    first, settled = (GLSN(found - 1) for found in (min(begins, default=GLSN(1)), max(begins, default=GLSN(1))))
+    nearest = settled if rule > 1 else first
+    back = LOOK_BACK
+    while glsn - back > nearest:
+        yield GLSN(glsn - back)
+        back *= LOOK_BACK_FACTOR
+    if first < nearest < glsn:
+        yield nearest
+    yield first

@@ -6,7 +6,9 @@ Parquet files, bring the rows into the form that the program has now, and send e
 
 from __future__ import annotations
 
+import logging
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -17,25 +19,28 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from cutwater.client.client import Client
+from cutwater.client.runs import RunStart
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused
 from cutwater.pipeline.chunks import BROADCAST_GROUP, SORTED, chunk_schema
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keyed import OperatorSpec
 from cutwater.savepoints.clocks import migrated
-from cutwater.savepoints.evolution import Restoration, evolved, restoration
+from cutwater.savepoints.evolution import Restoration, evolved_chunk, restoration
 from cutwater.savepoints.files import is_local
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.savepoints.savepoint import open_savepoint as open_here
-from cutwater.savepoints.tables import as_type, to_chunk
 from cutwater.spark.checkpoints import ANEW, CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
 from cutwater.spark.files import files_at
-from cutwater.spark.output_guard import OutputGuard
 from cutwater.spark.pipeline_envelope import packed
-from cutwater.spark.pipeline_planning import Offset
+from cutwater.spark.pipeline_offsets import Offset, require_same_topics
+from cutwater.spark.pipeline_operator import SENT
 from cutwater.spark.pipeline_program import Program
 from cutwater.spark.savepoints import absolute, frame, open_savepoint, versions
+from cutwater.types import GLSN, BatchNumber
+
+_log = logging.getLogger(__name__)
 
 INITIAL_COLUMNS: Final = "slice int, uid string, dropped_late bigint, data binary"
 INITIAL_SCHEMA: Final = pa.schema(
@@ -60,38 +65,51 @@ class Wish(Struct, frozen=True):
 
 class Beginning(Struct, frozen=True):
     """``offset``: where the first micro-batch begins, if a savepoint says so. ``savepoint``: whose state the first
-    micro-batch gets; None once that is done. ``restoration``: what became of that state. ``guard``: what the first
-    micro-batch must not repeat.
+    micro-batch gets; None once that is done. ``restoration``: what became of that state. ``start``: by which the log
+    decides whether the run may publish under its name.
     """
 
     offset: Offset | None = None
     savepoint: Savepoint | None = None
     restoration: Restoration | None = None
-    guard: OutputGuard | None = None
+    start: RunStart = RunStart()
 
 
-def beginning(spark: SparkSession, client: Client, program: Program, place: str, wish: Wish) -> Beginning:
-    """Look at the checkpoint, and note there what begins now, if it is new."""
+def beginning(
+    spark: SparkSession, client: Client, program: Program, place: str, wish: Wish, begin: str = "earliest"
+) -> Beginning:
+    """Look at the checkpoint, and note there what begins now, if it is new. ``begin`` is where a new one reads from."""
     checkpoint, info = Checkpoint(place, files_at(spark, place)), described(program.plan)
     note = checkpoint.note()
+    checkpoint.check()
     savepoint = None if wish.savepoint is None else open_savepoint(spark, absolute(wish.savepoint))
     if savepoint is not None:
         _require_new(checkpoint, note, savepoint)
     if note is None or (note.origin is None and not checkpoint.planned()):
         # Where nothing is planned yet, nothing hangs on what was noted.
+        _require_in_step(client, checkpoint, program.name)
         origin = None if savepoint is None else _origin(client, program, info, savepoint, wish)
+        if origin is None:
+            _start(client, checkpoint, program.name, _begin(client, checkpoint, begin), wish)
         note = Note(
             FORMAT, 1, program.name, program.slices, program.parallelism, client.cluster_key(), info, versions(), origin
         )
         checkpoint.write(note)
     else:
         _require_same_log(client, place, note)
+        _require_in_step(client, checkpoint, note.pipeline)
         require_same_program(place, note.program, info, _way_out(client, checkpoint, program.name))
-    if note.origin is None:
-        return Beginning()
-    offset = Offset(note.origin.glsn, note.slices, note.origin.clock)
-    if checkpoint.committed():
-        return Beginning(offset)
+        planned = checkpoint.planned()
+        if planned:
+            _require_same_topics(client, program, checkpoint.offset(planned[-1]))
+        old = checkpoint.follow_move()
+        if old is not None:
+            _log.warning("the checkpoint %s was moved or copied from %s: its files name the new place now", place, old)
+    if note.origin is None or checkpoint.committed():
+        offset = None if note.origin is None else _offset(note.origin, note.slices)
+        start = _start(client, checkpoint, program.name, _begin(client, checkpoint, begin), wish)
+        return Beginning(offset, start=start)
+    offset = _offset(note.origin, note.slices)
     savepoint = savepoint or open_savepoint(spark, note.origin.savepoint)
     if savepoint.manifest.id != note.origin.id:
         raise Refused(
@@ -99,16 +117,59 @@ def beginning(spark: SparkSession, client: Client, program: Program, place: str,
             "one now: start with a new checkpoint"
         )
     savepoint.verify()
-    guard = None
-    if not (note.origin.may_replay or wish.replay_output):
-        # Between the first attempt and this one others may have gone on, from the checkpoint of before, say.
-        guard = _guard(program.name, savepoint)
-        guard.require_nothing_beyond(client.find_runs(program.name), checkpoint.key)
-    return Beginning(offset, savepoint, _fitted(savepoint, info, wish), guard)
+    # Between the first attempt and this one others may have gone on, from the checkpoint of before, say.
+    start = _after(savepoint, replay=note.origin.may_replay or wish.replay_output)
+    client.check_run(program.name, checkpoint.key or _any_key(), start=start)
+    return Beginning(offset, savepoint, _fitted(savepoint, info, wish), start)
 
 
-def _guard(name: str, savepoint: Savepoint) -> OutputGuard:
-    return OutputGuard(name, savepoint.path, savepoint.manifest.run)
+def _require_same_topics(client: Client, program: Program, offset: Offset) -> None:
+    require_same_topics(program.name, offset, {topic.name: int(topic.number) for topic in client.topics()})
+
+
+def _offset(origin: Origin, slices: int) -> Offset:
+    return Offset(origin.glsn, slices, origin.clock, topics=origin.topics, trimmed=origin.trimmed)
+
+
+def _begin(client: Client, checkpoint: Checkpoint, begin: str) -> int | None:
+    """The position after which a checkpoint without a savepoint reads on; None if it cannot be known."""
+    done, planned = checkpoint.committed(), checkpoint.planned()
+    if done:
+        return checkpoint.offset(done[-1]).glsn
+    if planned:
+        return checkpoint.offset(planned[0]).since
+    if begin == "earliest":
+        return 0
+    if begin == "latest":
+        return int(client.tail())
+    if int(begin) - 1 > client.tail():
+        raise InvalidArgument(
+            f"start is {begin}, but the log ends at GLSN {client.tail()}: give at most {client.tail() + 1}"
+        )
+    return int(begin) - 1
+
+
+def _start(client: Client, checkpoint: Checkpoint, name: str, position: int | None, wish: Wish) -> RunStart:
+    """The start of a run that no savepoint begins, if the log takes it. Nothing is opened, and nobody is fenced."""
+    start = RunStart(
+        position=None if position is None else GLSN(position),
+        replay=wish.replay_output,
+        what=f"the checkpoint {checkpoint.path}",
+    )
+    client.check_run(name, checkpoint.key or _any_key(), start=start)
+    return start
+
+
+def _after(savepoint: Savepoint, *, replay: bool) -> RunStart:
+    made = savepoint.manifest
+    return RunStart(
+        GLSN(made.glsn), made.run.key, BatchNumber(made.run.batch), replay, f"the savepoint {savepoint.path}"
+    )
+
+
+def _any_key() -> str:
+    """A key for a question about a checkpoint that has none yet."""
+    return uuid.uuid4().hex
 
 
 def _fitted(savepoint: Savepoint, info: ProgramInfo, wish: Wish) -> Restoration:
@@ -123,6 +184,45 @@ def _require_same_log(client: Client, place: str, note: Note) -> None:
         raise Refused(
             f"the positions in the checkpoint {place} are those of another log: it was made on the cluster {note.log}, "
             f"and this one is {key}. Run with the log of before, or a copy of its data. {ANEW}"
+        )
+
+
+def _require_in_step(client: Client, checkpoint: Checkpoint, name: str) -> None:
+    """Refuse a checkpoint that is behind its log, or ahead of it: one of the two is a copy of before.
+
+    Spark plans a micro-batch in the checkpoint before it runs, and notes that it is done after the log has decided on
+    it, also where it has no rows. So the last batch that is decided is the last one that is done or planned. A batch
+    that the log has decided and that is planned anew would be taken for a repeated one, and its rows would be lost.
+
+    A driver of before may still run. So what comes first in a micro-batch is looked at last.
+    """
+    key = checkpoint.key
+    if key is None:
+        return
+    last_done = max(checkpoint.committed(), default=-1)
+    decided = max((run.last_batch for run in client.find_runs(name) if run.key == key), default=-1)
+    planned = checkpoint.planned()
+    last_planned = max(planned, default=-1)
+    if decided > last_planned:
+        what = f"the last one that is planned there is {last_planned}" if planned else "none is planned there"
+        raise Refused(
+            f"the checkpoint {checkpoint.path} is an old copy: micro-batch {decided} of it is in the log, and {what}. "
+            "Go on with the checkpoint that was used last, or start from a savepoint with a new one (--from-savepoint, "
+            f"--checkpoint; from_savepoint=…, checkpoint=… in Python). {ANEW}"
+        )
+    read, tail = checkpoint.offset(last_planned).glsn if planned else 0, int(client.tail())
+    if decided < last_done and read <= tail:
+        # Not every run that is over is found by its name. If this one is, that is what is wrong.
+        client.check_run(name, key, start=RunStart(replay=True))
+    if decided < last_done or read > tail:
+        known = f"{decided} is the last one in the log" if decided >= 0 else "the log has none of them"
+        what = f"micro-batch {last_done} is done there, and {known}" if decided < last_done else ""
+        if read > tail:
+            what = f"it has read up to GLSN {read}, and the log ends at {tail}"
+        raise Refused(
+            f"the checkpoint {checkpoint.path} is ahead of this log: {what}. The log is an old copy of the one that "
+            "the checkpoint was made with, and input would be skipped. Run with the log of before; or, if this copy "
+            f"shall go its own way, give the pipeline a checkpoint of its own. {ANEW}"
         )
 
 
@@ -164,12 +264,14 @@ def _origin(client: Client, program: Program, info: ProgramInfo, savepoint: Save
     savepoint.verify()
     _require_log(client, savepoint)
     _fitted(savepoint, info, wish)
-    if not wish.replay_output:
-        _guard(program.name, savepoint).require_nothing_beyond(client.find_runs(program.name), None)
+    client.check_run(program.name, _any_key(), start=_after(savepoint, replay=wish.replay_output))
     watermarks = {node.topic: node.watermark for node in program.plan.graph.of_type(SourceNode)}
     before = tuple(state.operator for state in made.operators)
     clock = migrated(made.clock, watermarks, info.operators, before)
-    return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output)
+    topics = {topic: number for topic, number in made.topics.items() if topic in watermarks}
+    _require_same_topics(client, program, Offset(made.glsn, made.slices, topics=topics))
+    trimmed = {topic: first for topic, first in made.trimmed.items() if topic in watermarks}
+    return Origin(savepoint.path, made.id, made.glsn, clock, wish.replay_output, topics, trimmed)
 
 
 def _require_log(client: Client, savepoint: Savepoint) -> None:
@@ -212,8 +314,11 @@ def initial_state(spark: SparkSession, begin: Beginning, program: Program, level
 
 
 def _late(manifest: Manifest, specs: Sequence[OperatorSpec], program: Program) -> list[Any]:
-    counts = {spec.uid: manifest.by_uid[spec.uid].dropped_late for spec in specs if spec.uid in manifest.by_uid}
-    return [(program.keys[0], uid, count, None) for uid, count in counts.items() if count]
+    """Rows that were late before the savepoint: one slice counts them, as those of before a restart."""
+    kept = {spec.uid: manifest.by_uid[spec.uid] for spec in specs if spec.uid in manifest.by_uid}
+    dropped = [(program.keys[0], uid, own.dropped_late, None) for uid, own in kept.items() if own.dropped_late]
+    sent = [(program.keys[0], SENT + uid, own.late_sent, None) for uid, own in kept.items() if own.late_sent]
+    return [*dropped, *sent]
 
 
 def _rows(
@@ -247,12 +352,7 @@ def _chunks(program: Program, order: int, before: OperatorInfo, held: Sequence[p
     schema = chunk_schema(spec.states)
     after = described(program.plan).by_uid[spec.uid]
     whole = pa.Table.from_batches(held).combine_chunks().to_batches()[0]
-    table = evolved(whole, before, after)
-    exact = [
-        as_type(column, schema.field(name).type) if name in schema.names and name.startswith("state_") else column
-        for name, column in zip(table.schema.names, table.columns, strict=True)
-    ]
-    chunk = to_chunk(pa.RecordBatch.from_arrays(exact, names=table.schema.names), schema, spec.hashed_groups)
+    chunk = evolved_chunk(whole, before, after, schema, spec.hashed_groups)
     groups = chunk.column("key_group").to_numpy()
     hashes = chunk.column("key_hash").to_numpy()
     slices = groups.astype(np.int64) * program.slices // spec.groups
@@ -273,8 +373,8 @@ def _chunks(program: Program, order: int, before: OperatorInfo, held: Sequence[p
 
 
 def wish_of(savepoint: Path | Savepoint | None, replay_output: bool, allow_non_restored_state: bool) -> Wish:
-    if savepoint is None and (replay_output or allow_non_restored_state):
-        raise InvalidArgument("replay_output and allow_non_restored_state are about a savepoint: give from_savepoint=…")
+    if savepoint is None and allow_non_restored_state:
+        raise InvalidArgument("allow_non_restored_state is about a savepoint: give from_savepoint=…")
     path = savepoint.path if isinstance(savepoint, Savepoint) else savepoint
     if path is not None and is_local(os.fspath(path)):
         # What can be told at once need not wait for Spark.

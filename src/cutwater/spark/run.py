@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,34 +19,41 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
+from cutwater.core.names import check_topic_name
 from cutwater.ddl import shown
 from cutwater.durations import Duration, milliseconds
-from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
 from cutwater.jobs.holding import Hold
-from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
+from cutwater.jobs.job_file import require_parallelism
+from cutwater.jobs.places import root_of
+from cutwater.pipeline import run_checks
+from cutwater.pipeline.graph import SinkNode, SourceNode
 from cutwater.pipeline.keys import SLICES_DEFAULT
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
+from cutwater.pipeline.run_checks import check_sink, topic_for
+from cutwater.pipeline.steps import DRAIN_FIRINGS, check_drain_firings
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.evolution import Restoration
+from cutwater.savepoints.files import is_local
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.spark.checkpoints import Checkpoint
 from cutwater.spark.files import files_at
 from cutwater.spark.holder import servers_of
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import COLUMNS
-from cutwater.spark.pipeline_errors import heard, of_spark
-from cutwater.spark.pipeline_operator import LevelProcessor, observed
+from cutwater.spark.pipeline_errors import translated
+from cutwater.spark.pipeline_operator import LevelProcessor, left_timers, observed
 from cutwater.spark.pipeline_program import Program, pickled
 from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
-from cutwater.spark.pipeline_sink import PipelineSink, check_sink
+from cutwater.spark.pipeline_sink import PipelineSink
 from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
 from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptions
 from cutwater.spark.pipeline_state import forget
 from cutwater.spark.pipeline_transform import Transforms, check_transforms
 from cutwater.spark.restoring import Beginning, beginning, initial_state, wish_of
 from cutwater.spark.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
-from cutwater.spark.session import LATE_WORKER, STARTS_MAX, session
+from cutwater.spark.session import LATE_WORKER, STARTS_MAX, provide_format, session
 from cutwater.spark.session import start as start_query
 
 OPEN_SECONDS = 60.0
@@ -74,10 +81,16 @@ class Query:
     retain: int | None
     begin: Beginning
 
+    def translated(self) -> translated:
+        """Where Spark is called: its errors become ours."""
+        return translated(self.program.name, self.checkpoint)
+
     def start(self) -> StreamingQuery:
+        with self.translated():
+            return self._started()
+
+    def _started(self) -> StreamingQuery:
         spark, program = self.spark, self.program
-        spark.dataSource.register(PipelineSource)
-        spark.dataSource.register(PipelineSink)
         # Where the log is goes into options of its own: Spark hides a token that it knows by its name.
         reader = spark.readStream.format(SOURCE_FORMAT).options(**self.where.options())
         rows = self.transforms.after(reader.option("given", pickled(program, self.options)).load(), 0)
@@ -101,7 +114,7 @@ class Query:
         given = {_PARTITIONS: str(program.parallelism)}
         if self.retain is not None:
             given[_RETAINED] = str(self.retain)
-        with settings(spark, given), translated(program.name):
+        with settings(spark, given):
             return start_query(writer)
 
 
@@ -126,6 +139,11 @@ class PipelineRun:
         return found
 
     @property
+    def left_timers(self) -> dict[str, int]:
+        """After a drained run: how many timers did not fire, by uid, because their keys had fired often enough."""
+        return left_timers(self.progress or {})
+
+    @property
     def restoration(self) -> Restoration | None:
         """What became of the state of the savepoint that this was started from; None if it was not, or went on."""
         return self._plan.begin.restoration
@@ -146,7 +164,7 @@ class PipelineRun:
             self._hold.let_go(error, is_stopped=is_stopped)
 
     def _wait(self, timeout: float | None) -> bool:
-        with translated(self.name):
+        with self._plan.translated():
             deadline = None if timeout is None else time.monotonic() + timeout
             try:
                 while not self._ended(None if deadline is None else deadline - time.monotonic()):
@@ -185,7 +203,7 @@ class PipelineRun:
         ``timeout`` seconds.
         """
         try:
-            with translated(self.name):
+            with self._plan.translated():
                 self._query.stop()
                 forget(self._id)
             if savepoint is None:
@@ -237,13 +255,14 @@ def run_pipeline(
     *,
     until: Until | None = None,
     drain: bool = False,
+    drain_firings: int = DRAIN_FIRINGS,
     available_now: bool = False,
     parallelism: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     trigger: Duration | None = None,
     start: str | int = "earliest",
     max_records_per_trigger: int | None = None,
-    slices: int = SLICES_DEFAULT,
+    slices: int | None = None,
     spark: SparkSession | None = None,
     token: str = "",
     wait: bool = True,
@@ -255,44 +274,58 @@ def run_pipeline(
     """Run a pipeline, and return when it ends; with ``wait=False`` at once.
 
     ``until`` is the last position, "now" for the present end of the log, or a time of the log's clock. With ``drain``
-    that is the end of the input: the watermark becomes the maximum, and the run is finished for good. Without it, and
+    that is the end of the input: the watermark becomes the maximum, and the run is finished for good; of the timers
+    that functions register while it drains, ``drain_firings`` per key and operator fire. Without it, and
     with ``available_now``, which is ``until="now"``, the run pauses there and another one goes on from its checkpoint.
-    ``parallelism`` is how many tasks work at once; it stays what it was when the checkpoint was made.
+    ``parallelism`` is how many tasks work at once, and ``slices`` how many state is cut into; both stay what they were
+    when the checkpoint was made, and others are refused: a savepoint goes on with others.
 
-    ``from_savepoint`` starts a new checkpoint with the state and at the position of a savepoint; if what comes after
-    that is published already, only with ``replay_output``. ``allow_non_restored_state`` leaves behind what belongs to
-    no operator of the program. ``retain`` is how many micro-batches a checkpoint keeps, to take savepoints from.
+    ``from_savepoint`` starts a new checkpoint with the state and at the position of a savepoint. A new checkpoint whose
+    output is published already under this name is started only with ``replay_output``, or at a ``start`` beyond its
+    input. ``allow_non_restored_state`` leaves behind what belongs to no operator of the program. ``retain`` is how many
+    micro-batches a checkpoint keeps, to take savepoints from.
     """
     if available_now and (until is not None or drain):
         raise InvalidArgument("available_now is until='now' without drain: give one or the other")
     if drain and until is None:
         raise InvalidArgument("drain ends the input at a position: say which, with until=…")
+    check_drain_firings(drain_firings)
     _check_until(until)
     trigger_ms = None if trigger is None else milliseconds(trigger, "trigger")
     check_writes(pipeline)
+    _warn_of_loops(pipeline)
     rows_max = RECORDS_MAX if max_records_per_trigger is None else max_records_per_trigger
     if rows_max < 1:
         raise InvalidArgument(f"max_records_per_trigger is {rows_max}: it must be at least 1")
     until = "now" if available_now else until
-    parallelism = parallelism or min(os.cpu_count() or 1, slices)
-    if not 1 <= parallelism <= slices:
-        raise InvalidArgument(f"parallelism is {parallelism}: it must be from 1 to the number of slices, {slices}")
+    _check_sizes(parallelism, slices)
+    _check_start(start)
     if retain is not None and retain < RETAIN_MIN:
         raise InvalidArgument(f"retain is {retain}: a checkpoint keeps at least {RETAIN_MIN} micro-batches")
     wish = wish_of(from_savepoint, replay_output, allow_non_restored_state)
     where = _where(pipeline, token)
     began_with = None if wish.savepoint is None else absolute(wish.savepoint)
-    hold = Hold(pipeline.name, None if checkpoint is None else absolute(checkpoint), began_with)
+    if checkpoint is None:
+        hold = Hold(pipeline.name, None, began_with, root_of(log_key(where), pipeline.name))
+    else:
+        hold = Hold(pipeline.name, absolute(checkpoint), began_with)
     try:
-        if spark is None and any(node.is_on_spark for node in pipeline.graph.of_type(TransformNode)):
-            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-        with connected(where) as client:
-            program = program_of(pipeline, client, parallelism, slices, spark)
-            spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{parallelism}]")
-            begin = beginning(spark, client, program, hold.place, wish)
+        if spark is None and not is_local(hold.place):
+            # Only Spark can read what the checkpoint was made with.
+            spark = session(f"cutwater {pipeline.name}", master=f"local[{parallelism or '*'}]")
+        with translated(pipeline.name, hold.place), connected(where) as client:
+            tasks, pieces = sizes_of(Checkpoint(hold.place, files_at(spark, hold.place)), parallelism, slices)
+            program = checked(pipeline, client, tasks, pieces)
             end = until_position(client, until)
-            options = RunOptions(str(start), rows_max, end, drain, begin.offset)
-            sink = pickled(program, plain_topics(program, client), begin.guard)
+            spark = spark or session(f"cutwater {pipeline.name}", master=f"local[{tasks}]")
+            provide_format(spark, PipelineSource)
+            provide_format(spark, PipelineSink)
+            check_transforms(pipeline.graph, program.plan, spark)
+            begin = beginning(spark, client, program, hold.place, wish, str(start))
+            # Nothing can be refused any more, so that this is the place to create anything.
+            provide_sinks(program.plan, client)
+            options = RunOptions(str(start), rows_max, end, drain, begin.offset, drain_firings)
+            sink = pickled(program, plain_topics(program, client), begin.start)
         transforms = Transforms(pipeline.graph, program)
         query = Query(spark, program, transforms, where, options, sink, hold.place, trigger_ms, retain, begin)
         run = PipelineRun(query, hold)
@@ -304,9 +337,50 @@ def run_pipeline(
     return run
 
 
+def _warn_of_loops(pipeline: Pipeline) -> None:
+    """What a pipeline writes to a topic that it reads, it reads again."""
+    read = {node.topic for node in pipeline.graph.of_type(SourceNode)}
+    for topic in sorted(read & {node.topic for node in pipeline.graph.of_type(SinkNode)}):
+        warnings.warn(
+            f"pipeline {pipeline.name!r} writes to the topic {topic!r}, which it reads: it reads its own output again, "
+            "without an end unless a filter stops it. Write to another topic, unless this is meant",
+            stacklevel=4,
+        )
+
+
+def _check_sizes(parallelism: int | None, slices: int | None) -> None:
+    for name, given in (("parallelism", parallelism), ("slices", slices)):
+        if given is not None and given < 1:
+            raise InvalidArgument(f"{name} is {given}: it must be at least 1")
+    if parallelism is not None and parallelism > (slices or SLICES_DEFAULT):
+        raise InvalidArgument(
+            f"parallelism is {parallelism}: it must be from 1 to the number of slices, {slices or SLICES_DEFAULT}"
+        )
+
+
+def _check_start(start: object) -> None:
+    is_position = str(start).isdecimal() and int(str(start)) >= 1 and not isinstance(start, bool)
+    if start not in ("earliest", "latest") and not is_position:
+        raise InvalidArgument(f"start is {start!r}: give 'earliest', 'latest' or a GLSN from 1 on")
+
+
+def sizes_of(checkpoint: Checkpoint, parallelism: int | None, slices: int | None) -> tuple[int, int]:
+    """Parallelism and slices: those that a checkpoint was made with, or else those that are wanted."""
+    note = checkpoint.note()
+    if note is None or (note.origin is None and not checkpoint.planned()):
+        slices = slices or SLICES_DEFAULT
+        return parallelism or min(os.cpu_count() or 1, slices), slices
+    require_parallelism(checkpoint.path, note.parallelism, parallelism)
+    if slices not in (None, note.slices):
+        raise Refused(
+            f"state in the checkpoint {checkpoint.path} is cut into {note.slices} slices, not {slices}: leave slices "
+            "out, or start from a savepoint, which can be cut anew"
+        )
+    return note.parallelism, note.slices
+
+
 def check_writes(pipeline: Pipeline) -> None:
-    if not any(pipeline.graph.of_type(SinkNode)):
-        raise InvalidArgument(f"pipeline {pipeline.name!r} has no sink: nothing would come of it")
+    run_checks.check_writes(pipeline.name, pipeline.graph)
 
 
 def _where(pipeline: Pipeline, token: str) -> Where:
@@ -326,6 +400,12 @@ def connected(where: Where) -> Client:
     return connect(where.servers, token=access.token, tls=access.tls, insecure=access.insecure, timeout=where.timeout)
 
 
+def log_key(where: Where) -> str:
+    """The key of the cluster, by which its checkpoints are found."""
+    with connected(where) as client:
+        return client.cluster_key()
+
+
 # ------------------------------------------------------------------------------------------------------------- binding
 
 
@@ -337,7 +417,7 @@ def program_of(
     """
     program = checked(pipeline, client, parallelism, slices)
     check_transforms(pipeline.graph, program.plan, spark)
-    _provide_sinks(program.plan, client)
+    provide_sinks(program.plan, client)
     return program
 
 
@@ -362,9 +442,7 @@ def checked(pipeline: Pipeline, client: Client, parallelism: int, slices: int) -
     )
     program.plan.require_schemas()
     check_transforms(pipeline.graph, program.plan, None)
-    for sink in program.plan.graph.of_type(SinkNode):
-        if sink.topic in topics:
-            _check_sink(program.plan, sink, topics[sink.topic])
+    _missing_sinks(program.plan, topics)
     return program
 
 
@@ -413,22 +491,28 @@ def _holds(declared: pa.DataType, own: pa.DataType) -> bool:
     return bool(pa.types.is_floating(own) and pa.types.is_floating(declared) and declared.bit_width >= own.bit_width)
 
 
-def _provide_sinks(plan: Plan, client: Client) -> None:
-    topics = {topic.name: topic for topic in client.topics()}
+def provide_sinks(plan: Plan, client: Client) -> None:
+    """Create the topics of sinks that do not exist."""
+    missing = _missing_sinks(plan, {topic.name: topic for topic in client.topics()})
+    for name, schema in missing.items():
+        event_time = "timestamp" if schema is not None and "timestamp" in schema.names else ""
+        client.create_topic(name, schema=schema, event_time=event_time)
+
+
+def _missing_sinks(plan: Plan, topics: Mapping[str, Topic]) -> dict[str, pa.Schema | None]:
+    """The topics of sinks that have to be created, with their schemas, if every sink can write to its own."""
+    schemas = {name: topic.schema for name, topic in topics.items()}
+    missing: dict[str, pa.Schema | None] = {}
     for node in plan.graph.of_type(SinkNode):
-        if node.topic not in topics:
-            rows = _sink_rows(plan, node)
-            is_plain = set(rows.names) <= set(KEY_VALUE.names)
-            schema = None if is_plain else rows.schema
-            event_time = "timestamp" if not is_plain and "timestamp" in rows.names else ""
-            topics[node.topic] = client.create_topic(node.topic, schema=schema, event_time=event_time)
-        _check_sink(plan, node, topics[node.topic])
-
-
-def _check_sink(plan: Plan, node: SinkNode, topic: Topic) -> None:
-    wrong = check_sink(node.topic, topic.schema if topic.schema is not None else KEY_VALUE, _sink_rows(plan, node))
-    if wrong:
-        raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
+        rows = _sink_rows(plan, node)
+        if node.topic not in schemas:
+            check_topic_name(node.topic)
+            schemas[node.topic] = missing[node.topic] = topic_for(rows, KEY_VALUE.names)[0]
+        own = schemas[node.topic]
+        wrong = check_sink(node.topic, own if own is not None else KEY_VALUE, rows)
+        if wrong:
+            raise InvalidArgument(f"pipeline {plan.name!r}, {node.label}: {wrong}")
+    return missing
 
 
 def _sink_rows(plan: Plan, node: SinkNode) -> RowType:
@@ -458,21 +542,3 @@ def until_position(client: Client, until: Until | None) -> int | None:
     if not 0 <= until <= client.tail():
         raise InvalidArgument(f"until is {until!r}: {_UNTIL}; the log ends at {client.tail()}")
     return until
-
-
-# ------------------------------------------------------------------------------------------------------------- running
-
-
-class translated(contextlib.AbstractContextManager[None]):  # noqa: N801
-    """Spark's exceptions as ours: what went wrong, not eighty lines of two languages."""
-
-    def __init__(self, pipeline: str) -> None:
-        self._pipeline = pipeline
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or isinstance(error, CutwaterError) or not isinstance(error, Exception):
-            return
-        if not type(error).__module__.startswith(("pyspark", "py4j")):
-            return
-        text = str(error)
-        raise (heard(text, self._pipeline) or of_spark(text, self._pipeline)) from None

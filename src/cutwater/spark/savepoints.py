@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyspark
+from msgspec.structs import replace
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.errors import PySparkException
@@ -25,7 +26,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 import cutwater
 from cutwater.client.deadlines import check_timeout
 from cutwater.errors import CutwaterError, Refused, Unavailable
-from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.pipeline.rule_one import current
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints import savepoint as places
@@ -47,11 +48,11 @@ from cutwater.savepoints.tables import compacted, table_schema, to_table
 from cutwater.savepoints.writing import finish, now
 from cutwater.spark.checkpoints import Checkpoint, Note, Origin, Point
 from cutwater.spark.files import files_at
+from cutwater.spark.pipeline_operator import SENT
 from cutwater.spark.pipeline_program import balanced_keys
 from cutwater.spark.pipeline_state import SliceManifest, StoredChunk, decode_manifest
 from cutwater.spark.session import session
 from cutwater.spark.time_limit import TimeLimit
-from cutwater.types import MILLISECOND
 
 ROWS_PER_FILE: Final = 500_000
 ROWS_PER_BATCH: Final = 20_000
@@ -109,7 +110,7 @@ def _taken(
             files.delete(f"{place}/{STATE}")
             newest = kept.committed()[-1:]
             if batch is not None or not left or newest == [point.batch]:
-                raise _unread(kept.path, point, error) from None
+                raise _unread(kept, point, error) from None
             point = kept.point()
     # What is done by now is only whole with its manifest, which is not written any more.
     limit.check()
@@ -134,9 +135,16 @@ def _as_it_began(spark: SparkSession, note: Note, origin: Origin, place: str, fi
     return writing.copied_savepoint(began, place, files=files)
 
 
-def _unread(path: str, point: Point, error: Exception) -> CutwaterError:
+def _unread(kept: Checkpoint, point: Point, error: Exception) -> CutwaterError:
+    old = kept.moved_from()
+    if old is not None:
+        return Refused(
+            f"the checkpoint {kept.path} was moved or copied from {old}, and Spark's files in it name the old place. "
+            "Run the pipeline with it once, which makes them name the new one, or move it back; then take the "
+            "savepoint. The half-written savepoint is refused"
+        )
     return Unavailable(
-        f"the state after micro-batch {point.batch} of {path} could not be read, or not be written: "
+        f"the state after micro-batch {point.batch} of {kept.path} could not be read, or not be written: "
         f"{_first_line(error)}. The pipeline is as it was, and the half-written savepoint is refused: take another "
         "one, with a larger retain if the pipeline removes micro-batches quickly"
     )
@@ -183,7 +191,7 @@ def new_savepoint(
 def _written(
     spark: SparkSession, kept: Checkpoint, note: Note, point: Point, place: str, files: Files
 ) -> list[OperatorState]:
-    dropped: dict[str, int] = {}
+    late: dict[str, int] = {}
     states: list[OperatorState] = []
     for level in range(note.program.levels):
         # Spark numbers stateful operators from the sink on.
@@ -191,14 +199,12 @@ def _written(
         slices = source.manifests()
         for manifest in slices.values():
             for uid, count in manifest.dropped_late.items():
-                dropped[uid] = dropped.get(uid, 0) + count
+                late[uid] = late.get(uid, 0) + count
         own = [operator for operator in note.program.operators if operator.level == level]
         states += [_operator(source, operator, slices, note.slices, place, files) for operator in own]
     order = [operator.uid for operator in note.program.operators]
     found = {state.operator.uid: state for state in states}
-    return [
-        OperatorState(found[uid].operator, found[uid].rows, dropped.get(uid, 0), found[uid].files) for uid in order
-    ]  # fmt: skip
+    return [replace(found[uid], dropped_late=late.get(uid, 0), late_sent=late.get(SENT + uid, 0)) for uid in order]
 
 
 class _Source:
@@ -334,6 +340,7 @@ def _merged(chunks: Sequence[StoredChunk], pieces: Mapping[tuple[str, int], byte
 
 def _manifest(note: Note, point: Point) -> Manifest:
     offset = point.offset
+    clock = current(offset.clock)
     return Manifest(
         format=FORMAT,
         version=VERSION,
@@ -341,8 +348,8 @@ def _manifest(note: Note, point: Point) -> Manifest:
         pipeline=note.pipeline,
         created=now(),
         glsn=offset.glsn,
-        watermark_ms=MAX_TIME if offset.ended else watermark_of(offset.clock),
-        clock=offset.clock,
+        watermark_ms=MAX_TIME if offset.ended else NO_TIME if clock is None else clock.watermark_ms,
+        clock=clock,
         ended=offset.ended,
         slices=note.slices,
         parallelism=note.parallelism,
@@ -352,15 +359,9 @@ def _manifest(note: Note, point: Point) -> Manifest:
         sinks=note.program.sinks,
         operators=(),
         versions=versions(),
+        topics=offset.topics,
+        trimmed=offset.trimmed,
     )
-
-
-def watermark_of(clock: ClockSnapshot | None) -> int:
-    """The minimum over all sources, in milliseconds."""
-    if clock is None or not clock.clocks:
-        return NO_TIME
-    whole = max((own for _, own in clock.clocks), key=lambda own: len(own.streams))
-    return max(NO_TIME, whole.watermark // MILLISECOND)
 
 
 def versions() -> dict[str, str]:

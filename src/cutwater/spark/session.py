@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark.core.context import SparkContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from cutwater.errors import InvalidArgument, Unavailable
+from cutwater.jobs.child import how_it_ended
 from cutwater.spark.home import provide_home
 from cutwater.spark.java import provide_java
 from cutwater.spark.source import source_class
@@ -45,6 +51,9 @@ STARTS_MAX = 5
 STARTING = "Initializing sources"
 LATE_WORKER = "failed to connect back"
 LOOK_SECONDS = 0.02
+END_SECONDS = 2.0
+"""What a JVM gets to end when calls into it have failed."""
+ALREADY_THERE = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def session(
@@ -58,6 +67,9 @@ def session(
     >>> spark = cutwater.spark.session()                                                           # doctest: +SKIP
     >>> spark.read.format("cutwater").option("subscribe", "orders").load("./data").show()          # doctest: +SKIP
     """
+    gone = jvm_end(0)
+    if gone is not None:
+        raise Unavailable(f"{gone}: start the program again, in a new process")
     provide_java()
     provide_home()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -97,7 +109,36 @@ def _quieten(spark: SparkSession) -> None:
 
 def register(spark: SparkSession) -> None:
     """Let a session that was made otherwise know the format ``cutwater``."""
-    spark.dataSource.register(source_class(os.getpid()))
+    provide_format(spark, source_class(os.getpid()))
+
+
+def provide_format(spark: SparkSession, source: type[DataSource]) -> None:
+    """Register a format. A session that ``newSession`` made refuses to have one of the first session again, and does
+    not find it either.
+    """
+    try:
+        spark.dataSource.register(source)
+    except AnalysisException as error:
+        if ALREADY_THERE not in str(error):
+            raise
+        raise InvalidArgument(
+            f"the session was made by newSession(), and there Spark neither finds the format {source.name()!r} of the "
+            "first session nor takes it again: use the first session (SparkSession.builder.getOrCreate()), or leave "
+            "spark=… out"
+        ) from None
+
+
+def jvm_end(seconds: float = END_SECONDS) -> str | None:
+    """How the JVM of this process ended, in words; None if it runs, or was never started. It gets some time to end."""
+    context: Any = SparkContext
+    jvm = getattr(context._gateway, "proc", None)
+    if jvm is None:
+        return None
+    try:
+        code = jvm.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    return f"the JVM of Spark, process {jvm.pid}, {how_it_ended(code)}"
 
 
 def start(writer: DataStreamWriter) -> StreamingQuery:

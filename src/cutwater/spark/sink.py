@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from cutwater.client.runs import Run
+from cutwater.client.runs import Run, RunStart
 from cutwater.client.topics import Topic
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.links import Link, link_to
@@ -39,6 +39,8 @@ class Staged(WriterCommitMessage):
     run: Run
     batch: int
     parts: tuple[Part, ...]
+    position: int | None = None
+    """The last position of the log that one of the rows comes from, if it is known."""
 
 
 Stage = Callable[[Iterator[pa.RecordBatch], Run, int], Staged]
@@ -93,7 +95,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     @plainly
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return stage_once(self.options.where, self.options.name, iterator, self.stage)
+        start = RunStart(replay=self.options.replay)
+        return stage_once(self.options.where, self.options.name, iterator, self.stage, start)
 
     @plainly
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -108,18 +111,17 @@ def stage_once(
     name: str,
     batches: Iterator[pa.RecordBatch],
     stage: Stage,
-    check: Callable[[Run], None] = lambda run: None,
+    start: RunStart,
 ) -> Staged:
-    """In a task of a query: stage its rows, unless the micro-batch is decided already. ``check`` refuses a run that was
-    opened.
+    """In a task of a query: stage its rows, unless the micro-batch is decided already. The log refuses a new checkpoint
+    whose output is there already, as far as ``start`` tells.
     """
     context = TaskContext.get()
     key = context.getLocalProperty(QUERY_ID) if context is not None else None
     number = context.getLocalProperty(BATCH_ID) if context is not None else None
     if key is None or number is None:
         raise ProtocolViolation(f"Spark has not said of which query and batch this task is: {key}, {number}")
-    run = open_run(link_to(where), name, key)
-    check(run)
+    run = open_run(link_to(where), name, key, start=start)
     return stage_unless_decided(run, int(number), batches, stage)
 
 
@@ -150,7 +152,9 @@ def publish_staged(where: Where, messages: Sequence[WriterCommitMessage | None],
     run = staged[0].run
     if any(message.run.run != run.run or message.batch != batch for message in staged):
         raise ProtocolViolation(f"tasks of batch {batch} have staged rows of others: {staged}")
-    publish(link_to(where), run, batch, (part for message in staged for part in message.parts))
+    positions = [message.position for message in staged if message.position is not None]
+    parts = (part for message in staged for part in message.parts)
+    publish(link_to(where), run, batch, parts, max(positions, default=None))
 
 
 def _topic(link: Link, name: str) -> Topic:

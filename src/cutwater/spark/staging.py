@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.client.encoding import Compression
-from cutwater.client.runs import Published, Run
+from cutwater.client.runs import Published, Run, RunStart
 from cutwater.spark.links import Link
 from cutwater.types import Part
 from cutwater.wire.options import MIB
@@ -26,15 +26,17 @@ PUBLISHED_BYTES_PER_SECOND_MIN = 4 * MIB
 """A large batch gets more time than the options say, as if it were published at no more than this."""
 
 
-def open_run(link: Link, name: str, key: str, *, once: bool = False) -> Run:
-    return link.loop.run(link.client().open_run(name, key, once=once))
+def open_run(link: Link, name: str, key: str, *, once: bool = False, start: RunStart | None = None) -> Run:
+    return link.loop.run(link.client().open_run(name, key, once=once, start=start))
 
 
-def publish(link: Link, run: Run, batch: int, parts: Iterable[Part]) -> tuple[Published, ...]:
+def publish(
+    link: Link, run: Run, batch: int, parts: Iterable[Part], position: int | None = None
+) -> tuple[Published, ...]:
     """Returns when all of the batch is in the log; asks again until then, or until the time is up."""
     parts = tuple(parts)
     seconds = link.where.timeout + sum(part.bytes for part in parts) / PUBLISHED_BYTES_PER_SECOND_MIN
-    return link.loop.run(link.client().publish(run, batch, parts, timeout=seconds))
+    return link.loop.run(link.client().publish(run, batch, parts, position=position, timeout=seconds))
 
 
 class Staging:

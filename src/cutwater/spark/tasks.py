@@ -17,7 +17,7 @@ from cutwater.client.records import Layout
 from cutwater.client.schemas import TIMESTAMP, TopicSchema
 from cutwater.core.requests import TopicInfo
 from cutwater.core.watermark import Strategy
-from cutwater.errors import Trimmed
+from cutwater.errors import Malformed, Trimmed
 from cutwater.spark.event_time import Numbers, Seen, seen_by
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where
@@ -40,6 +40,7 @@ class Scan(Struct, frozen=True):
     projects: bool
     strategy: Strategy
     fail_on_data_loss: bool
+    skips_malformed: bool = False
 
 
 class Part(InputPartition):
@@ -77,11 +78,11 @@ def read_part(part: Part) -> Iterator[pa.RecordBatch]:
 
 def lost(error: Trimmed, topic: str) -> Trimmed:
     """The same, with what can be done about it."""
-    error.add_note(
+    named = Trimmed(error.asked, error.first_left, topic)
+    return named.with_way_out(
         f"The query has not read these records of topic {topic!r}, and they are gone. The first GLSN left is "
-        f"{error.first_left}. With option failOnDataLoss=false it goes on there and reports what is lost."
+        f"{error.first_left}. With option failOnDataLoss=false it goes on there and reports what is lost"
     )
-    return error
 
 
 def report_loss(error: Trimmed, topic: str) -> None:
@@ -93,8 +94,24 @@ def report_loss(error: Trimmed, topic: str) -> None:
     )
 
 
+def report_malformed(topic: str, first: int, last: int) -> None:
+    _log.error(
+        "MALFORMED: GLSN %s to %s of topic %r hold no records of the topic and are skipped (onMalformed=skip)",
+        first,
+        last,
+        topic,
+    )
+
+
 def _pieces(link: Link, part: Part, first: GLSN, made: Batches) -> Iterator[Scanned]:
-    pieces = link.ranges.pieces(part.stream, first, part.last, made.projection, patience=part.scan.where.timeout)
+    pieces = link.ranges.pieces(
+        part.stream,
+        first,
+        part.last,
+        made.projection,
+        patience=part.scan.where.timeout,
+        skips_malformed=part.scan.skips_malformed,
+    )
 
     async def following() -> Scanned | None:
         return await anext(pieces, None)
@@ -138,12 +155,25 @@ class Batches:
         # How many rows come before each run, counted once for all blocks. A fence has none.
         before = np.cumsum(np.append(0, np.where(runs[SCHEMA] != NOTHING, runs[COUNT], 0))).tolist()
         blocks = found.blocks
+        for malformed in found.malformed:
+            report_malformed(self._part.topic.name, *malformed)
         together: list[_Rows] = []
         size = 0
         for i, block in enumerate(blocks):
             end = blocks[i + 1].first_run if i + 1 < len(blocks) else len(found)
             count, glsn = before[end] - before[block.first_run], found.runs[FIRST_GLSN][block.first_run]
-            stored = self._layout.rows(block.schema, block.body, count, glsn, is_stored=found.is_stored)
+            try:
+                stored = self._layout.rows(
+                    block.schema, block.body, count, glsn, is_stored=found.is_stored, checked=block.checked
+                )
+            except Malformed as error:
+                if not self._part.scan.skips_malformed:
+                    raise
+                report_malformed(error.topic, error.first_glsn, error.last_glsn)
+                if together:
+                    yield self._batch(_Table(runs, together), first)
+                    together, size = [], 0
+                continue
             rows = _Rows(block.schema, block.first_run, end, stored)
             if together and (together[0].schema != rows.schema or size > BATCH_BYTES_MAX):
                 yield self._batch(_Table(runs, together), first)

@@ -1,0 +1,125 @@
+"""Shows how far a job has come, in the form that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from msgspec import Struct
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cutwater.jobs.job_file import Job, State
+from cutwater.jobs.messages import HeldBy, Progress
+
+PREFIX = "cutwater_pipeline_"
+
+
+class _Snapshot(Struct, frozen=True):
+    pipeline: str
+    state: State
+    restarts: int
+    progress: Progress | None
+    dropped: Mapping[str, int]
+    sent: Mapping[str, int]
+
+
+class JobCollector(Collector):
+    """The supervisor calls ``take``, the thread of the HTTP listener ``collect``. A snapshot is replaced as a whole, so
+    the numbers of one answer belong together.
+    """
+
+    def __init__(self) -> None:
+        self._latest: _Snapshot | None = None
+
+    def take(self, job: Job, progress: Progress | None) -> None:
+        before = self._latest
+        # A program that was started again has no progress before its first micro-batch. The pipeline is still where it
+        # was: alarms that watch the watermark must not end because the program fails again and again.
+        if progress is None and before is not None:
+            progress = before.progress
+        # Spark observes late rows only in micro-batches with rows; counters do not go away meanwhile.
+        dropped, sent = (before.dropped, before.sent) if before is not None else ({}, {})
+        if progress is not None:
+            dropped, sent = {**dropped, **progress.dropped_late}, {**sent, **progress.late_sent}
+        self._latest = _Snapshot(job.pipeline, job.state, job.restarts, progress, dropped, sent)
+
+    def collect(self) -> Iterator[Metric]:
+        """Nothing until the program has said which pipeline it is."""
+        latest = self._latest
+        if latest is None:
+            return
+        name = latest.pipeline
+        states = GaugeMetricFamily(PREFIX + "state", "1 for the state the job is in", labels=["pipeline", "state"])
+        for state in State:
+            if state is not State.LOST:
+                states.add_metric([name, state.value], latest.state is state)
+        yield states
+        restarts = CounterMetricFamily(
+            PREFIX + "restarts", "Restarts after failures, since the supervisor began", labels=["pipeline"]
+        )
+        restarts.add_metric([name], latest.restarts)
+        yield restarts
+        if latest.progress is not None:
+            yield from _progress(name, latest.progress)
+        yield _late(name, "late_rows_dropped", "Rows that were too late and were dropped", latest.dropped)
+        yield _late(name, "late_rows_sent", "Rows that were too late and went to .late", latest.sent)
+
+
+def _progress(name: str, progress: Progress) -> Iterator[Metric]:
+    watermark_ms = progress.watermark_ms
+    for metric, text, value in (
+        ("batch", "The last micro-batch that is done", progress.batch),
+        ("checkpoint_timestamp_seconds", "When it was committed, since 1970", progress.checkpoint_at),
+        ("glsn", "The position in the log up to which input was read", progress.glsn),
+        ("tail_glsn", "The last position of the log", progress.tail),
+        ("records_per_second", "Records read, over the last ten seconds", progress.records_per_second),
+        ("backlog_records", "Records of its topics that were not read yet", progress.lag_records),
+        ("backlog_seconds", "How old the oldest of them is at most", progress.lag_seconds),
+        ("state_rows", "Rows in the state store of Spark", progress.state_rows),
+        ("state_bytes", "Memory that the state store of Spark uses", progress.state_bytes),
+        (
+            "watermark_seconds",
+            "The lowest watermark of the pipeline: event time, since 1970",
+            None if watermark_ms is None else watermark_ms / 1_000,
+        ),
+    ):
+        if value is not None:
+            family = GaugeMetricFamily(PREFIX + metric, text, labels=["pipeline"])
+            family.add_metric([name], value)
+            yield family
+    if progress.held_by is not None:
+        yield from _holder(name, progress.held_by)
+
+
+def _holder(name: str, held: HeldBy) -> Iterator[Metric]:
+    """Times of the log's clock, in seconds since 1970."""
+    for metric, text, value in (
+        (
+            "watermark_held_since_seconds",
+            "Since when the watermark has stood still, held back by this log stream; 0: it never moved",
+            held.since,
+        ),
+        (
+            "watermark_holder_last_entry_seconds",
+            "The last entry of the log stream that holds the watermark back, or its creation",
+            held.spoke_at,
+        ),
+        (
+            "watermark_holder_seconds",
+            "The event time that the log stream that holds the watermark back has come to",
+            None if held.watermark_ms is None else held.watermark_ms / 1_000,
+        ),
+    ):
+        if value is not None:
+            family = GaugeMetricFamily(PREFIX + metric, text, labels=["pipeline", "source", "log_stream"])
+            family.add_metric([name, held.topic, str(held.stream)], value)
+            yield family
+
+
+def _late(name: str, metric: str, text: str, rows: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        PREFIX + metric, f"{text}, since the pipeline first began", labels=["pipeline", "operator"]
+    )
+    for uid, count in rows.items():
+        family.add_metric([name, uid], count)
+    return family

@@ -1,0 +1,74 @@
+"""The offsets of a pipeline's query, as Spark keeps them in its checkpoint: a position, and the clocks there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from cutwater.core.watermark import RULE, require_known_rule
+from cutwater.errors import InvalidArgument, NotFound, Refused
+from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.pipeline.rule_one import AnyClock, with_rule
+
+
+class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything at or below ``glsn`` is done. ``slices``: how many state is cut into. ``is_new``: nothing was done, so
+    what was trimmed before is not missed. ``ended``: the input ended there; ``firings``: how many timers that are
+    registered then fire, per key and operator. ``since``, of the first micro-batch's end: where that begins, as in
+    ``offsets``. ``rule``: the rule of the watermark that the micro-batch up to here was planned by. ``began``: the
+    clocks where the micro-batch begins, if its start does not say it.
+    """
+
+    glsn: int
+    slices: int
+    clock: AnyClock | None = None
+    is_new: bool = False
+    ended: bool = False
+    since: int | None = None
+    firings: int = 0
+    rule: int = RULE
+    began: ClockSnapshot | None = None
+    topics: dict[str, int] = {}
+    """The numbers of the topics that were read: one that is created again under its name has another."""
+    trimmed: dict[str, int] = {}
+    """Where topics began that were trimmed above the micro-batch's start when the run began: what lies before that is
+    not missed."""
+
+    def plain(self) -> dict[str, Any]:
+        made: dict[str, Any] = msgspec.to_builtins(self)
+        return {**made, "rule": self.rule}
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Offset:
+        whole = {"rule": 1, **given, "clock": with_rule(given.get("clock"))}
+        require_known_rule(whole["rule"], "this checkpoint")
+        try:
+            return msgspec.convert(whole, cls)
+        except msgspec.ValidationError as error:
+            raise InvalidArgument(
+                f"{given} is no offset of a pipeline ({error}): does this checkpoint belong to one, and was it made by "
+                "this version of Cutwater, or an older one?"
+            ) from error
+
+
+def require_same_topics(pipeline: str, offset: Offset, topics: Mapping[str, int]) -> None:
+    """Refuse to go on from an offset if one of its topics was deleted, or created again. ``topics``: the numbers of
+    those that there are.
+    """
+    for name, before in offset.topics.items():
+        if name not in topics:
+            raise NotFound(
+                f"pipeline {pipeline!r} reads the topic {name!r}, which was deleted: create it again and start with a "
+                "new checkpoint, or change the program"
+            )
+        if before != topics[name]:
+            raise Refused(
+                f"pipeline {pipeline!r}: the topic {name!r} was deleted and created again: it was topic number "
+                f"{before} when GLSN {offset.glsn} was read, and is number {topics[name]} now. What was not read of it "
+                "is gone, and state and watermarks are those of the old one. To read the new one, start with a new "
+                f"checkpoint (--checkpoint, checkpoint=…) after that position (--start {offset.glsn + 1}, "
+                f"start={offset.glsn + 1})"
+            )
