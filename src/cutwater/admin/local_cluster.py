@@ -23,7 +23,9 @@ import msgspec
 from msgspec import Struct, field
 
 from cutwater.admin import local_etcd, processes
+from cutwater.admin.damage import find_damage
 from cutwater.admin.operations import Admin
+from cutwater.admin.telling import why_dead
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.directories import (
     CLUSTER_FILE,
@@ -34,8 +36,9 @@ from cutwater.client.directories import (
     other_files,
 )
 from cutwater.client.repository import SCHEME, parse_servers
-from cutwater.core.words import seconds
+from cutwater.core.words import listed
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.permissions import close_to_others, make_directory, write_file
 from cutwater.types import NodeState
 
 STOP_SECONDS = 10.0
@@ -94,7 +97,7 @@ class LocalCluster(Struct):
     def save(self, directory: Path) -> None:
         data = msgspec.json.format(msgspec.json.encode(self), indent=2)
         temporary = directory / f"{CLUSTER_FILE}.new"
-        temporary.write_bytes(data + b"\n")
+        write_file(temporary, data + b"\n")
         temporary.replace(directory / CLUSTER_FILE)
 
 
@@ -173,10 +176,12 @@ def start(
 
 def _claim(directory: Path, cluster: LocalCluster, before: LocalCluster | None) -> None:
     """Note that this process starts the cluster. Of several that have seen the same description, one does."""
-    directory.mkdir(parents=True, exist_ok=True)
+    if not directory.is_dir():
+        make_directory(directory)
     if holds_log(directory):
         raise InvalidArgument(f"{_has_log(directory)}; for a cluster, name another directory")
     check_may_hold(directory, "local cluster", FILES_OF_CLUSTER, CLUSTER_FILE)
+    close_to_others(directory)
     # A lock on the directory itself leaves nothing behind.
     lock = os.open(directory, os.O_RDONLY)
     try:
@@ -222,10 +227,11 @@ def _new(storage_nodes: int, replication: int | None, metadata: int, options: di
     _check(storage_nodes, replication, metadata)
     if metadata > 1:
         local_etcd.check_installed()
+    addresses = local_etcd.free_addresses(metadata + storage_nodes)
     cluster = LocalCluster(
         "",
-        [Member(i + 1, 0, local_etcd.free_address()) for i in range(metadata)],
-        [Member(i + 1, 0, local_etcd.free_address()) for i in range(storage_nodes)],
+        [Member(i + 1, 0, address) for i, address in enumerate(addresses[:metadata])],
+        [Member(i + 1, 0, address) for i, address in enumerate(addresses[metadata:])],
         local_etcd.new_members(metadata) if metadata > 1 else [],
         replication,
         options,
@@ -296,15 +302,17 @@ def start_storage_node(directory: Path, cluster: LocalCluster, member: Member) -
 
 def _metadata_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
     store = f"sqlite:{directory / 'metadata.sqlite'}"
+    key: list[str] = []
     if cluster.etcd:
         store = "etcd://" + ",".join(etcd.address for etcd in cluster.etcd) + "/cutwater"
-    arguments = ["mr", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--store", store]
+        key = ["--key-file", str(directory / f"mr{member.id}.key")]
+    arguments = ["mr", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--store", store, *key]
     return _serve(directory / f"mr{member.id}.log", cluster, member, arguments, "metadata")
 
 
 def _storage_process(directory: Path, cluster: LocalCluster, member: Member) -> processes.Starting:
     volume = directory / f"sn{member.id}"
-    volume.mkdir(parents=True, exist_ok=True)
+    make_directory(volume)
     arguments = ["sn", "start", "--cluster-id", str(CLUSTER_ID), "--id", str(member.id), "--volumes", str(volume)]
     arguments += ["--metadata", ",".join(cluster.addresses)]
     return _serve(directory / f"sn{member.id}.log", cluster, member, arguments, "storage")
@@ -390,20 +398,23 @@ async def health(cluster: LocalCluster, directory: Path | None = None, access: A
     try:
         async with Admin(cluster.addresses, timeout_ms=3_000, access=access) as admin:
             description, metadata = await admin.describe(), await admin.metadata_nodes()
+            damaged = await find_damage(description, timeout_ms=3_000, access=access)
     except CutwaterError as error:
         return [*found, f"the metadata repository does not answer: {error.message}"]
     if description.halted:
         found.append(description.halted)
+    if description.unheard:
+        streams = listed(description.unheard)
+        found.append(
+            f"the leader answers no client yet: no replica of log stream{'s' if len(description.unheard) > 1 else ''} "
+            f"{streams} has reported since it began; start the storage nodes that hold them, or wait until they are "
+            "sealed without them"
+        )
     told = {member.address for _, member in down}
     found += [f"the metadata node at {m.address}: {m.trouble}" for m in metadata if m.trouble and m.address not in told]
     for node in description.nodes:
         if not node.is_alive:
-            silent = (
-                "has never reported to the present leader"
-                if node.silent_us is None
-                else (f"is dead: it has been silent for {seconds(node.silent_us)}")
-            )
-            found.append(f"storage node {node.node} at {node.address} {silent}")
+            found.append(f"storage node {node.node} at {node.address} {why_dead(node)}")
         elif node.state is NodeState.READ_ONLY:
             found.append(f"storage node {node.node} at {node.address} has no room left: make some on its volumes")
     for stream in description.streams:
@@ -413,6 +424,9 @@ async def health(cluster: LocalCluster, directory: Path | None = None, access: A
             found.append(f"{what} takes no appends: {stream.reason}. Next: {stream.next_step or 'it is looked after'}")
         elif not stream.final and len(stream.members) < max(stream.wanted, len(stream.replicas)):
             found.append(f"{what} has {copies}: {stream.next_step}")
+    for damage in damaged:
+        where = f"log stream {damage.stream} on storage node {damage.node}"
+        found += [f"{where}: {line}" for line in damage.lines]
     return found
 
 

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
+from cutwater.admin.damage import Damage, find_damage
 from cutwater.admin.runs import RunStatus, describe_runs
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
 from cutwater.errors import AlreadyExists, CutwaterError, NotFound, Refused, Unavailable
-from cutwater.types import GLSN, DecisionIndex, LogStreamId, MetadataNodeId, Retention, RunId, StorageNodeId
+from cutwater.types import (
+    GLSN,
+    BatchNumber,
+    DecisionIndex,
+    LogStreamId,
+    MetadataNodeId,
+    Retention,
+    RunId,
+    StorageNodeId,
+)
 from cutwater.wire import metadata_api, storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.methods import Method
@@ -50,7 +60,7 @@ class Admin:
 
     def __init__(self, servers: tuple[str, ...], *, timeout_ms: int = TIMEOUT_MS, access: Access = ANYONE) -> None:
         self._repository = Repository(ENDPOINT, servers, access)
-        self._timeout_ms, self._access = timeout_ms, access
+        self._timeout_ms, self.access = timeout_ms, access
 
     async def __aenter__(self) -> Admin:
         return self
@@ -84,6 +94,12 @@ class Admin:
         known = ", ".join(str(found.stream) for found in description.streams) or "none"
         raise NotFound(f"there is no log stream {stream}; log streams: {known}")
 
+    async def stream_with_damage(self, stream: LogStreamId) -> tuple[r.StreamDescription, tuple[Damage, ...]]:
+        """Also what storage nodes know to be wrong with their replicas of the log stream."""
+        described = await self.stream(stream)
+        found = await find_damage(await self.describe(), timeout_ms=self._timeout_ms, access=self.access)
+        return described, tuple(damage for damage in found if damage.stream == stream)
+
     async def topic(self, name: str) -> tuple[r.TopicInfo, tuple[r.StreamDescription, ...]]:
         catalog, description = await self.catalog(), await self.describe()
         for found in catalog.topics:
@@ -93,7 +109,7 @@ class Admin:
         raise NotFound(f"there is no topic {name!r}; topics: {known}")
 
     async def runs(self) -> tuple[RunStatus, ...]:
-        return await describe_runs(await self.describe(), timeout_ms=self._timeout_ms, access=self._access)
+        return await describe_runs(await self.describe(), timeout_ms=self._timeout_ms, access=self.access)
 
     async def run(self, run: RunId) -> RunStatus:
         found = {status.run: status for status in await self.runs()}
@@ -108,12 +124,18 @@ class Admin:
         await self._done(r.DropRunRequest(run), idempotent=False)
         return lost
 
+    async def forget_output(self, name: str) -> r.OutputDescription:
+        """Let new runs publish under a name as if nothing had been published under it. Returns what was published."""
+        known = {output.name: output for output in (await self.describe()).outputs}
+        await self._done(r.ForgetOutputRequest(name), idempotent=False)
+        return known.get(name) or r.OutputDescription(name, RunId(0), BatchNumber(-1), GLSN(0), None, None)
+
     async def ranges(self) -> Ranges:
         """For those who look at what is in the log. To be closed; the next question to this one connects again."""
         # Loads Arrow, which most commands can do without.
         from cutwater.client.ranges import Ranges  # noqa: PLC0415
 
-        return await Ranges.by(self._repository, self._access, timeout=self._timeout_ms / 1_000)
+        return await Ranges.by(self._repository, self.access, timeout=self._timeout_ms / 1_000)
 
     # Metadata nodes.
 
@@ -128,7 +150,7 @@ class Admin:
     async def _metadata_node(self, address: str) -> MetadataStatus:
         timeout_ms = min(self._timeout_ms, LOOK_MS_MAX)
         try:
-            told = await _ask_node(address, metadata_api.WHO_LEADS, None, timeout_ms=timeout_ms, access=self._access)
+            told = await _ask_node(address, metadata_api.WHO_LEADS, None, timeout_ms=timeout_ms, access=self.access)
         except CutwaterError as error:
             return MetadataStatus(address, trouble=error.message)
         return MetadataStatus(address, told.node, told.leader_epoch > 0 and told.node == told.leader)
@@ -137,7 +159,7 @@ class Admin:
 
     async def add_storage_node(self, address: str) -> StorageNodeId:
         """Let the storage node that listens there belong to the cluster; returns its number when it may be used."""
-        found = await describe_storage_node(address, timeout_ms=self._timeout_ms, access=self._access)
+        found = await describe_storage_node(address, timeout_ms=self._timeout_ms, access=self.access)
         description = await self.describe()
         if found.cluster != description.cluster:
             raise Refused(
@@ -149,7 +171,7 @@ class Admin:
                 f"the storage node at {address} holds data of another cluster that also has the id {found.cluster}: "
                 "start it with other volumes"
             )
-        await self._done(r.AddNodeRequest(found.node, found.address, found.node_key, _paths(found)))
+        await self._done(r.AddNodeRequest(found.node, found.address, "", _paths(found)))
         await self._until_alive(found.node)
         return found.node
 
@@ -168,21 +190,19 @@ class Admin:
 
     async def add_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
         """Let a running storage node use one more directory of its machine, now and after a restart."""
-        return await self._change_volumes(node, storage_api.ADD_VOLUME, path)
+        return await self._change_volumes(metadata_api.ChangeVolumes(node, path))
 
     async def remove_volume(self, node: StorageNodeId, path: str) -> storage_api.NodeDescription:
         """Let a running storage node do without one of its volumes. Refused while anything lies there."""
-        return await self._change_volumes(node, storage_api.REMOVE_VOLUME, path)
+        return await self._change_volumes(metadata_api.ChangeVolumes(node, path, is_removal=True))
 
-    async def _change_volumes(
-        self, node: StorageNodeId, change: Method[str, storage_api.NodeDescription], path: str
-    ) -> storage_api.NodeDescription:
+    async def _change_volumes(self, change: metadata_api.ChangeVolumes) -> storage_api.NodeDescription:
+        """A metadata node asks the storage node, which accepts this from metadata nodes only."""
         description = await self.describe()
-        address = next((known.address for known in description.nodes if known.node == node), None)
-        if address is None:
+        if all(found.node != change.node for found in description.nodes):
             known = ", ".join(str(found.node) for found in description.nodes) or "none"
-            raise NotFound(f"there is no storage node {node}; storage nodes: {known}")
-        return await _ask_node(address, change, path, timeout_ms=self._timeout_ms, access=self._access)
+            raise NotFound(f"there is no storage node {change.node}; storage nodes: {known}")
+        return await self._repository.call(metadata_api.CHANGE_VOLUMES, change, timeout_ms=self._timeout_ms)
 
     # Topics.
 

@@ -8,61 +8,79 @@ import select
 import signal
 import subprocess
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
 from cutwater.errors import Refused, Unavailable
+from cutwater.permissions import open_file
 
 START_SECONDS_MAX = 30.0
 LOG_TAIL_BYTES = 2_000
+SERVER_LOG_BYTES = 64 * 1024
+REASON_CHARS_MAX = 1_000
+_ERROR = re.compile(r'^(internal )?error: |\[(error|critical) *\]|"level": ?"(error|critical|fatal|panic)"')
+"""How an error begins on standard error, and as a log message in text or JSON, of etcd too."""
+_FRAME = " \t│╭╮╰╯─"
+"""The frame around the error of a command that was called with wrong options."""
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[\w.\-]+):(\d+)")
 
 
 def start(command: list[str], log: Path) -> int:
-    """Start a process of its own session, so that a Ctrl-C meant for someone else does not reach it; its pid."""
-    with log.open("ab") as out:
+    """Start a process in a session of its own, so that a Ctrl-C in this terminal does not reach it; its pid."""
+    with open(log, "ab", opener=open_file) as out:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     return _let_go(child)
 
 
 def _let_go(child: subprocess.Popen[bytes]) -> int:
-    """The process outlives the object, which would otherwise complain that nobody waited for it."""
+    """The process outlives the object, which would otherwise warn that the process was not waited for."""
     child.returncode = 0
     return child.pid
 
 
 class Starting:
-    """A server that was started and has yet to say, in its first line, where it listens."""
+    """A server that was started and has yet to say, in its first line, where it listens. An object that is dropped
+    before leaves the process to the caller, which knows its pid."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self._command, self._log = command, log
         # How this user reaches another cluster is not how the servers of this one listen.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("CUTWATER_TLS_", "CUTWATER_TOKEN"))}
-        with log.open("ab") as errors:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-                env=environment,
-            )
-        self.pid = self._child.pid
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._out, out = os.pipe()
+        weakref.finalize(self, os.close, self._out)
+        try:
+            with open(log, "ab", opener=open_file) as errors:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=errors,
+                    start_new_session=True,
+                    env=environment,
+                )
+        finally:
+            os.close(out)
+        self.pid = _let_go(child)
 
     def served(self) -> str:
         """Wait until it serves; the address."""
-        child = self._child
-        assert child.stdout is not None
-        with child.stdout:
-            line = _first_line(child.stdout.fileno(), time.monotonic() + START_SECONDS_MAX)
+        line = _first_line(self._out, time.monotonic() + START_SECONDS_MAX)
         found = _ADDRESS.search(line)
         if found is None:
-            child.kill()
-            code = child.wait()
-            told = tail(self._log) or line or "it said nothing"
-            raise Unavailable(f"`{' '.join(self._command)}` does not serve (exit code {code}): {told}")
-        _let_go(child)
+            code = _killed(self.pid)
+            told = reason_in(self._log, self._log_start) or line.strip() or "it said nothing"
+            raise Unavailable(
+                f"`{' '.join(self._command)}` does not serve (exit code {code}): {told}. Its log is {self._log}"
+            )
         return found.group(0)
+
+
+def _killed(pid: int) -> int:
+    """End a child; the exit code, which is its own if it had ended by itself."""
+    os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def _first_line(fd: int, deadline: float) -> str:
@@ -76,12 +94,19 @@ def _first_line(fd: int, deadline: float) -> str:
     return line.decode(errors="replace")
 
 
-def tail(log: Path) -> str:
-    """The last words of a log file."""
+def tail(log: Path, start: int = 0, bytes_max: int = LOG_TAIL_BYTES) -> str:
+    """The end of a log file, from this offset on."""
     with log.open("rb") as file:
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - LOG_TAIL_BYTES))
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - bytes_max))
         return file.read().decode(errors="replace").strip()
+
+
+def reason_in(log: Path, start: int = 0) -> str:
+    """Why a server ended: the last error in its log behind this offset, else the last line, if there is one."""
+    lines = [line.strip(_FRAME) for line in tail(log, start, SERVER_LOG_BYTES).splitlines() if line.strip(_FRAME)]
+    found = next((line for line in reversed(lines) if _ERROR.search(line)), lines[-1] if lines else "")
+    return found.removeprefix("error: ")[:REASON_CHARS_MAX].rstrip(".")
 
 
 def is_running(pid: int, started: int = 0) -> bool:
@@ -102,7 +127,8 @@ def started_at(pid: int) -> int:
 
 def lives_on(pid: int, started: int) -> bool:
     """Whether the process lives that was started then, and not another that got its number since; 0 if it is not known
-    when. Whosever it is: that it may not be signalled says that it is there. Its parent still hears of its end."""
+    when. A process of another user counts, too: it exists if it may not be signalled. Its parent still hears of its
+    end."""
     if pid <= 0:
         return False
     try:
@@ -151,4 +177,4 @@ def _signal(pid: int, number: signal.Signals) -> None:
     except ProcessLookupError:
         return
     except PermissionError:
-        raise Refused(f"process {pid} belongs to another user, who can stop it") from None
+        raise Refused(f"process {pid} belongs to another user: stop it as that user") from None

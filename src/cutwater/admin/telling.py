@@ -32,7 +32,18 @@ def _nodes(nodes: tuple[StorageNodeId, ...]) -> str:
 def node_state(node: NodeDescription) -> str:
     if node.is_alive and node.state is not None:
         return node.state.name
-    return "not heard of yet" if node.silent_us is None else f"dead, silent for {seconds(node.silent_us)}"
+    if node.silent_us is None:
+        return "not heard of yet"
+    return "dead, nobody listens there" if node.is_gone else f"dead, silent for {seconds(node.silent_us)}"
+
+
+def why_dead(node: NodeDescription) -> str:
+    """Of a storage node that is not alive, as a sentence about it goes on."""
+    if node.silent_us is None:
+        return "has never reported to the present leader"
+    if node.is_gone:
+        return "is dead: its connection was lost, and nobody listens there any more"
+    return f"is dead: it has been silent for {seconds(node.silent_us)}"
 
 
 def stream_row(stream: StreamDescription) -> tuple[object, ...]:

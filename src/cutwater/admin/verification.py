@@ -1,6 +1,6 @@
 """Every replica of a cluster, checked by the storage node that holds it: checksums of everything that is on disk.
 
-What is found damaged is repaired by the node from a peer, if one has an intact copy; it was never served meanwhile.
+The node repairs damage from a peer, if one has an intact copy, and never serves damaged entries meanwhile.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from cutwater.admin.damage import holders_of, no_copy, replicas_of
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
+from cutwater.core.words import nodes_in_words
 from cutwater.errors import CutwaterError
-from cutwater.types import LogStreamId, StorageNodeId
+from cutwater.types import GLSN, LLSN, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.storage_api import STATUS, VERIFY, VERIFY_STAGED
@@ -30,6 +33,22 @@ class Finding(Struct, frozen=True):
     where: str
     what: str
     is_damage: bool = True
+    is_content: bool = False
+    """The bytes are intact, but hold no records of the topic; older versions let such batches in."""
+    first_llsn: LLSN | None = None
+    last_llsn: LLSN | None = None
+    """The entries that are concerned, if it is known which."""
+    next_glsn: GLSN | None = None
+    """The first position behind these entries, if they are committed."""
+    way_out: str = ""
+    """Whether an intact copy exists, and what happens or is to be done."""
+
+
+class Leftover(Struct, frozen=True):
+    """A replica that the cluster does not count any more, because other nodes hold the log stream: safe to remove."""
+
+    node: StorageNodeId
+    stream: LogStreamId
 
 
 class Verification(Struct, frozen=True):
@@ -38,17 +57,64 @@ class Verification(Struct, frozen=True):
     findings: tuple[Finding, ...]
     groups: int = 0
     """How many groups of runs were held against what was decided, see ``admin.published``."""
+    leftovers: tuple[Leftover, ...] = ()
+    """Replicas that were not looked at, because they do not count."""
 
 
-async def verify(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> Verification:
-    """All storage nodes at the same time, each replica by replica; ``timeout_ms`` is for one replica."""
-    checked = await asyncio.gather(*(_verify_node(node, timeout_ms, access) for node in description.nodes))
-    findings = [finding for part in checked for finding in part.findings]
-    return Verification(sum(part.replicas for part in checked), tuple(findings))
+async def verify(
+    description: Description, *, timeout_ms: int, access: Access = ANYONE, place: str = ""
+) -> Verification:
+    """All storage nodes at the same time, each replica by replica; ``timeout_ms`` is for one replica. ``place``: the
+    option that commands about this log need, such as ``--path DIR``."""
+    counted = replicas_of(description)
+    checked = await asyncio.gather(*(_verify_node(node, counted, timeout_ms, access) for node in description.nodes))
+    findings = _with_ways_out(description, [finding for part in checked for finding in part.findings], place)
+    leftovers = [leftover for part in checked for leftover in part.leftovers]
+    return Verification(sum(part.replicas for part in checked), tuple(findings), leftovers=tuple(leftovers))
 
 
-async def _verify_node(node: NodeDescription, timeout_ms: int, access: Access) -> Verification:
+def _with_ways_out(description: Description, findings: list[Finding], place: str) -> list[Finding]:
+    """All replicas were looked at, so it is known which of them have an intact copy."""
+    return [replace(finding, way_out=_way_out(description, finding, findings, place)) for finding in findings]
+
+
+def _way_out(description: Description, finding: Finding, findings: list[Finding], place: str) -> str:
+    if finding.stream is None or not finding.is_damage:
+        return ""
+    if finding.is_content:
+        return 'readers with on_malformed="skip" pass over it'
+    others = [node for node in holders_of(description, finding.stream) if node != finding.node]
+    if not others and finding.first_llsn is None and finding.where:
+        lost = no_copy(description, finding.stream, place)
+        return f"headers and index points are rebuilt; of anything else, {lost}"
+    if not others:
+        return no_copy(description, finding.stream, place, finding.next_glsn)
+    intact = [node for node in others if not any(_spoils(other, node, finding) for other in findings)]
+    if intact:
+        return f"{nodes_in_words(intact)} {'have' if len(intact) > 1 else 'has'} an intact copy: it is repaired from it"
+    return (
+        f"{nodes_in_words(others)} should have a copy, but no intact one was found: start nodes that do not answer, "
+        "or restore the file from a backup"
+    )
+
+
+def _spoils(other: Finding, node: StorageNodeId, finding: Finding) -> bool:
+    """Whether this other finding means that the node has no intact copy of what is damaged."""
+    if other.node != node or other.stream not in (None, finding.stream) or other.is_content:
+        return False
+    if other.stream is None:
+        return not other.is_damage
+    if finding.first_llsn is None or other.first_llsn is None:
+        return True
+    last, other_last = finding.last_llsn or finding.first_llsn, other.last_llsn or other.first_llsn
+    return other.first_llsn <= last and finding.first_llsn <= other_last
+
+
+async def _verify_node(
+    node: NodeDescription, counted: set[tuple[StorageNodeId, LogStreamId]], timeout_ms: int, access: Access
+) -> Verification:
     findings: list[Finding] = []
+    leftovers: list[Leftover] = []
     replicas = 0
     try:
         endpoint = Endpoint(ANY_CLUSTER, "admin")
@@ -57,15 +123,18 @@ async def _verify_node(node: NodeDescription, timeout_ms: int, access: Access) -
         return Verification(0, (_unseen(node, None, error),))
     try:
         status = (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
-        for stream in status.unreadable:
-            findings.append(Finding(node.node, stream, "", "its files cannot be opened; it waits for a peer"))
+        there = {*status.unreadable, *status.leftovers, *(replica.stream for replica in status.replicas)}
+        leftovers = [Leftover(node.node, stream) for stream in sorted(there) if (node.node, stream) not in counted]
+        ignored = {leftover.stream for leftover in leftovers}
+        for stream in sorted(set(status.unreadable) - ignored):
+            why = status.problems.get(stream, "it does not say why")
+            findings.append(Finding(node.node, stream, "", f"its files cannot be opened: {why}"))
         for replica in status.replicas:
+            if replica.stream in ignored:
+                continue
             if not replica.trusted:
-                findings.append(
-                    Finding(
-                        node.node, replica.stream, "", "its data is not complete; it waits for a peer to learn from"
-                    )
-                )
+                what = f"it cannot be trusted to be complete: {replica.problem}"
+                findings.append(Finding(node.node, replica.stream, "", what))
             found = await _verify_replica(connection, node, replica.stream, timeout_ms)
             findings += found
             replicas += not any(not finding.is_damage for finding in found)
@@ -75,7 +144,7 @@ async def _verify_node(node: NodeDescription, timeout_ms: int, access: Access) -
         findings.append(_unseen(node, None, error))
     finally:
         connection.abort()
-    return Verification(replicas, tuple(findings))
+    return Verification(replicas, tuple(findings), leftovers=tuple(leftovers))
 
 
 async def _verify_replica(
@@ -85,7 +154,10 @@ async def _verify_replica(
         found = (await connection.call(VERIFY, stream, timeout_ms=timeout_ms)).value
     except CutwaterError as error:
         return [_unseen(node, stream, error)]
-    return [Finding(node.node, finding.stream, finding.where, finding.what) for finding in found]
+    return [
+        Finding(node.node, f.stream, f.where, f.what, True, f.is_content, f.first_llsn, f.last_llsn, f.next_glsn)
+        for f in found
+    ]
 
 
 def _unseen(node: NodeDescription, stream: LogStreamId | None, error: CutwaterError) -> Finding:

@@ -13,12 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 from msgspec import Struct
 
 from cutwater.cli import inputs
 from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, verbs
+from cutwater.cli.declarations import Declared, IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.inputs import STANDARD_INPUT, Piece
 from cutwater.cli.interrupts import Interrupts
@@ -35,6 +37,8 @@ app = verbs()
 
 IN_FLIGHT_MAX = 64
 """Pieces that a producer has and that are not acknowledged; it bounds their bytes, too."""
+RECORDS_IN_FLIGHT_MAX = 8_192
+"""The same, where each piece is one record."""
 
 
 class Format(enum.StrEnum):
@@ -58,6 +62,10 @@ class Appended(Struct):
     bytes: int = 0
     first_glsn: int | None = None
     last_glsn: int | None = None
+    declared: list[int] = msgspec.field(default_factory=list)
+    """The GLSNs of declarations without a record."""
+    refused: int = 0
+    """Records that the log did not take, while others around them were appended."""
 
     def count(self, ack: Ack, size: int) -> None:
         self.records += ack.count
@@ -66,10 +74,13 @@ class Appended(Struct):
         self.last_glsn = max(self.last_glsn or 0, ack.glsn + ack.count - 1)
 
     def __str__(self) -> str:
+        after = f"; declared at GLSN {', '.join(map(str, self.declared))}" if self.declared else ""
+        if self.refused:
+            after = f"; {counted(self.refused, 'record')} refused{after}"
         if not self.records:
-            return f"nothing was appended to topic {self.topic!r}"
+            return f"nothing was appended to topic {self.topic!r}{after}"
         where = f"GLSN {self.first_glsn}" + (f" to {self.last_glsn}" if self.records > 1 else "")
-        return f"appended {counted(self.records, 'record')} to topic {self.topic!r}, {where}"
+        return f"appended {counted(self.records, 'record')} to topic {self.topic!r}, {where}{after}"
 
 
 @command(app)
@@ -94,13 +105,18 @@ def append(
         str | None,
         typer.Option(metavar="ID", help="Append as a named producer: each record is there exactly once, over retries."),
     ] = None,
+    watermark: WatermarkOption = None,
+    idle: IdleOption = False,
     *,
     log: AppendedLog,
 ) -> None:
     """Append records: lines or JSON from standard input, or files.
 
     They are appended in the order in which they come, and as soon as they come: the input need not have an end.
+    --watermark and --idle are declared after the last record, in every log stream of the topic, or in that of the
+    producer.
     """
+    declared = parse_declared(watermark, idle)
     paths = files or [STANDARD_INPUT]
     form = format or (Format.FILE if files else Format.LINES)
     if key_field is not None and form is not Format.NDJSON:
@@ -113,7 +129,8 @@ def append(
             with suppress(AlreadyExists):
                 client.create_topic(topic)
         # Whoever mistyped its name is told before anything is typed or read.
-        schema = client.topic(topic).schema
+        found = client.topic(topic)
+        schema = found.schema
         if schema is not None and form is not Format.NDJSON:
             from cutwater.ddl import shown_columns  # noqa: PLC0415
 
@@ -125,9 +142,11 @@ def append(
         # Without knowing how much is left there is no bar; and whoever types the records knows how far they are.
         is_watched = sys.stderr.isatty() and not (paths == [STANDARD_INPUT] and sys.stdin.isatty())
         with _progress(paths, is_watched and not Settings.is_json) as advance:
-            sending = _Sending(client, appended, advance, rows, key, producer)
+            # Only such a topic refuses records that are well formed: then its refusals are of single records.
+            is_choosy = found.event_time_ahead_max is not None
+            sending = _Sending(client, appended, advance, rows, key, producer, is_choosy=is_choosy)
             with Interrupts():
-                _append(sending, _pieces(paths, form), appended)
+                _append(sending, _pieces(paths, form), appended, declared)
     show(appended, str(appended))
 
 
@@ -140,13 +159,16 @@ def _pieces(paths: list[Path], form: Format) -> Iterator[Piece]:
             yield from inputs.lines(fd, inputs.name_of(path))
 
 
-def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended) -> None:
+def _append(sending: _Sending, pieces: Iterable[Piece], appended: Appended, declared: Declared | None) -> None:
     """Whatever stops it, what was acknowledged until then is told."""
     try:
         try:
             for piece in pieces:
                 sending.send(piece)
             sending.settle(0)
+            sending.check_refused()
+            if declared is not None:
+                appended.declared += sending.declare(declared)
         except CutwaterError:
             sending.give_up()
             raise
@@ -170,12 +192,17 @@ class _Sending:
         rows: Rows | None,
         key: str | None,
         producer: str | None,
+        *,
+        is_choosy: bool = False,
     ) -> None:
+        """``is_choosy``: the log may refuse records for their content. A producer sends them one by one then, and goes
+        on after a refusal."""
         self._client, self._appended, self._advance = client, appended, advance
         self._rows, self._key = rows, key
         self._producer: Producer | None = None if producer is None else client.producer(appended.topic, id=producer)
         self._waiting: deque[tuple[Piece, concurrent.futures.Future[Ack]]] = deque()
-        self._is_sending = False
+        self._is_sending, self._is_choosy = False, is_choosy
+        self._refusal: InvalidArgument | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -193,10 +220,30 @@ class _Sending:
         with _placed(piece, partial(self._why, records)):
             if self._producer is None:
                 self._count(piece, self._client.append(self._appended.topic, records, key=keys))
-            else:
+            elif not self._is_choosy:
                 self._waiting.append((piece, self._producer.send(records, key=keys)))
+        if self._producer is not None and self._is_choosy:
+            self._send_each(self._producer, piece, records, keys)
         self._is_sending = False
-        self.settle(IN_FLIGHT_MAX)
+        self.settle(RECORDS_IN_FLIGHT_MAX if self._is_choosy else IN_FLIGHT_MAX)
+
+    def _send_each(self, producer: Producer, piece: Piece, records: list[Any], keys: Any) -> None:
+        for row, record in enumerate(records):
+            one = Piece([piece.records[row]], [piece.places[row]], piece.source)
+            with _placed(one, partial(self._why, [record])):
+                future = producer.send([record], key=[keys[row]] if isinstance(keys, list) else keys)
+            self._waiting.append((one, future))
+
+    def declare(self, declared: Declared) -> list[int]:
+        """After everything that was sent; the GLSNs."""
+        watermark, idle = declared
+        self._is_sending = True
+        if self._producer is not None:
+            acks = [self._producer.declare(watermark=watermark, idle=idle).result()]
+        else:
+            acks = self._client.declare(self._appended.topic, watermark=watermark, idle=idle)
+        self._is_sending = False
+        return [ack.glsn for ack in acks]
 
     def _why(self, records: list[Any], error: InvalidRecord) -> str:
         if self._rows is None or error.row is None:
@@ -207,9 +254,20 @@ class _Sending:
         """Wait until no more than ``most`` have no outcome yet. Each has a deadline of its own."""
         while len(self._waiting) > most or (self._waiting and self._waiting[0][1].done()):
             piece, future = self._waiting[0]
-            with _placed(piece):
-                self._count(piece, future.result())
+            try:
+                with _placed(piece):
+                    self._count(piece, future.result())
+            except InvalidArgument as error:
+                if not self._is_choosy:
+                    raise
+                self._refusal = self._refusal or error
+                self._appended.refused += 1
             self._waiting.popleft()
+
+    def check_refused(self) -> None:
+        """Raise the first refusal, when all that could be appended is."""
+        if self._refusal is not None:
+            raise self._refusal
 
     def give_up(self) -> None:
         """Something went wrong: what was sent before still gets its outcome, and counts."""
@@ -226,13 +284,14 @@ class _Sending:
 
 @contextmanager
 def _placed(piece: Piece, why: Callable[[InvalidRecord], str] = lambda error: error.what) -> Iterator[None]:
-    """An error about one record names it; one about a piece says where that begins. ``why``: what is wrong with a
-    record, for those who write lines and files."""
+    """An error about one record names it; one about a piece says where that begins and ends. ``why``: what is wrong
+    with a record, for those who write lines and files."""
     try:
         yield
     except CutwaterError as error:
         row = getattr(error, "row", None)
-        after = "" if row is not None or len(piece.records) == 1 else " and after it"
+        is_one = row is not None or len(piece.records) == 1
+        after = "" if is_one else f" to {piece.places[-1]}, which go as one batch"
         column = f", column {error.column!r}" if isinstance(error, InvalidRecord) and error.column else ""
         told = error.what if isinstance(error, RecordTooLarge) else error.message
         if isinstance(error, InvalidRecord):

@@ -91,7 +91,7 @@ def status(log: Cluster) -> None:
     pids = {member.id: _pid(member) for member in local.storage_nodes} if local is not None else {}
     rows = [(n.node, n.address, pids.get(n.node), node_state(n), n.replicas, n.volumes) for n in found.nodes]
     show(None, table(columns, rows))
-    columns = ["log stream", "topic", "state", "epoch", "copies on", "missing", "records"]
+    columns = ["log stream", "topic", "state", "epoch", "copies on", "missing", "positions"]
     show(None, table(columns, map(stream_row, found.streams)))
 
 

@@ -10,6 +10,7 @@ from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
+from cutwater.cli.times import parse_glsn
 from cutwater.errors import NotFound
 
 app = noun("Cursors: how far consumers have come, kept in the cluster.")
@@ -30,7 +31,9 @@ def get(name: NameArgument, log: Log) -> None:
 @command(app)
 def commit(
     name: NameArgument,
-    glsn: Annotated[int, typer.Argument(metavar="GLSN", min=1, help="The last position that is done with.")],
+    glsn: Annotated[
+        int, typer.Argument(metavar="GLSN", parser=parse_glsn, help="The last position that is done with.")
+    ],
     log: Log,
 ) -> None:
     """Note that everything up to a position is done with. Durable when it returns."""

@@ -50,11 +50,15 @@ def _check_cluster(log: Log) -> Iterator[Check]:
             cluster, place = LocalCluster(url, [], []), None
             if log.local is not None:
                 cluster, place = local_cluster.load(log.local), log.local
-            wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
+            wrong = asyncio.run(local_cluster.health(cluster, place, log.access(url)))
     except CutwaterError as error:
         yield Check("cluster", Verdict.WRONG, "cannot be asked", error.message)
         return
+    more = "`cutwater cluster status` and `cutwater stream describe` say more"
+    if log.nearest == "path":
+        more = f"`cutwater verify --path {log.path}` reads everything and names what is damaged"
     for what in wrong:
-        yield Check("cluster", Verdict.WRONG, what, "cutwater cluster status and stream describe say more")
+        yield Check("cluster", Verdict.WRONG, what, more)
     if not wrong:
-        yield Check("cluster", Verdict.OK, f"all is well with {url}")
+        advice = "`cutwater verify` reads all records, and finds damage that no reader has met"
+        yield Check("cluster", Verdict.OK, f"all is well with {url}", advice)

@@ -38,6 +38,7 @@ EXIT_CODES: dict[str, int] = {
     "storage_broken": 18,
     "stop_timed_out": 19,
     "damaged": 20,
+    "malformed": 21,
     "not_found": 30,
     "already_exists": 31,
     "refused": 32,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -9,6 +10,7 @@ import typer
 
 from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import Settings
+from cutwater.cli.listen_limits import ListenLimits
 from cutwater.cli.logs import LogOptions
 from cutwater.cli.security import ServerSecurity
 from cutwater.metadata.start import Serving, StartOptions, run_metadata_node
@@ -42,6 +44,15 @@ def start(
             envvar="CUTWATER_ADVERTISE",
             metavar="HOST:PORT",
             help="Where others reach this node, if not where it listens.",
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="CUTWATER_KEY_FILE",
+            metavar="PATH",
+            help="The private key of this node, made if it is missing; by default beside the SQLite file, or in the "
+            "user's state directory.",
         ),
     ] = None,
     metrics: Annotated[
@@ -79,6 +90,7 @@ def start(
     ] = 3_600.0,
     *,
     security: ServerSecurity,
+    limits: ListenLimits,
     logs: LogOptions,
 ) -> None:
     """Run a node of the metadata repository until SIGTERM or SIGINT. Prints one line when it serves."""
@@ -99,6 +111,8 @@ def start(
         snapshot_every,
         retention_every,
         staged_expire_after,
+        listener=limits.options(),
+        key_file=key_file,
     )
     run_metadata_node(options, _announce)
 

@@ -18,7 +18,7 @@ import typer
 
 from cutwater.cli.commands import Bundle, command, noun
 from cutwater.cli.exits import INTERRUPTED, Settings
-from cutwater.cli.pipeline_output import Display, moment, progress_line
+from cutwater.cli.pipeline_output import Display, held_line, late_line, moment, progress_line
 from cutwater.cli.security import TokenOption
 from cutwater.cli.servers import TimeoutOption
 from cutwater.cli.tables import show, table
@@ -28,22 +28,29 @@ from cutwater.durations import milliseconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.control import ask
-from cutwater.jobs.job_file import LOG_FILE, ROOT, Job, JobDirectory, State, has_begun, list_jobs
+from cutwater.jobs.job_file import LOG_FILE, Job, JobDirectory, State, has_begun, list_jobs
 from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.places import all_jobs, find
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.permissions import open_file
 from cutwater.pipeline.on_spark import no_spark, on_spark
+from cutwater.wire.exposure import check_metrics
 
 app = noun("Pipelines: programs over the log that run on Spark.")
 
 MARGIN_SECONDS = 5.0
 """An answer that comes at the last moment has to get here."""
 LOOK_SECONDS = 2.0
-_END, _SAVEPOINTS, _SPARK = "Where it ends", "Savepoints", "Spark"
+_END, _SAVEPOINTS, _SPARK, _METRICS = "Where it ends", "Savepoints", "Spark", "Metrics"
 
 JobsOption = Annotated[
-    Path,
-    typer.Option("--jobs-dir", envvar="CUTWATER_JOBS_DIR", help="Where jobs and their checkpoints lie."),
+    Path | None,
+    typer.Option(
+        "--jobs-dir",
+        envvar="CUTWATER_JOBS_DIR",
+        help="Where jobs and their checkpoints lie, if not in the place of this user and the log.",
+    ),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")]
 SavepointDirOption = Annotated[
@@ -58,12 +65,12 @@ class OneJob(Bundle):
     """Which job a command is about."""
 
     name: NameArgument
-    jobs_dir: JobsOption = Path(ROOT)
+    jobs_dir: JobsOption = None
     timeout: TimeoutOption = 300.0
 
     @property
     def directory(self) -> JobDirectory:
-        return JobDirectory(self.jobs_dir, self.name)
+        return find(self.name) if self.jobs_dir is None else JobDirectory(self.jobs_dir, self.name)
 
     def ask(self, request: Any) -> Any:
         return ask(self.directory.require(), request, self.timeout + MARGIN_SECONDS)
@@ -104,13 +111,22 @@ class RunOptions(Bundle):
         bool,
         typer.Option("--drain", help="That is the end of the input: all windows close.", rich_help_panel=_END),
     ] = False
+    drain_firings: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="How many timers that are registered then fire, per key and operator.",
+            rich_help_panel=_END,
+        ),
+    ] = 10
     from_savepoint: Annotated[
         str | None, typer.Option(metavar="PATH", help="Begin with this state.", rich_help_panel=_SAVEPOINTS)
     ] = None
     replay_output: Annotated[
         bool,
         typer.Option(
-            "--replay-output", help="Also if output beyond the savepoint is there.", rich_help_panel=_SAVEPOINTS
+            "--replay-output", help="Publish again what is published under its name.", rich_help_panel=_SAVEPOINTS
         ),
     ] = False
     allow_non_restored_state: Annotated[
@@ -139,16 +155,28 @@ class RunOptions(Bundle):
         str, typer.Option(help="Where Spark runs; in this machine's processes, if not said.", rich_help_panel=_SPARK)
     ] = ""
 
-    def asked(self, file: str, root: Path, token: str) -> Asked:
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where Prometheus can read metrics.", rich_help_panel=_METRICS),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="--metrics may be reached from other machines.", rich_help_panel=_METRICS),
+    ] = False
+
+    def asked(self, file: str, root: Path | None, token: str) -> Asked:
         path, variable = split_name(file)
+        if self.metrics is not None:
+            check_metrics(self.metrics, insecure=self.insecure)
         return Asked(
             str(Path(path).absolute()),
             variable,
             self.log,
-            str(root.absolute()),
+            "" if root is None else str(root.absolute()),
             parse(self.restart),
             self._start(),
             token,
+            self.metrics or "",
         )
 
     def _start(self) -> Start:
@@ -156,8 +184,8 @@ class RunOptions(Bundle):
             raise InvalidArgument("--available-now is --until now without --drain: say one or the other")
         if self.drain and self.until is None:
             raise InvalidArgument("--drain ends the input at a position: say which, with --until, such as --until now")
-        if self.from_savepoint is None and (self.replay_output or self.allow_non_restored_state):
-            raise InvalidArgument("--replay-output and --allow-non-restored-state are about --from-savepoint: name one")
+        if self.from_savepoint is None and self.allow_non_restored_state:
+            raise InvalidArgument("--allow-non-restored-state is about --from-savepoint: name one")
         if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
             raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
         # A checkpoint that has begun needs its savepoint no more.
@@ -171,6 +199,7 @@ class RunOptions(Bundle):
             parallelism=self.parallelism,
             until=_until("now" if self.available_now else self.until),
             drain=self.drain,
+            drain_firings=self.drain_firings,
             trigger=self.trigger,
             start=self.start,
             max_records_per_trigger=self.max_records_per_trigger,
@@ -218,7 +247,7 @@ def run(
         str, typer.Argument(metavar="FILE[:NAME]", help="A Python file, and its pipeline if it has several.")
     ],
     detach: Annotated[bool, typer.Option("--detach", help="Return when it runs, and leave it running.")] = False,
-    jobs_dir: JobsOption = Path(ROOT),
+    jobs_dir: JobsOption = None,
     timeout: TimeoutOption = 300.0,
     token: TokenOption = "",
     *,
@@ -234,7 +263,10 @@ def run(
     if detach:
         job = detached.start(asked, timeout)
         told = f"pipeline {job.pipeline!r} is {job.state}, process {job.pid}; checkpoint {job.checkpoint}\n"
-        show(job, f"{told}stop it with: cutwater pipeline stop {job.pipeline} --jobs-dir {jobs_dir}")
+        where = "" if jobs_dir is None else f" --jobs-dir {jobs_dir}"
+        if job.metrics:
+            told += f"metrics: http://{job.metrics}/metrics\n"
+        show(job, f"{told}stop it with: cutwater pipeline stop {job.pipeline}{where}")
         return
     display = Display()
     supervisor = Supervisor(asked, display.show)
@@ -247,9 +279,9 @@ def run(
 
 
 @command(app, name="list")
-def list_pipelines(jobs_dir: JobsOption = Path(ROOT)) -> None:
-    """All jobs under a directory, and how they are."""
-    found = list(list_jobs(jobs_dir))
+def list_pipelines(jobs_dir: JobsOption = None) -> None:
+    """All jobs of this user, or those under a directory, and how they are."""
+    found = list(all_jobs() if jobs_dir is None else list_jobs(jobs_dir))
     if Settings.is_json:
         show([_plain(job, None) for job in found], "")
         return
@@ -286,12 +318,17 @@ def describe(job: OneJob) -> None:
         lines.append(f"  went on from: {found.restored}")
     if found.savepoint:
         lines.append(f"  savepoint:  {found.savepoint}")
+    if found.metrics and found.is_alive:
+        lines.append(f"  metrics:    http://{found.metrics}/metrics")
     if found.last_error is not None:
         lines.append(f"  last error: {moment(found.last_error.at)} UTC, {found.last_error.message}")
     if progress is not None:
         lines.append(f"  progress:   {progress_line(progress)}; GLSN {progress.glsn} of {progress.tail}")
-        late = [f"{counted(rows, 'row')} by {uid!r}" for uid, rows in progress.dropped_late.items()]
-        lines.append(f"  late:       {', '.join(late) or 'no row'} dropped")
+        lines.append(f"  held by:    {held_line(progress)}")
+        lines.append(f"  late:       {late_line(progress)}")
+        left = [f"{counted(timers, 'timer')} of {uid!r}" for uid, timers in progress.left_timers.items()]
+        if left:
+            lines.append(f"  left:       {', '.join(left)} did not fire when the input ended (--drain-firings)")
     elif answer is not None and found.state is State.RUNNING:
         lines.append("  progress:   no micro-batch yet since it was started")
     show(None, "\n".join(lines))
@@ -382,7 +419,7 @@ def _printing_to(path: Path) -> Iterator[None]:
     _flush()
     kept = {fd: os.dup(fd) for fd in (1, 2)}
     try:
-        with path.open("ab") as output:
+        with open(path, "ab", opener=open_file) as output:
             for fd in kept:
                 os.dup2(output.fileno(), fd)
         try:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from cutwater.cli.exits import Settings
+from cutwater.core.words import counted
 from cutwater.jobs.job_file import Job, State
 from cutwater.jobs.messages import Progress
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
@@ -76,6 +77,26 @@ def progress_line(progress: Progress) -> str:
         f"watermark {time_of_ms(progress.watermark_ms)}  state {size(progress.state_bytes)}  "
         f"checkpoint {progress.batch}, {ago:.0f} s ago"
     )
+
+
+def held_line(progress: Progress) -> str:
+    """The log stream that holds the watermark back, and since when."""
+    held = progress.held_by
+    if held is None:
+        return "nothing holds the watermark back"
+    since = f"which has stood still since {moment(held.since)} UTC" if held.since else "which has not moved yet"
+    said = "it has said nothing" if held.watermark_ms is None else f"it has come to {time_of_ms(held.watermark_ms)}"
+    return (
+        f"log stream {held.stream} of {held.topic!r} holds the watermark back, {since}: {said}, and its last entry "
+        f"is of {moment(held.spoke_at)} UTC"
+    )
+
+
+def late_line(progress: Progress) -> str:
+    dropped = [f"{counted(rows, 'row')} by {uid!r}" for uid, rows in progress.dropped_late.items()]
+    sent = [f"{counted(rows, 'row')} by {uid!r}" for uid, rows in progress.late_sent.items()]
+    more = f"; {', '.join(sent)} sent to .late" if sent else ""
+    return f"{', '.join(dropped) or 'no row'} dropped{more}"
 
 
 def time_of_ms(value: int | None) -> str:

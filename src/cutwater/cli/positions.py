@@ -12,14 +12,14 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_records
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
-from cutwater.cli.times import parse_time
+from cutwater.cli.times import parse_glsn, parse_time
 
 app = verbs()
 
 
 @command(app)
 def read(
-    glsn: Annotated[int, typer.Argument(metavar="GLSN", min=1, help="The position.")],
+    glsn: Annotated[int, typer.Argument(metavar="GLSN", parser=parse_glsn, help="The position.")],
     stream: Annotated[
         int | None, typer.Option(min=1, help="The log stream it is in, if that is known: it is found faster.")
     ] = None,

@@ -8,7 +8,7 @@ import typer
 
 from cutwater.admin.runs import RunStatus
 from cutwater.cli.commands import command, noun
-from cutwater.cli.servers import Cluster
+from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
 from cutwater.core.words import counted
 from cutwater.errors import InvalidArgument
@@ -16,9 +16,11 @@ from cutwater.types import RunId
 
 app = noun("Runs: what publishes batches exactly once.")
 
+SECONDS = 10.0
 
-@command(app, name="list")
-def list_runs(log: Cluster) -> None:
+
+@command(app, name="list", timeout=SECONDS)
+def list_runs(log: Log) -> None:
     """All runs: their last batches, what is staged for them, and what is not published yet."""
     found = log.administer(lambda admin: admin.runs())
     columns = ["run", "name", "last batch", "staged bytes", "unpublished", "state"]
@@ -26,10 +28,10 @@ def list_runs(log: Cluster) -> None:
     show(found, table(columns, rows))
 
 
-@command(app)
+@command(app, timeout=SECONDS)
 def describe(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
-    log: Cluster,
+    log: Log,
 ) -> None:
     """How a run is: what is not published yet, and why; what is staged, and where."""
     found = log.administer(lambda admin: admin.run(RunId(run)))
@@ -48,10 +50,10 @@ def describe(
     show(found, "\n".join(lines))
 
 
-@command(app)
+@command(app, timeout=SECONDS)
 def drop(
     run: Annotated[int, typer.Argument(metavar="RUN", min=1, help="Number of the run.")],
-    log: Cluster,
+    log: Log,
     lose_rows: Annotated[
         bool, typer.Option("--lose-rows", help="Yes, what the run has decided and not published may be lost.")
     ] = False,
@@ -70,6 +72,24 @@ def drop(
     lost = log.administer(lambda admin: admin.drop_run(RunId(run)))
     rows = [f"{counted(group.rows, 'row')} for topic {group.topic!r}" for group in lost]
     show(lost, f"run {run} is over; lost: {', '.join(rows)}")
+
+
+@command(app, timeout=SECONDS)
+def forget(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name that runs have published under.")],
+    log: Log,
+) -> None:
+    """Let a new checkpoint publish under a name that has published already.
+
+    Published rows stay in the log. From then on, runs may start under the name without a check for rows that would be
+    published twice. A run that is open under the name goes on; the rows that it publishes count anew.
+    """
+    found = log.administer(lambda admin: admin.forget_output(name))
+    rows = "an unknown number of rows" if found.rows is None else counted(found.rows, "row")
+    position = "an unknown position" if found.position is None else f"GLSN {found.position}"
+    show(
+        found, f"forgot that {name!r} has published {rows}, the last at GLSN {found.glsn}, from input up to {position}"
+    )
 
 
 def _last(run: RunStatus) -> str:

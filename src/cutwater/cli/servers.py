@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,15 @@ from cutwater.cli.commands import Bundle
 from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.security import NOBODY, Security
 from cutwater.client.access import ANYONE, Access
-from cutwater.client.directories import CLUSTER_FILE, FILES_OF_LOG, METADATA, check_no_address, other_files
+from cutwater.client.directories import (
+    CLUSTER_FILE,
+    FILES_OF_LOG,
+    METADATA,
+    check_has_order,
+    check_no_address,
+    other_files,
+)
+from cutwater.client.holder_file import with_secret
 from cutwater.client.repository import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
@@ -107,6 +116,12 @@ class Log(Bundle):
         return None
 
     @property
+    def as_option(self) -> str:
+        """How further commands about the same log are told which one it is."""
+        given = {"servers": self.servers, "directory": self.directory, "path": self.path}
+        return f"{_OPTIONS[self.nearest]} {shlex.quote(str(given[self.nearest]))}" if self.nearest is not None else ""
+
+    @property
     def local(self) -> Path | None:
         """The directory of the local cluster that the command is about, if it is one."""
         return self.directory.absolute() if self.nearest == "directory" and self.directory is not None else None
@@ -121,9 +136,10 @@ class Log(Bundle):
         if self.local is not None and not local_cluster.load(self.local).running():
             raise Unavailable(f"no process of the cluster runs: {local_cluster.again(self.local)}")
 
-    def access(self) -> Access:
-        """What runs on this machine listens on loopback, and believes everyone there."""
-        return self.security.access() if self.nearest == "servers" else ANYONE
+    def access(self, servers: str = "") -> Access:
+        """A local cluster listens on loopback, and believes everyone there. An embedded log, served at ``servers``,
+        wants to see a secret that lies in its directory."""
+        return with_secret(servers, self.security.access() if self.nearest == "servers" else ANYONE)
 
     @contextmanager
     def serving(self, *, may_create: bool = False) -> Iterator[str]:
@@ -139,7 +155,7 @@ class Log(Bundle):
         # Both servers come with it, which is much to load for those who need none.
         from cutwater import embedded  # noqa: PLC0415
 
-        with embedded.open(place, timeout=self.timeout):
+        with embedded.open_to_administer(place, self.timeout):
             holder = embedded.holder_of(place)
             if holder is None:
                 raise Unavailable(f"{place} was closed by the process that had it open: try again")
@@ -151,7 +167,7 @@ class Log(Bundle):
         async def connected(url: str) -> T:
             await require_listener(parse_servers(url), self.local)
             timeout_ms = round(self.timeout * 1_000)
-            async with Admin(parse_servers(url), timeout_ms=timeout_ms, access=self.access()) as admin:
+            async with Admin(parse_servers(url), timeout_ms=timeout_ms, access=self.access(url)) as admin:
                 return await work(admin)
 
         self.check_runs()
@@ -175,6 +191,7 @@ def check_log(path: Path) -> None:
     if (path / METADATA).exists():
         # If it is that of a cluster, opening the log refuses it.
         return
+    check_has_order(path)
     others = other_files(path, FILES_OF_LOG) if path.is_dir() else ""
     if others:
         raise NotFound(f"there is no log in {path}, but other files ({others}): name the directory of a log")

@@ -12,11 +12,13 @@ import typer
 from cutwater.admin.operations import StorageNodeStatus, describe_storage_node
 from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import Settings, leave_at_once
+from cutwater.cli.listen_limits import ListenLimits
 from cutwater.cli.logs import LogOptions
 from cutwater.cli.security import Security, ServerSecurity
 from cutwater.cli.servers import Cluster, TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.core.words import counted
+from cutwater.storagenode.scrubbing import ScrubOptions
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
@@ -75,6 +77,14 @@ def start(
     staged_ask_every: Annotated[
         float, typer.Option(min=0.1, help="Seconds between questions which staged rows are no longer needed.")
     ] = ASK_SECONDS,
+    scrub_mib_per_second: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            envvar="CUTWATER_SCRUB_MIB_PER_SECOND",
+            help="How fast all data is read in the background and its checksums are verified; 0 turns it off.",
+        ),
+    ] = ScrubOptions().bytes_per_second / MIB,
     metrics: Annotated[
         str | None,
         typer.Option(envvar="CUTWATER_METRICS", metavar="HOST:PORT", help="Where Prometheus can read metrics."),
@@ -86,8 +96,16 @@ def start(
         list[Path] | None,
         typer.Option(help="A volume that the node got while it ran and that is lost for good. Repeatable."),
     ] = None,
+    forget_metadata_keys: Annotated[
+        bool,
+        typer.Option(
+            "--forget-metadata-keys",
+            help="All metadata nodes were replaced: believe those that answer now at --metadata.",
+        ),
+    ] = False,
     *,
     security: ServerSecurity,
+    limits: ListenLimits,
     logs: LogOptions,
 ) -> None:
     """Run a storage node until SIGTERM or SIGINT. Prints one line when it serves; logs go to standard error."""
@@ -108,6 +126,9 @@ def start(
         tuple(forget_volume or ()),
         staged_max_mib * MIB,
         staged_ask_every,
+        scrub_bytes_per_second=round(scrub_mib_per_second * MIB),
+        listener=limits.options(),
+        forget_metadata_keys=forget_metadata_keys,
     )
     run_storage_node(options, _announce, leave_at_once)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 import typer
 
 from cutwater.admin.telling import tell_stream
@@ -21,8 +22,9 @@ NodeOption = Annotated[int, typer.Option(min=1, help="Number of a storage node."
 @command(app)
 def describe(stream: StreamArgument, log: Cluster) -> None:
     """How a log stream is: why, since when, what is missing and what happens next."""
-    found = log.administer(lambda admin: admin.stream(LogStreamId(stream)))
-    show(found, "\n".join(tell_stream(found)))
+    found, damage = log.administer(lambda admin: admin.stream_with_damage(LogStreamId(stream)))
+    lines = [*tell_stream(found), *(f"  damage:  storage node {d.node}: {line}" for d in damage for line in d.lines)]
+    show(msgspec.to_builtins(found) | {"damage": msgspec.to_builtins(damage)}, "\n".join(lines))
 
 
 @command(app, timeout=30.0)

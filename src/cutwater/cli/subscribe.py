@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 from collections.abc import Callable
@@ -16,10 +17,11 @@ from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_r
 from cutwater.cli.servers import Log
 from cutwater.cli.times import Start, parse_position, parse_start
 from cutwater.client.errors import ClientClosed
+from cutwater.core.words import counted
 from cutwater.errors import DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
-    from cutwater.client.client import Client
+    from cutwater.client.client import Client, Subscription
     from cutwater.client.records import Record
 
 app = verbs()
@@ -29,6 +31,11 @@ LOOK_SECONDS = 1.0
 
 LOOKS_BEFORE_WORD = 5
 """A node that is started again is back after fewer of them."""
+
+
+class OnMalformed(enum.StrEnum):
+    ERROR = "error"
+    SKIP = "skip"
 
 
 @command(app)
@@ -48,6 +55,9 @@ def subscribe(
     pattern: Annotated[
         bool, typer.Option("--pattern", help="TOPIC is one regular expression; it must fit the whole name.")
     ] = False,
+    on_malformed: Annotated[
+        OnMalformed, typer.Option(help="What to do at a batch that is intact but holds no records of its topic.")
+    ] = OnMalformed.ERROR,
     output: RecordOutputOption = RecordOutput.TEXT,
     *,
     log: Log,
@@ -61,7 +71,7 @@ def subscribe(
     end = None if stop is None else parse_position(stop, now)
     follows = begin == "latest" if follow is None else follow
     wanted = _pattern(topics) if pattern else topics
-    printing = _Printing(wanted, begin, end, follows, output, count, log.timeout)
+    printing = _Printing(wanted, begin, end, follows, output, count, log.timeout, on_malformed)
     is_over = False
     while not is_over:
         with open_client(log) as client:
@@ -89,7 +99,9 @@ class _Printing:
         output: RecordOutput,
         left: int | None,
         timeout: float,
+        on_malformed: OnMalformed = OnMalformed.ERROR,
     ) -> None:
+        self._on_malformed, self._skipped = on_malformed, 0
         self._topics, self._start, self._stop, self._follow = topics, start, stop, follow
         self._output, self._left, self._timeout = output, left, timeout
         self._looks_in_vain = 0
@@ -101,7 +113,14 @@ class _Printing:
             if isinstance(self._stop, int):
                 # The log may have come past it already: then there is nothing to print.
                 self._stop = max(self._stop, self._start)
-        with client.subscribe(self._topics, start=self._start, stop=self._stop, follow=self._follow) as subscription:
+        with client.subscribe(
+            self._topics,
+            start=self._start,
+            stop=self._stop,
+            follow=self._follow,
+            on_malformed=self._on_malformed.value,
+        ) as subscription:
+            self._skipped = 0
             while self._left != 0:
                 try:
                     found = subscription.take(LOOK_SECONDS if self._follow else self._timeout)
@@ -110,8 +129,10 @@ class _Printing:
                         return False
                     if not self._follow or isinstance(error, ClientClosed):
                         raise
+                    self._tell_skipped(subscription)
                     self._tell_of(subscription.trouble)
                     continue
+                self._tell_skipped(subscription)
                 if not found:
                     return True
                 self._print(found)
@@ -122,6 +143,18 @@ class _Printing:
         self._looks_in_vain = self._looks_in_vain + 1 if trouble else 0
         if self._looks_in_vain == LOOKS_BEFORE_WORD:
             print(f"still waiting: {trouble}", file=sys.stderr, flush=True)
+
+    def _tell_skipped(self, subscription: Subscription[Record]) -> None:
+        new = subscription.skipped_records - self._skipped
+        self._skipped = subscription.skipped_records
+        if new:
+            last = subscription.skipped[-1]
+            print(
+                f"skipped {counted(new, 'malformed record')}, the last at GLSN {last.last_glsn} of topic "
+                f"{last.topic!r}: {last.why}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _print(self, found: list[Record]) -> None:
         if self._left is not None:

@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeAlias
 
+import typer
+
 from cutwater.errors import InvalidArgument
 
 Start: TypeAlias = int | datetime | Literal["earliest", "latest"]
@@ -13,11 +15,12 @@ Start: TypeAlias = int | datetime | Literal["earliest", "latest"]
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _AGO = re.compile(r"-((?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+)")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_FORMS = "@2026-01-31T12:00:00Z (UTC unless it says otherwise), or @-5m for five minutes ago (ms, s, m, h, d)"
+_FORMS = "{0}2026-01-31T12:00Z (UTC unless it says otherwise), or {0}-5m for five minutes ago (ms, s, m, h, d)"
 
 
 def parse_time(text: str, now: datetime) -> datetime:
     """An ISO 8601 time, or how long ago; with or without the @ before it."""
+    mark = "@" if text.startswith("@") else ""
     text = text.removeprefix("@")
     try:
         if ago := _AGO.fullmatch(text):
@@ -25,7 +28,7 @@ def parse_time(text: str, now: datetime) -> datetime:
             return now - timedelta(seconds=seconds)
         found = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise InvalidArgument(f"{text!r} is no time: write {_FORMS}") from None
+        raise InvalidArgument(f"{mark + text!r} is no time: write {_FORMS.format(mark)}") from None
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
@@ -35,7 +38,14 @@ def parse_position(text: str, now: datetime) -> int | datetime:
         return parse_time(text, now)
     if text.isdecimal() and int(text) >= 1:
         return int(text)
-    raise InvalidArgument(f"{text!r} is no position: write a GLSN from 1 on, or a time: {_FORMS}")
+    raise InvalidArgument(f"{text!r} is no position: write a GLSN from 1 on, or a time: {_FORMS.format('@')}")
+
+
+def parse_glsn(text: str) -> int:
+    """A position as an argument of a command."""
+    if text.isdecimal() and int(text) >= 1:
+        return int(text)
+    raise typer.BadParameter(f"a GLSN is a whole number from 1 on, not {text!r}")
 
 
 def parse_start(text: str, now: datetime) -> Start:

@@ -10,11 +10,14 @@ import typer
 
 from cutwater.cli.client import open_client
 from cutwater.cli.commands import command, noun
+from cutwater.cli.declarations import IdleOption, WatermarkOption, parse_declared
 from cutwater.cli.exits import Settings
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table, text
 from cutwater.core.words import counted
-from cutwater.types import GLSN, SECOND, Retention
+from cutwater.durations import milliseconds, shown
+from cutwater.errors import InvalidArgument
+from cutwater.types import GLSN, MILLISECOND, SECOND, Retention
 
 app = noun("Topics: names for sets of log streams.")
 
@@ -25,6 +28,19 @@ HoursOption = Annotated[
 BytesOption = Annotated[
     int, typer.Option("--retention-bytes", min=0, help="How many bytes of one copy are kept; 0 is without bound.")
 ]
+AheadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--event-time-ahead-max",
+        metavar="DURATION",
+        help="Refuse records whose event time or declared watermark is further ahead of the log's clock, such as '1h'. "
+        "One such record would move the watermark for ever. By default, and with '0s', there is no limit.",
+    ),
+]
+
+
+def _ahead_ms(given: str | None) -> int | None:
+    return None if given is None else milliseconds(given, "--event-time-ahead-max")
 
 
 def _retention(hours: float, size: int) -> Retention:
@@ -44,11 +60,13 @@ def create(
     event_time: Annotated[str, typer.Option(metavar="COLUMN", help="The column that is the event time.")] = "",
     retention_hours: HoursOption = 0.0,
     retention_bytes: BytesOption = 0,
+    event_time_ahead_max: AheadOption = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Be content with one of this name that exists.")] = False,
     *,
     log: Log,
 ) -> None:
     """Create a topic. Returns when it takes appends."""
+    ahead_ms = _ahead_ms(event_time_ahead_max)
     with open_client(log, may_create=True) as client:
         created = client.create_topic(
             name,
@@ -57,6 +75,7 @@ def create(
             schema=schema,
             event_time=event_time,
             retention=_retention(retention_hours, retention_bytes),
+            event_time_ahead_max=ahead_ms,
             exist_ok=exist_ok,
         )
     show(
@@ -80,7 +99,7 @@ def list_topics(log: Log) -> None:
         (t.name, t.streams, t.replication, counts.get(t.topic, 0), t.trimmed_before, "typed" if t.schemas else "bytes")
         for t in sorted(catalog.topics, key=lambda t: t.name)
     ]
-    columns = ["topic", "streams", "replication", "records ever", "trimmed before", "records are"]
+    columns = ["topic", "streams", "replication", "positions ever", "trimmed before", "records are"]
     show(None, table(columns, rows))
 
 
@@ -89,11 +108,13 @@ def describe(name: NameArgument, log: Log) -> None:
     """A topic and its log streams."""
     topic, streams = log.administer(lambda admin: admin.topic(name))
     rows = [(s.stream, s.is_open, s.epoch, s.members, s.missing, s.committed_end, s.last_glsn) for s in streams]
-    columns = ["log stream", "open", "epoch", "members", "missing", "records", "last GLSN"]
+    columns = ["log stream", "open", "epoch", "members", "missing", "positions", "last GLSN"]
     title = (
         f"topic {topic.name!r}: {counted(topic.streams, 'log stream')}, replication {topic.replication}, "
         f"trimmed before GLSN {topic.trimmed_before}, retention {_words(topic.retention)}"
     )
+    if topic.event_time_ahead_us:
+        title += f", event times at most {shown(topic.event_time_ahead_us // MILLISECOND)} ahead"
     described = _columns(topic.schemas)
     if described is not None:
         title += f"\nrecords are: {described}"
@@ -130,15 +151,17 @@ def change(
     ] = None,
     retention_hours: Annotated[float | None, typer.Option(min=0, help="How long records are kept.")] = None,
     retention_bytes: Annotated[int | None, typer.Option(min=0, help="How many bytes are kept.")] = None,
+    event_time_ahead_max: AheadOption = None,
     *,
     log: Log,
 ) -> None:
-    """Change how many log streams a topic has, or how long its records are kept. Returns when new ones take appends."""
-    retention = None
+    """Change how many log streams a topic has, how long its records are kept, or which event times it takes. Returns
+    when new ones take appends."""
+    retention, ahead_ms = None, _ahead_ms(event_time_ahead_max)
     if retention_hours is not None or retention_bytes is not None:
         retention = _retention(retention_hours or 0.0, retention_bytes or 0)
     with open_client(log) as client:
-        changed = client.change_topic(name, streams=streams, retention=retention)
+        changed = client.change_topic(name, streams=streams, retention=retention, event_time_ahead_max=ahead_ms)
     having = f"log stream{'s' if len(changed.streams) > 1 else ''} {text(changed.streams)}"
     show({"topic": name, "streams": changed.streams}, f"topic {name!r} is changed, and has {having}")
 
@@ -159,3 +182,25 @@ def trim(
     """Forget the records of a topic before a position."""
     log.administer(lambda admin: admin.trim(name, GLSN(before)))
     show({"topic": name, "before": before}, f"topic {name!r} is trimmed before GLSN {before}")
+
+
+@command(app, timeout=10.0)
+def declare(
+    name: NameArgument,
+    watermark: WatermarkOption = None,
+    idle: IdleOption = False,
+    stream: Annotated[int | None, typer.Option(min=1, help="Only in this log stream, otherwise in all.")] = None,
+    *,
+    log: Log,
+) -> None:
+    """Declare a watermark, idleness or both for a topic, without a record. Idleness ends with the next entry."""
+    declared = parse_declared(watermark, idle)
+    if declared is None:
+        raise InvalidArgument("nothing is declared: give --watermark TIME, --idle or both")
+    with open_client(log) as client:
+        acks = client.declare(name, watermark=declared.watermark, idle=declared.idle, stream=stream)
+    what = [f"the watermark {declared.watermark.isoformat()}"] if declared.watermark is not None else []
+    said = " and ".join([*what, "idleness"] if idle else what)
+    where = ", ".join(f"log stream {ack.stream} (GLSN {ack.glsn})" for ack in sorted(acks, key=lambda ack: ack.stream))
+    told = {"topic": name, "watermark": declared.watermark, "idle": idle, "declared": acks}
+    show(told, f"declared {said} in {where} of topic {name!r}")

@@ -1,0 +1,132 @@
+"""Known damage of storage nodes, in words: the records or file, whether another copy exists, and the way out.
+
+Replicas that the cluster does not count any more are left over from a node that was replaced. They are safe to remove,
+and nothing that is wrong with them is a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.core.requests import Description, NodeDescription
+from cutwater.core.words import counted
+from cutwater.errors import CutwaterError
+from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.storage_api import STATUS, DamageStatus, NodeStatus, ReplicaStatus
+
+CONNECT_MS_MAX = 1_000
+TOLD_MAX = 5
+
+
+class Damage(Struct, frozen=True):
+    """The faults of one replica, one line each."""
+
+    node: StorageNodeId
+    stream: LogStreamId
+    lines: tuple[str, ...]
+
+
+async def find_damage(description: Description, *, timeout_ms: int, access: Access = ANYONE) -> list[Damage]:
+    """Of all replicas that count, on nodes that are alive and answer; others are told of elsewhere."""
+    alive = [node for node in description.nodes if node.is_alive]
+    found = await asyncio.gather(*(_ask(node, timeout_ms, access) for node in alive))
+    return [damage for status in found if status is not None for damage in _of_node(status, description)]
+
+
+def replicas_of(description: Description) -> set[tuple[StorageNodeId, LogStreamId]]:
+    """The replicas that count."""
+    return {(node, stream.stream) for stream in description.streams for node in stream.replicas}
+
+
+def holders_of(description: Description, stream: LogStreamId) -> tuple[StorageNodeId, ...]:
+    """The storage nodes with a replica that counts."""
+    return next((found.replicas for found in description.streams if found.stream == stream), ())
+
+
+def no_copy(description: Description, stream: LogStreamId, place: str = "", next_glsn: GLSN | None = None) -> str:
+    """The ways out for damage of a log stream that no other storage node holds, the cheapest first. ``place``: the
+    option that commands about this log need. ``next_glsn``: the first position behind the damage, if it is known."""
+    topic = next((found.topic for found in description.streams if found.stream == stream), "")
+    where = f" {place}" if place else ""
+    behind = ""
+    if next_glsn is not None:
+        behind = (
+            f"let readers start behind it, `cutwater subscribe {topic} --start {next_glsn}{where}`; give up all "
+            f"records before that, `cutwater topic trim {topic} --before {next_glsn}{where}`; "
+        )
+    return (
+        "no other storage node holds a copy: stop the process that has the files open, restore the damaged one from a "
+        f"backup and start again; or {behind}{'or ' if behind else ''}give up all records of topic {topic!r}, "
+        f"`cutwater topic delete {topic}{where}`"
+    )
+
+
+async def _ask(node: NodeDescription, timeout_ms: int, access: Access) -> NodeStatus | None:
+    try:
+        endpoint = Endpoint(ANY_CLUSTER, "admin")
+        connection = await open_connection(endpoint, node.address, access, timeout_ms=min(timeout_ms, CONNECT_MS_MAX))
+    except CutwaterError:
+        return None
+    try:
+        return (await connection.call(STATUS, None, timeout_ms=timeout_ms)).value
+    except CutwaterError:
+        return None
+    finally:
+        connection.abort()
+
+
+def _of_node(status: NodeStatus, description: Description) -> Iterator[Damage]:
+    counted_here = replicas_of(description)
+    by_stream: dict[LogStreamId, list[str]] = {}
+    for stream in status.unreadable:
+        is_only = _is_only_copy(status, stream, description)
+        happens = "" if is_only else "; it is learned anew from a peer"
+        why = f" ({status.problems[stream]})" if stream in status.problems else ""
+        by_stream.setdefault(stream, []).append(f"its files cannot be opened{why}{happens}")
+    for replica in status.replicas:
+        if not replica.trusted:
+            is_only = _is_only_copy(status, replica.stream, description)
+            by_stream.setdefault(replica.stream, []).append(_untrusted(replica, is_only))
+    for stream in {damage.stream for damage in status.damage}:
+        is_only = _is_only_copy(status, stream, description)
+        places = [damage for damage in status.damage if damage.stream == stream]
+        lines = by_stream.setdefault(stream, [])
+        lines += [_place(damage, is_only) for damage in places[:TOLD_MAX]]
+        if len(places) > TOLD_MAX:
+            lines.append(f"and {counted(len(places) - TOLD_MAX, 'more damaged place')}")
+    for stream, lines in sorted(by_stream.items()):
+        if (status.node, stream) in counted_here:
+            if _is_only_copy(status, stream, description):
+                lines.append(no_copy(description, stream))
+            yield Damage(status.node, stream, tuple(lines))
+
+
+def _is_only_copy(status: NodeStatus, stream: LogStreamId, description: Description) -> bool:
+    return holders_of(description, stream) == (status.node,)
+
+
+def _untrusted(replica: ReplicaStatus, is_only_copy: bool) -> str:
+    if replica.state is ReplicaState.LEARNING and replica.source is not None:
+        happens = f"it learns from storage node {replica.source}"
+    elif is_only_copy:
+        happens = "it serves none of it, because it cannot know whether that is all"
+    else:
+        happens = "it waits for a peer that has everything, to learn from it"
+    kept = f"it keeps what is committed, up to LLSN {replica.committed_end}"
+    return f"it cannot be trusted ({replica.problem}); {kept}, and {happens}"
+
+
+def _place(damage: DamageStatus, is_only_copy: bool) -> str:
+    what = damage.what
+    if damage.first_llsn:
+        what = f"LLSN {damage.first_llsn} to {damage.last_llsn} cannot be read ({damage.what})"
+    if is_only_copy:
+        return what
+    if damage.trouble:
+        return f"{what}; a repair failed and is tried again: {damage.trouble}"
+    return f"{what}; an intact copy is fetched from a peer"
