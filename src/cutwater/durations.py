@@ -24,6 +24,9 @@ _FORM: Final = re.compile(rf"({_TERM.pattern})+\s*", re.IGNORECASE)
 def milliseconds(given: Duration, what: str, *, least: int | None = 0) -> int:
     """``"5s"``, ``"1 minute 30 seconds"``, a ``timedelta`` or a number of milliseconds, at least ``least`` of them."""
     value = _parsed(given)
+    if value is None and isinstance(given, str) and given.strip().isdecimal():
+        number = given.strip()
+        raise InvalidArgument(f"{what} is {given!r}: a unit is missing, write '{number}ms', '{number}s' or '{number}m'")
     if value is None:
         raise InvalidArgument(
             f"{what} is {given!r}: give whole milliseconds, a timedelta, or a text such as '500ms', '5s', '10m' or '1d'"
@@ -45,6 +48,14 @@ def _parsed(given: Duration) -> int | None:
     if not terms or any(unit.lower() not in _UNITS_MS for _, unit in terms):
         return None
     return sum(int(number) * _UNITS_MS[unit.lower()] for number, unit in terms)
+
+
+def roughly(value_ms: int) -> str:
+    """A duration for the eye, in the largest unit of which there are at least ten, rounded."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)):
+        if value_ms >= 10 * size:
+            return f"{round(value_ms / size)}{unit}"
+    return f"{value_ms}ms"
 
 
 def shown(value_ms: int) -> str:

@@ -3,10 +3,12 @@
 ::
 
     <path>/lock              held by the process that opened the log, as long as it has it open
-    <path>/holder.json       which process that is, and where it listens
+    <path>/holder.json       which process that is, where it listens, and the secret that it wants to see
     <path>/holder.lock       which Spark applications it is held open for, if it is (``cutwater.spark.holder``)
     <path>/metadata.sqlite   decisions and catalog
     <path>/volume/           records
+
+Only processes that can read ``holder.json`` can connect: directory and file are for their owner (ADR 0037).
 
 The servers are the same as in a cluster, and so are the files and all guarantees but replication. They and the client
 of the process that opened the log share an event loop and need no sockets among each other: one in a thread of its own
@@ -17,13 +19,16 @@ first.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
+import secrets
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from cutwater.admin import processes
 from cutwater.client.access import ANYONE, Access
@@ -35,57 +40,89 @@ from cutwater.client.directories import (
     CLUSTER_FILE,
     FILES_OF_LOG,
     METADATA,
+    VOLUME,
+    check_has_order,
     check_may_hold,
     check_no_address,
     holds_half_a_cluster,
 )
 from cutwater.client.encoding import Compression, Limits, check_compression
+from cutwater.client.holder_file import HOLDER_FILE, HolderFile, read_holder, url_of
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
-from cutwater.client.repository import SCHEME, Repository
+from cutwater.client.repository import Repository
 from cutwater.core.order_options import OrderOptions
-from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description, Done
-from cutwater.errors import AlreadyExists, CutwaterError, DeadlineExceeded, InvalidArgument, Unavailable
-from cutwater.metadata.open_store import open_store
+from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
+from cutwater.errors import (
+    AlreadyExists,
+    CutwaterError,
+    Damaged,
+    DeadlineExceeded,
+    InvalidArgument,
+    OrderLayerLostMemory,
+    Unavailable,
+)
+from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.permissions import close_to_others, make_directory, write_secret
 from cutwater.storage.files import Lock, OsFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.storagenode.threads import in_thread
-from cutwater.types import SECOND, ClusterId, Incarnation, MetadataNodeId, StorageNodeId
+from cutwater.types import SECOND, ClusterId, Incarnation, LogStreamId, MetadataNodeId, StorageNodeId
+from cutwater.wire.auth import ANONYMOUS, Credentials, Identity
+from cutwater.wire.errors import Unauthenticated
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import occupy_standard_descriptors
+from cutwater.wire.server_keys import ServerKey, load_or_make
 
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)
+METADATA_NODE = MetadataNodeId(1)
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.01
+STUCK_SECONDS = 1.0
+"""A log stream that stays closed for its damage for this long is reported as damaged."""
 END_POLL_SECONDS = 0.001
 STOP_MS_MAX = 5_000
+TOKEN_BYTES = 32
 ORDER = OrderOptions(node_dead_after_us=10 * SECOND)
 """One event loop serves both, and the caller's program may keep it waiting."""
 
 
-class Holder(Struct, frozen=True):
-    """What ``holder.json`` says. ``started``: when the process was, because pids are used again."""
-
-    pid: int
-    servers: str
-    started: int = 0
+class Holder(HolderFile, frozen=True):
+    """What ``holder.json`` says."""
 
     def lives(self) -> bool:
         """Whether the process that has told this still runs."""
         return processes.lives_on(self.pid, self.started)
 
 
+class ByToken:
+    """Lets in a peer that shows the secret of this opening of the log. The time it takes tells nothing about it."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token.encode()
+
+    def __call__(self, credentials: Credentials) -> Identity:
+        if not hmac.compare_digest(self._token, credentials.token.encode()):
+            raise Unauthenticated(
+                "an embedded log lets in only processes that can read its directory, where the secret is: open it by "
+                "its path, with cutwater.open(PATH), --path PATH, or the option path of Spark, and not by its address"
+            )
+        return ANONYMOUS
+
+
 class EmbeddedLog:
     """The servers, on the event loop that runs ``start``; with the lock of ``path`` in hand. ``may_wait``: the event
     loop may wait for the disk while that is quick, because nobody else on it has a deadline to keep (ADR 0028, 0032).
+    ``may_be_damaged``: serve also if a log stream is so damaged that it takes no appends.
 
     They have threads of their own: the event loop's may all be busy with the caller's work, and that may wait for the
     log."""
 
-    def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False) -> None:
+    def __init__(self, path: Path, lock: Lock, *, may_wait: bool = False, may_be_damaged: bool = False) -> None:
         self._path, self._lock, self._may_wait = path, lock, may_wait
+        self._may_be_damaged = may_be_damaged
         self._threads = DaemonExecutor(EXECUTOR_THREADS_MAX, "cutwater log")
         self._is_told = False
         """Whether others may know where it listens."""
@@ -96,40 +133,59 @@ class EmbeddedLog:
     async def start(self, deadline: float) -> str:
         """Returns where to connect to, when the log takes appends. ``deadline`` is in the time of the event loop."""
         store = await open_store(f"sqlite:{self._path / METADATA}", cluster=CLUSTER, may_wait=self._may_wait)
-        options = MetadataOptions(CLUSTER, MetadataNodeId(1), LOOPBACK, order=ORDER, is_nearby=True)
+        key = await in_thread(self._threads, lambda: load_or_make([sqlite_key_file(self._path / METADATA)]))
+        token = secrets.token_hex(TOKEN_BYTES)
+        authenticate = ByToken(token)
+        options = MetadataOptions(
+            CLUSTER, METADATA_NODE, LOOPBACK, order=ORDER, is_nearby=True, key=key, authenticate=authenticate
+        )
         self._metadata = MetadataServer(options, store, threads=self._threads)
         await self._metadata.start()
-        volumes, incarnation = await in_thread(self._threads, self._open_volumes)
+        volumes, incarnation, node_key = await in_thread(self._threads, lambda: self._open_volumes(key))
         address = self._metadata.address
         repository = Repository(Endpoint(CLUSTER, "client"), (address,))
         try:
-            await self._add(repository, volumes, deadline)
-            node_options = NodeOptions(LOOPBACK, 0, (address,), is_nearby=True, may_wait_for_disk=self._may_wait)
-            self._node = StorageNodeServer(node_options, volumes, threads=self._threads, incarnation=incarnation)
+            node_options = NodeOptions(
+                LOOPBACK,
+                0,
+                (address,),
+                is_nearby=True,
+                may_wait_for_disk=self._may_wait,
+                authenticate=authenticate,
+            )
+            self._node = StorageNodeServer(
+                node_options, volumes, threads=self._threads, incarnation=incarnation, key=node_key
+            )
+            # Before it starts, so that it need not wait to be known.
+            paths = tuple(str(volume) for volume in volumes.volumes)
+            node = AddNodeRequest(NODE, "", volumes.identity.node_key, paths, self._node.public_key, renews=True)
+            await self._metadata.adopt(node, deadline)
             await self._node.start()
             await self._until_open(repository, deadline)
         finally:
             repository.close()
-        holder = Holder(os.getpid(), SCHEME + address, processes.started_at(os.getpid()))
+        keys = (key.public, node_key.public)
+        holder = Holder(os.getpid(), url_of(address, self._path), processes.started_at(os.getpid()), token, keys)
         self._is_told = True
         await in_thread(self._threads, lambda: self._tell(holder))
         return holder.servers
 
-    def _open_volumes(self) -> tuple[NodeVolumes, Incarnation]:
-        """In a thread. They are noted here, so that they are given back also if nobody waits for this any more."""
-        volume = self._path / "volume"
-        volume.mkdir(exist_ok=True)
+    def _open_volumes(self, metadata_key: ServerKey) -> tuple[NodeVolumes, Incarnation, ServerKey]:
+        """In a thread. They are noted here, so that they are given back also if nobody waits for this any more. The
+        metadata node is in this process, so its key is believed, also if it is a new one because the file was removed.
+        """
+        volume = self._path / VOLUME
+        make_directory(volume)
         self._volumes = NodeVolumes([volume], CLUSTER, NODE)
-        return self._volumes, self._volumes.next_incarnation()
+        self._volumes.believe_only({METADATA_NODE: metadata_key.public})
+        return self._volumes, self._volumes.next_incarnation(), load_or_make(self._volumes.server_key_files)
 
     def _tell(self, holder: Holder) -> None:
-        temporary = self._path / "holder.json.new"
-        temporary.write_bytes(msgspec.json.encode(holder))
-        temporary.replace(self._path / "holder.json")
+        write_secret(self._path / HOLDER_FILE, msgspec.json.encode(holder))
 
     def _tell_nobody(self) -> None:
         with suppress(OSError):
-            (self._path / "holder.json").unlink()
+            (self._path / HOLDER_FILE).unlink()
 
     async def stop(self) -> None:
         """The locks are given back only when nothing here can write any more; if that is not certain, this process has
@@ -159,27 +215,39 @@ class EmbeddedLog:
             self._volumes.release()
         self._lock.release()
 
-    async def _add(self, repository: Repository, volumes: NodeVolumes, deadline: float) -> None:
-        """Before it starts, so that it need not wait to be known."""
-        description = await repository.ask(DescribeRequest(), Description, timeout_ms=_left_ms(deadline))
-        if not any(node.node == NODE for node in description.nodes):
-            paths = tuple(str(volume) for volume in volumes.volumes)
-            request = AddNodeRequest(NODE, "", volumes.identity.node_key, paths)
-            await repository.ask(request, Done, timeout_ms=_left_ms(deadline))
-
     async def _until_open(self, repository: Repository, deadline: float) -> None:
         """Log streams that were there before have to be opened again."""
         assert self._node is not None
+        stuck_since: float | None = None
         while True:
             if self._node.fatal.done():
                 raise self._node.fatal.result()
             description = await repository.ask(DescribeRequest(), Description, timeout_ms=_left_ms(deadline))
+            if description.halted:
+                raise OrderLayerLostMemory(description.halted)
             closed = [s.stream for s in description.streams if not (s.is_open or s.final or s.held)]
-            if all(node.is_alive for node in description.nodes) and not closed:
+            stuck = {stream: why for stream, why in self._node.stuck.items() if stream in closed}
+            now = asyncio.get_running_loop().time()
+            stuck_since = (stuck_since or now) if stuck else None
+            # A trim that was decided before the process ended may still remove what is damaged.
+            is_stuck = stuck_since is not None and now >= min(stuck_since + STUCK_SECONDS, deadline)
+            if is_stuck and not self._may_be_damaged:
+                raise Damaged(self._damage_in_words(stuck, description))
+            excused = stuck.keys() if self._may_be_damaged else set()
+            if all(node.is_alive for node in description.nodes) and excused == set(closed):
                 return
-            if asyncio.get_running_loop().time() >= deadline:
+            if now >= deadline:
                 raise Unavailable(f"{self._path} was opened, but log streams {closed} do not take appends yet")
             await asyncio.sleep(POLL_SECONDS)
+
+    def _damage_in_words(self, stuck: dict[LogStreamId, str], description: Description) -> str:
+        topics = {stream.stream: stream.topic for stream in description.streams}
+        found = "; ".join(f"log stream {stream} of topic {topics[stream]!r}: {why}" for stream, why in stuck.items())
+        return (
+            f"{self._path} is damaged, and an embedded log has no other copy. {found}. `cutwater verify --path "
+            f"{self._path}` reads everything and names what is damaged. Restore the damaged file from a backup, or "
+            f"give up all records of the topic: `cutwater topic delete {topics[next(iter(stuck))]} --path {self._path}`"
+        )
 
 
 def open(
@@ -196,11 +264,31 @@ def open(
     If another process has it open, this one connects to it, and is done when that one is; with ``exclusive`` it is told
     who has it instead. ``timeout`` and the rest are as for ``cutwater.connect``.
     """
-    loop = LoopThread("cutwater log")
     # Threads that wait for this loop keep their deadlines by themselves.
-    opening = open_on_this_loop(
-        path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait=True
+    return _on_a_loop(
+        open_on_this_loop(
+            path, exclusive=exclusive, timeout=timeout, compression=compression, limits=limits, may_wait=True
+        )
     )
+
+
+def open_to_administer(path: Path, timeout: float) -> Client:
+    """As ``open``, for commands that look at a log or delete from it: damage does not keep it closed."""
+    return _on_a_loop(
+        open_on_this_loop(
+            path,
+            exclusive=False,
+            timeout=timeout,
+            compression=None,
+            limits=None,
+            may_wait=True,
+            may_be_damaged=True,
+        )
+    )
+
+
+def _on_a_loop(opening: Coroutine[Any, Any, AsyncClient]) -> Client:
+    loop = LoopThread("cutwater log")
     try:
         return Client(loop, loop.run(opening))
     except BaseException:
@@ -216,8 +304,10 @@ async def open_on_this_loop(
     compression: Compression | None,
     limits: Limits | None,
     may_wait: bool = False,
+    may_be_damaged: bool = False,
 ) -> AsyncClient:
-    """See ``AsyncClient.open``, and for ``may_wait`` see ``EmbeddedLog``: others on the loop have deadlines to keep."""
+    """See ``AsyncClient.open``; for ``may_wait`` and ``may_be_damaged`` see ``EmbeddedLog``: others on the loop have
+    deadlines to keep."""
     deadline = Deadline(timeout)
     check_compression(compression)
     occupy_standard_descriptors()
@@ -232,11 +322,13 @@ async def open_on_this_loop(
             )
         if holder is not None:
             with suppress(CutwaterError):
-                return await connect(holder.servers, Access(end=partial(_end_of, directory, holder)))
+                end = partial(_end_of, directory, holder)
+                access = Access(token=holder.token, end=end, server_keys=holder.server_keys)
+                return await connect(holder.servers, access)
         if deadline.is_over:
             raise Unavailable(_no_answer(directory, holder))
         await asyncio.sleep(POLL_SECONDS)
-    log = EmbeddedLog(directory, lock, may_wait=may_wait)
+    log = EmbeddedLog(directory, lock, may_wait=may_wait, may_be_damaged=may_be_damaged)
     try:
         client = await connect(await log.start(deadline.at), ANYONE)
     except BaseException:
@@ -272,7 +364,8 @@ def _directory(given: object) -> Path:
     path = Path(given)
     check_no_address(path)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        if not path.is_dir():
+            make_directory(path)
         if (path / CLUSTER_FILE).exists():
             raise InvalidArgument(
                 f"{path} holds a local cluster: connect to it, `cutwater cluster status --dir {path}` says where"
@@ -282,7 +375,9 @@ def _directory(given: object) -> Path:
                 f"{path} holds a local cluster that has never come to run, and no embedded log: `cutwater cluster "
                 f"start --dir {path}` starts it; for an embedded log, name another directory"
             )
+        check_has_order(path)
         check_may_hold(path, "log", FILES_OF_LOG, METADATA)
+        close_to_others(path)
     except OSError as error:
         raise InvalidArgument(
             f"{path} cannot hold a log ({error.strerror}): name a directory that may be written"
@@ -298,16 +393,13 @@ def _locked(directory: Path) -> Lock | None:
         raise InvalidArgument(f"{directory} cannot be used ({error.strerror}): check its permissions") from error
     if lock is not None:
         with suppress(FileNotFoundError):
-            (directory / "holder.json").unlink()
+            (directory / HOLDER_FILE).unlink()
     return lock
 
 
 def holder_of(directory: Path) -> Holder | None:
     """Who has the log open, if anyone does; or had, if that process ended without closing it."""
-    try:
-        return msgspec.json.decode((directory / "holder.json").read_bytes(), type=Holder)
-    except (OSError, msgspec.MsgspecError):
-        return None
+    return read_holder(directory, Holder)
 
 
 def _left_ms(deadline: float) -> int:

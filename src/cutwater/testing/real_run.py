@@ -13,18 +13,24 @@ from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import structs
+
 from cutwater.admin import processes
 from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.operations import Admin
+from cutwater.client.parts import Single, plain_body
 from cutwater.client.repository import Repository
+from cutwater.client.schemas import KEY_VALUE
 from cutwater.core import requests as r
 from cutwater.core.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
+from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import frames_in
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import replica_path
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump
-from cutwater.testing.simulator.record import AppendOp, Outcome, Record, TailOp
+from cutwater.testing.simulator.record import AppendOp, Outcome, Record, TailOp, event_times
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -145,9 +151,10 @@ class Load:
             self._catalog = None
             await asyncio.sleep(PAUSE_SECONDS)
             return
-        arguments = api.AppendArguments(stream.stream, stream.epoch, _headless(op.batch))
+        body = _as_records(op.batch)
+        arguments = api.AppendArguments(stream.stream, stream.epoch, _headless(op.batch, body))
         try:
-            answer = await connection.call(api.APPEND, arguments, op.batch.body, timeout_ms=APPEND_MS)
+            answer = await connection.call(api.APPEND, arguments, body, timeout_ms=APPEND_MS)
         except CutwaterError as error:
             self._settle(op, Outcome.UNKNOWN if is_unknown(error) else Outcome.FAIL)
             if isinstance(error, DeadlineExceeded):
@@ -201,7 +208,7 @@ class Load:
                 if context.first_llsn <= frame.entry.first_llsn <= context.last_llsn:
                     found = context.glsn_of(frame.entry.first_llsn)
                     if found == glsn:
-                        return frame.entry.batch
+                        return as_tagged(frame.entry.batch)
         raise NotFound(f"storage node {node} has nothing at GLSN {glsn}")
 
     async def until_readable(self, nodes: Iterable[StorageNodeId], seconds: float, last: int = 0) -> None:
@@ -236,8 +243,23 @@ class Load:
             return
 
 
-def _headless(batch: Batch) -> Batch:
-    return Batch(batch.count, b"", batch.checksum, batch.time_min, batch.time_max)
+def _as_records(batch: Batch) -> bytes:
+    """The body that is sent: real records, the first of which has the tag of the batch as its value."""
+    times = event_times(batch)
+    made = plain_body([Single(b"" if i else batch.body, None, time) for i, time in enumerate(times)])
+    assert made is not None
+    return made.body
+
+
+def as_tagged(batch: Batch) -> Batch:
+    """The batch as the checkers know it: its body is its tag."""
+    rows = pa.ipc.read_record_batch(pa.py_buffer(batch.body), KEY_VALUE)
+    tag = rows.column(1)[0].as_py()
+    return structs.replace(batch, body=tag, checksum=crc32c(tag), checked=False)
+
+
+def _headless(batch: Batch, body: bytes) -> Batch:
+    return Batch(batch.count, b"", crc32c(body), batch.time_min, batch.time_max)
 
 
 def is_unknown(error: CutwaterError) -> bool:
@@ -281,7 +303,8 @@ def dump_replica(volume: Path, cluster: ClusterId, node: StorageNodeId, stream: 
         storage.find()
         last = storage.last_commit
         end = last.last_llsn if last is not None else LLSN(0)
-        entries = tuple(storage.entries(storage.first_llsn, end)) if end >= storage.first_llsn else ()
+        found = storage.entries(storage.first_llsn, end) if end >= storage.first_llsn else ()
+        entries = tuple(structs.replace(entry, batch=as_tagged(entry.batch)) for entry in found)
         return ReplicaDump(node, storage.first_llsn, end, entries, tuple(storage.contexts))
     finally:
         storage.close()

@@ -7,12 +7,14 @@ refuses contradictions, and the watermark clock is compared with a dumb oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 from msgspec import Struct
 
 from cutwater.core import decisions as d
+from cutwater.core import watermark
+from cutwater.core.clock import Clock
 from cutwater.core.order_state import OrderState
 from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
@@ -30,6 +32,7 @@ from cutwater.types import (
     Entry,
     Epoch,
     LogStreamId,
+    Revision,
     RunId,
     StorageNodeId,
     TopicId,
@@ -193,7 +196,7 @@ def check_no_phantom(log: Log, evidence: Evidence) -> None:
     """4: a definite failure never appears; an unknown at most once."""
     times: dict[int, int] = {}
     for glsn, _, _, _, batch in log.batches:
-        if batch.kind is not BatchKind.DATA:
+        if batch.kind is BatchKind.FENCE:
             continue
         op = evidence.record.op_of(batch)
         if op is None:
@@ -224,15 +227,26 @@ def check_real_time(log: Log, evidence: Evidence) -> None:
 
 def check_tail(log: Log, evidence: Evidence) -> None:
     """6: the tail never goes back, and is never behind what was acknowledged or seen before it was asked for."""
-    seen = [(tail.completed, tail.high_watermark) for tail in evidence.record.tails]
-    seen += [(op.completed, GLSN(op.ack.glsn + op.ack.count - 1)) for op in evidence.record.appends if op.ack]
+    check_answers(evidence.record)
+
+
+def check_answers(record: Record) -> None:
+    """6, of all that the metadata repository answers: tail, catalog and cursors are never older than seen before."""
+    seen = [(tail.completed, tail.high_watermark, tail.revision) for tail in record.tails]
+    seen += [(op.completed, GLSN(op.ack.glsn + op.ack.count - 1), Revision(0)) for op in record.appends if op.ack]
     seen.sort()
-    highest, i = 0, 0
-    for tail in sorted(evidence.record.tails, key=lambda tail: tail.invoked):
+    highest, revision, i = GLSN(0), Revision(0), 0
+    for tail in sorted(record.tails, key=lambda tail: tail.invoked):
         while i < len(seen) and seen[i][0] < tail.invoked:
-            highest, i = max(highest, seen[i][1]), i + 1
+            highest, revision, i = max(highest, seen[i][1]), max(revision, seen[i][2]), i + 1
         if tail.high_watermark < highest:
             raise Violation("6 tail", f"the tail was {tail.high_watermark} after {highest} had been seen")
+        if tail.revision < revision:
+            raise Violation("6 tail", f"the catalog was of revision {tail.revision} after {revision} had been seen")
+    for read in (op for op in record.cursors if op.is_read):
+        known = [op.glsn for op in record.cursors if op.cursor == read.cursor and op.completed < read.invoked]
+        if known and read.glsn < max(known):
+            raise Violation("6 tail", f"{read.cursor} was at {read.glsn} after it had been put to {max(known)}")
 
 
 def check_subscribe(log: Log, evidence: Evidence) -> None:
@@ -272,7 +286,7 @@ def check_producer_order(log: Log, evidence: Evidence) -> None:
     last: dict[tuple[str, LogStreamId], int] = {}
     for glsn, stream, _, _, batch in log.batches:
         tag = batch.producer
-        if tag is None or batch.kind is not BatchKind.DATA:
+        if tag is None or batch.kind is BatchKind.FENCE:
             continue
         if tag.sequence <= last.get((tag.producer, stream), 0):
             raise Violation("8 producer order", f"GLSN {glsn}: {tag} after sequence {last[tag.producer, stream]}")
@@ -284,7 +298,7 @@ def check_exactly_once(log: Log, evidence: Evidence) -> None:
     places: dict[tuple[str, int], GLSN] = {}
     for glsn, _, _, _, batch in log.batches:
         tag = batch.producer
-        if tag is None or batch.kind is not BatchKind.DATA:
+        if tag is None or batch.kind is BatchKind.FENCE:
             continue
         if (tag.producer, tag.sequence) in places:
             raise Violation("9 exactly once", f"{tag} is at {places[tag.producer, tag.sequence]} and at {glsn}")
@@ -332,67 +346,122 @@ def check_sealed(log: Log, evidence: Evidence) -> None:
 
 
 def check_watermark(log: Log, evidence: Evidence) -> None:
-    """Event time: the clock's watermark at every record equals what the sentence of the design says."""
-    strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
-    clock, oracle = WatermarkClock(), _WatermarkOracle(50 * MILLISECOND, 300 * MILLISECOND)
-    batches = iter(log.batches)
+    """Event time: the watermark of each topic at every record, and of all topics after every batch, equals what the
+    rule says. Each topic is a source; they feed one operator."""
+    walk = _WatermarkWalk()
+    batches, marks = iter(log.batches), Clock()
     for decision in evidence.decisions:
         if isinstance(decision, d.CreateStream):
-            clock.add_stream(decision.stream, strategy, decision.time)
-            oracle.streams[decision.stream] = (None, decision.time)
+            walk.create(decision)
         elif isinstance(decision, d.Seal) and decision.final:
-            clock.remove_stream(decision.stream)
-            del oracle.streams[decision.stream]
+            walk.remove(decision.stream)
         elif isinstance(decision, d.Cut):
-            if decision.is_tick:
-                clock.tick(decision.high_watermark, decision.time)
-                oracle.position(decision.time)
+            known = marks.recent[-1:]
+            marks.note(decision.high_watermark, decision.time, is_tick=decision.is_tick)
             for commit in decision.commits:
-                _compare_commit(batches, commit.context, clock, oracle)
-            if clock.watermark != oracle.watermark:
-                raise Violation("watermark", f"{clock.watermark} at {decision.high_watermark}, not {oracle.watermark}")
+                left = commit.context.count
+                while left:
+                    logged = next(batches)
+                    left -= logged[4].count
+                    walk.batch(logged)
+            if marks.recent[-1:] != known:
+                walk.mark(decision.high_watermark, decision.time)
+            walk.compare(decision.high_watermark)
 
 
-def _compare_commit(
-    batches: Iterator[LoggedBatch], context: CommitContext, clock: WatermarkClock, oracle: _WatermarkOracle
-) -> None:
-    left = context.count
-    while left:
-        glsn, stream, _, time, batch = next(batches)
-        left -= batch.count
-        if batch.kind is BatchKind.FENCE:
-            clock.header(stream, glsn, batch.count, time, None)
-            oracle.spoke(stream, None, time)
-            continue
-        seen = clock.batch(stream, glsn, time, event_times(batch))
+class _WatermarkWalk:
+    """Leads the clocks of all topics and the oracle along the log, side by side."""
+
+    def __init__(self) -> None:
+        self._strategy = BoundedOutOfOrderness(50 * MILLISECOND, idle_after_us=300 * MILLISECOND)
+        self._topics: dict[LogStreamId, TopicId] = {}
+        self._clocks: dict[TopicId, WatermarkClock] = {}
+        self._oracles: dict[TopicId, _SourceOracle] = {}
+        self._reached = self._expected = -(2**63)
+
+    def create(self, created: d.CreateStream) -> None:
+        topic = self._topics[created.stream] = created.topic
+        self._clocks.setdefault(topic, WatermarkClock()).add_stream(created.stream, self._strategy, created.time)
+        oracle = self._oracles.setdefault(topic, _SourceOracle(50 * MILLISECOND, 300 * MILLISECOND))
+        oracle.streams[created.stream] = (None, created.time, False)
+        oracle.created.add(created.stream)
+
+    def remove(self, stream: LogStreamId) -> None:
+        topic = self._topics[stream]
+        self._clocks[topic].remove_stream(stream)
+        del self._oracles[topic].streams[stream]
+        self._oracles[topic].created.discard(stream)
+
+    def batch(self, logged: LoggedBatch) -> None:
+        glsn, stream, _, time, batch = logged
+        topic = self._topics[stream]
+        clock, oracle = self._clocks[topic], self._oracles[topic]
+        if batch.kind is not BatchKind.DATA:
+            clock.header(stream, glsn, batch.count, time, None, batch.declared, idle=batch.idle)
+            oracle.spoke(stream, None, time, is_idle=batch.idle)
+            return
+        times = event_times(batch)
+        seen = clock.batch(stream, glsn, time, times, batch.declared, idle=batch.idle)
         expected = []
-        for event_time in event_times(batch):
+        for i, event_time in enumerate(times):
             expected.append(oracle.watermark)
-            oracle.spoke(stream, event_time, time)
+            oracle.spoke(stream, event_time, time, is_idle=batch.idle and i == len(times) - 1)
         if seen != expected:
             raise Violation("watermark", f"records from GLSN {glsn} saw {seen}, not {expected}")
 
+    def mark(self, glsn: GLSN, time: CutTime) -> None:
+        for topic, clock in self._clocks.items():
+            clock.tick(glsn, time)
+            self._oracles[topic].evaluate(time)
 
-class _WatermarkOracle:
-    """The minimum over the streams that are not idle of maximum − bound − 1 ms, recomputed at every position."""
+    def compare(self, glsn: GLSN) -> None:
+        for topic, clock in self._clocks.items():
+            if clock.watermark != self._oracles[topic].watermark:
+                wanted = self._oracles[topic].watermark
+                raise Violation("watermark", f"topic {topic}: {clock.watermark} at {glsn}, not {wanted}")
+        self._reached = max(
+            self._reached, watermark.combined((own.watermark, own.is_idle) for own in self._clocks.values())
+        )
+        heads = [oracle.watermark for oracle in self._oracles.values() if not oracle.is_idle]
+        every = [oracle.watermark for oracle in self._oracles.values()]
+        self._expected = max(self._expected, min(heads) if heads else max(every, default=-(2**63)))
+        if self._reached != self._expected:
+            raise Violation("watermark", f"all topics: {self._reached} at {glsn}, not {self._expected}")
+
+
+class _SourceOracle:
+    """The minimum over the streams that are not idle of maximum − bound − 1 ms, or the maximum over all if all are,
+    recomputed at every entry and mark. Streams: newest event time, last entry, whether that declares idleness. A stream
+    that was created since the last one keeps the source from being idle, unless it was sealed for good meanwhile."""
 
     def __init__(self, bound_us: int, idle_after_us: int) -> None:
-        self.bound_us, self.idle_after_us = bound_us, idle_after_us
-        self.streams: dict[LogStreamId, tuple[int | None, int]] = {}
+        self.lag_us, self.idle_after_us = bound_us + MILLISECOND, idle_after_us
+        self.streams: dict[LogStreamId, tuple[int | None, int, bool]] = {}
+        self.created: set[LogStreamId] = set()
         self.watermark = -(2**63)
+        self._idle = True
 
-    def spoke(self, stream: LogStreamId, event_time: int | None, time: CutTime) -> None:
+    @property
+    def is_idle(self) -> bool:
+        return self._idle and not self.created
+
+    def spoke(self, stream: LogStreamId, event_time: int | None, time: CutTime, *, is_idle: bool) -> None:
         newest = self.streams[stream][0]
         if event_time is not None:
             newest = event_time if newest is None else max(newest, event_time)
-        self.streams[stream] = (newest, time)
-        self.position(time)
+        self.streams[stream] = (newest, time, is_idle)
+        self.evaluate(time)
 
-    def position(self, time: CutTime) -> None:
-        heads = [newest for newest, spoke in self.streams.values() if time - spoke <= self.idle_after_us]
-        if heads and None not in heads:
-            lowest = min(newest for newest in heads if newest is not None)
-            self.watermark = max(self.watermark, lowest - self.bound_us - MILLISECOND)
+    def evaluate(self, time: CutTime) -> None:
+        streams = self.streams.values()
+        active = [head for head, spoke, idle in streams if not idle and time - spoke <= self.idle_after_us]
+        self._idle = not active
+        self.created.clear()
+        spoken = [head for head, _, _ in streams if head is not None]
+        if active and None not in active:
+            self.watermark = max(self.watermark, min(head for head in active if head is not None) - self.lag_us)
+        elif not active and spoken:
+            self.watermark = max(self.watermark, max(spoken) - self.lag_us)
 
 
 def check_groups(log: Log, evidence: Evidence) -> None:
@@ -437,6 +506,19 @@ def check_groups(log: Log, evidence: Evidence) -> None:
                 raise Violation("groups", f"{answer} was answered, {told} is stored")
 
 
+def check_names(log: Log, evidence: Evidence) -> None:
+    """A new run begins under a name that has published only if it asks for that: its output would be there twice."""
+    names: dict[RunId, str] = {}
+    published: set[str] = set()
+    for decision in evidence.decisions:
+        if isinstance(decision, d.OpenRun) and decision.name and not decision.once:
+            if decision.name in published and decision.key not in evidence.record.replays:
+                raise Violation("names", f"{decision} begins anew under a name that has published, without a word")
+            names[decision.run] = decision.name
+        elif isinstance(decision, d.GroupPublished) and decision.run in names:
+            published.add(names[decision.run])
+
+
 def _check_group(log: Log, what: str, rows: list[tuple[GLSN, LogStreamId, int, int]], payloads: list[int]) -> None:
     if [payload for _, _, payload, _ in rows] != payloads:
         raise Violation("groups", f"{what} should be {payloads}, the log has {rows}")
@@ -462,6 +544,7 @@ CHECKS: dict[str, Callable[[Log, Evidence], None]] = {
     "10 trim": check_trim,
     "11 sealed": check_sealed,
     "groups": check_groups,
+    "names": check_names,
     "watermark": check_watermark,
 }
 """12 is checked by replaying the decisions (``Log``); 13 to 16 need the running cluster, see ``cluster.py``."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from cutwater.core import append_fate
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -15,13 +16,19 @@ from cutwater.core.producer_session import (
     SendBatch,
     SessionEffect,
     Settled,
+    Withdrawn,
 )
 from cutwater.core.requests import (
     Catalog,
     CatalogRequest,
+    CommitCursorRequest,
+    CursorAt,
+    Done,
     MoveProducerRequest,
     OpenProducerRequest,
     ProducerGrant,
+    ReadCursorRequest,
+    RenewProducerRequest,
     Request,
     StreamInfo,
 )
@@ -29,18 +36,21 @@ from cutwater.core.subscription import RUN_OVERHEAD_BYTES, ReadAnswer, Subscript
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
+    InvalidArgument,
     NotLeader,
     NotSealed,
     ProducerFenced,
     SequenceExpired,
     SequenceReused,
+    StreamSealed,
     Trimmed,
 )
 from cutwater.testing.simulator.protocol import AppendAnswer, AppendCall, Call, FateCall, ReadCall, Return
-from cutwater.testing.simulator.record import AppendOp, Outcome, ReadOp, Record, Subscribed, TailOp
+from cutwater.testing.simulator.record import AppendOp, CursorOp, Outcome, ReadOp, Record, Subscribed, TailOp
 from cutwater.testing.simulator.world import Address, Process, Violation, World
 from cutwater.types import (
     GLSN,
+    LLSN,
     MILLISECOND,
     BatchKind,
     EventTime,
@@ -74,12 +84,20 @@ class Client(Process):
             if callback is not None:
                 callback(message.outcome)
 
-    def call(self, target: Address, body: object, timeout_us: int, callback: Callback) -> None:
+    def call(self, target: Address, body: object, timeout_us: int, callback: Callback) -> int:
+        """The number of the call, for ``is_pending`` and ``cancel``."""
         self._next_call += 1
         call_id = self._next_call
         self._calls[call_id] = callback
         self.send(target, Call(call_id, body))
         self.after(timeout_us, self._timeout, call_id)
+        return call_id
+
+    def is_pending(self, call_id: int) -> bool:
+        return call_id in self._calls
+
+    def cancel(self, call_id: int) -> None:
+        self._calls.pop(call_id, None)
 
     def _timeout(self, call_id: int) -> None:
         callback = self._calls.pop(call_id, None)
@@ -114,7 +132,17 @@ class Client(Process):
 
 
 class Appender(Client):
-    """Appends to any open stream, one batch at a time, and never sends one twice."""
+    """Appends to any open stream, one batch at a time. It sends one again only if it certainly was not taken: because
+    its epoch has ended, before any answer came, at a position that was committed before it was sent."""
+
+    SLOW_US = 40 * MILLISECOND
+    """Without an answer for this long it looks at the catalog, again and again."""
+    MOVES_MAX = 3
+
+    def __init__(self, world: World, number: int, record: Record, metadata_nodes: int) -> None:
+        super().__init__(world, number, record, metadata_nodes)
+        self._ends: dict[LogStreamId, LLSN] = {}
+        """The last LLSN of each log stream that acknowledgements show to be committed."""
 
     def on_start(self) -> None:
         self.refresh(self._next)
@@ -122,27 +150,57 @@ class Appender(Client):
     def _next(self) -> None:
         if self.stopping:
             return
-        streams = [info for info in self.catalog.streams if info.is_open and info.chain]
+        streams = self._open_streams()
         if not streams:
             self.after(20 * MILLISECOND, self.refresh, self._next)
             return
-        info = self.rng.choice(streams)
-        op = self.record.new_append(self.number, self.world.now, self.rng.choice((1, 1, 2, 3)), self.event_time())
+        op = self.record.new_entry(self.number, self.world.now, self.rng.choice((1, 1, 2, 3)), self.event_time())
+        self._send(op, self.rng.choice(streams), self.MOVES_MAX)
+
+    def _open_streams(self) -> list[StreamInfo]:
+        return [info for info in self.catalog.streams if info.is_open and info.chain]
+
+    def _send(self, op: AppendOp, info: StreamInfo, moves: int) -> None:
         call = AppendCall(info.stream, info.epoch, op.batch)
         timeout = self.rng.choice((60, 200, 500)) * MILLISECOND
-        self.call(("sn", info.chain[0]), call, timeout, lambda outcome: self._done(op, outcome))
+        known_end = max(info.committed_end, self._ends.get(info.stream, LLSN(0)))
+        number = self.call(("sn", info.chain[0]), call, timeout, lambda outcome: self._done(op, outcome))
+
+        def look() -> None:
+            if self.is_pending(number):
+                self.refresh(settle)
+                self.after(self.SLOW_US, look)
+
+        def settle() -> None:
+            fate = append_fate.fate_of(self.stream(info.stream), info.epoch, known_end)
+            if not self.is_pending(number) or fate is append_fate.AppendFate.PENDING:
+                return
+            self.cancel(number)
+            streams = self._open_streams()
+            if fate is append_fate.AppendFate.UNDECIDED:
+                self._done(op, None)
+            elif streams and moves:
+                self.world.trace("moved", op.payload, info.stream)
+                self._send(op, self.rng.choice(streams), moves - 1)
+            else:
+                self._done(op, StreamSealed(f"log stream {info.stream} was sealed before it took the append"))
+
+        self.after(self.SLOW_US, look)
 
     def _done(self, op: AppendOp, outcome: Any) -> None:
         op.completed = self.world.now
+        is_old = False
         if isinstance(outcome, AppendAnswer):
             op.outcome, op.ack = Outcome.OK, outcome.ack
+            self._ends[outcome.ack.stream] = LLSN(outcome.ack.llsn + outcome.ack.count - 1)
+            is_old = append_fate.is_out_of_date(self.catalog.revision, Revision(outcome.revision))
         elif outcome is None or isinstance(outcome, AppendUnknown):
             op.outcome = Outcome.UNKNOWN
         else:
             op.outcome = Outcome.FAIL
         self.world.trace("append", op.payload, op.outcome.value, op.ack.glsn if op.ack else 0)
         pause = int(self.rng.random() * 2 * self.world.options.append_pause_us)
-        if op.outcome is Outcome.OK:
+        if op.outcome is Outcome.OK and not is_old:
             self.after(pause, self._next)
         else:
             self.after(pause, self.refresh, self._next)
@@ -171,12 +229,15 @@ class Producer(Client):
         ready = self.session.phase is Phase.READY and len(self.session.unsettled) < self.IN_FLIGHT_MAX
         if ready and not self.stopping:
             count = self.rng.choice((1, 1, 2, 3))
-            op = self.record.new_append(self.number, self.world.now, count, self.event_time())
-            sequence, effects = self.session.submit(op.batch)
-            op.producer, op.sequence = self.session.producer, sequence
-            self._ops[sequence] = op
-            self._do(effects)
+            op = self.record.new_entry(self.number, self.world.now, count, self.event_time())
+            op.producer = self.session.producer
+            self._submit(op)
         self.after(int(self.rng.random() * 2 * self.world.options.append_pause_us), self._next)
+
+    def _submit(self, op: AppendOp) -> None:
+        op.sequence, effects = self.session.submit(op.batch)
+        self._ops[op.sequence] = op
+        self._do(effects)
 
     def _tick(self) -> None:
         """Now and then look whether things move on, and repeat the present step if they do not."""
@@ -217,6 +278,17 @@ class Producer(Client):
                     op = self._ops[effect.sequence]
                     op.outcome, op.ack, op.completed = Outcome.OK, effect.ack, self.world.now
                     self.world.trace("produced", op.payload, effect.ack.glsn)
+                case Withdrawn():
+                    self._take_back(effect)
+
+    def _take_back(self, withdrawn: Withdrawn) -> None:
+        ops = [self._ops.pop(sequence) for sequence in withdrawn.sequences]
+        for op in ops:
+            if op.sequence in withdrawn.refused:
+                op.outcome, op.completed = Outcome.FAIL, self.world.now
+                self.world.trace("refused", op.payload)
+            else:
+                self._submit(op)
 
     def _send(self, effect: SendBatch) -> None:
         info = self._our_stream()
@@ -233,6 +305,8 @@ class Producer(Client):
                     self._do(self.session.acked(tag.sequence, outcome.ack))
             elif isinstance(outcome, ProducerFenced):
                 self.session.fenced(tag)
+            elif isinstance(outcome, InvalidArgument):
+                self._do(self.session.refused(tag))
             elif isinstance(outcome, (SequenceReused, SequenceExpired)):
                 raise Violation("9 exactly once", f"producer {self.session.producer}: {outcome}")
 
@@ -251,11 +325,11 @@ class Producer(Client):
         call = FateCall(effect.stream, effect.stream_epoch, self.session.producer)
         self.call(("sn", target), call, 100 * MILLISECOND, answered)
 
-    def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest) -> None:
+    def _ask_metadata(self, request: OpenProducerRequest | MoveProducerRequest | RenewProducerRequest) -> None:
         def answered(outcome: Any) -> None:
             if isinstance(outcome, ProducerGrant):
                 self._do(self.session.granted(outcome))
-            elif isinstance(request, MoveProducerRequest) and isinstance(outcome, ProducerFenced):
+            elif not isinstance(request, OpenProducerRequest) and isinstance(outcome, ProducerFenced):
                 self.session.fenced(request)
             elif isinstance(request, MoveProducerRequest) and isinstance(outcome, NotSealed):
                 self._do(self.session.move_refused(request))
@@ -351,7 +425,9 @@ class Reader(Client):
         def answered(outcome: Any) -> None:
             if isinstance(outcome, Catalog):
                 self.catalog = outcome if outcome.revision >= self.catalog.revision else self.catalog
-                self.record.tails.append(TailOp(self.number, invoked, self.world.now, outcome.high_watermark))
+                self.record.tails.append(
+                    TailOp(self.number, invoked, self.world.now, outcome.high_watermark, outcome.revision)
+                )
 
         self.ask(CatalogRequest(), answered)
 
@@ -378,6 +454,49 @@ class Reader(Client):
             self.record.reads.append(read)
 
         self.call(("sn", target), ReadCall(stream, op.ack.glsn, 1), 60 * MILLISECOND, answered)
+
+
+class CursorKeeper(Client):
+    """Commits a cursor at the tail and asks where it is, in turn."""
+
+    def on_start(self) -> None:
+        self._next()
+
+    def _next(self) -> None:
+        self.after(self.rng.randint(3, 12) * MILLISECOND, self._commit if self.rng.random() < 0.5 else self._read)
+
+    def _commit(self) -> None:
+        invoked = self.world.now
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, Catalog):
+                tail = outcome.high_watermark
+                self.record.tails.append(TailOp(self.number, invoked, self.world.now, tail, outcome.revision))
+                self.ask(CommitCursorRequest(self._name, tail), lambda outcome: committed(tail, outcome))
+            else:
+                self._next()
+
+        def committed(glsn: GLSN, outcome: Any) -> None:
+            if isinstance(outcome, Done):
+                self.record.cursors.append(CursorOp(self._name, invoked, self.world.now, glsn, is_read=False))
+            self._next()
+
+        self.ask(CatalogRequest(), answered)
+
+    def _read(self) -> None:
+        invoked = self.world.now
+
+        def answered(outcome: Any) -> None:
+            if isinstance(outcome, CursorAt):
+                glsn = outcome.glsn or GLSN(0)
+                self.record.cursors.append(CursorOp(self._name, invoked, self.world.now, glsn, is_read=True))
+            self._next()
+
+        self.ask(ReadCursorRequest(self._name), answered)
+
+    @property
+    def _name(self) -> str:
+        return f"cursor {self.number}"
 
 
 class Operator(Client):

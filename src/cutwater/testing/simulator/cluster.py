@@ -13,8 +13,9 @@ from cutwater.core.order import OrderLayer
 from cutwater.core.order_requests import catalog
 from cutwater.core.requests import AddNodeRequest, Created, CreateTopicRequest, UnsealRequest
 from cutwater.errors import Damaged
+from cutwater.testing.simulator import rollback
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump, check_all
-from cutwater.testing.simulator.clients import Appender, Client, Operator, Producer, Reader, Subscriber
+from cutwater.testing.simulator.clients import Appender, Client, CursorKeeper, Operator, Producer, Reader, Subscriber
 from cutwater.testing.simulator.disk import is_intact
 from cutwater.testing.simulator.metadata_node import MetadataNode
 from cutwater.testing.simulator.nemesis import Nemesis
@@ -126,6 +127,8 @@ class Cluster:
         self.nemesis.start()
         self.world.run_until(self.world.now + self.options.duration_us)
         self.nemesis.stop()
+        if self.options.roll_back_store and not rollback.run(self):
+            return
         self._recover()
         self._inspect()
 
@@ -167,6 +170,8 @@ class Cluster:
             number = next(self._numbers)
             topics = frozenset([TopicId(1)]) if number % 2 else None
             self.clients.append(Subscriber(self.world, number, self.record, options.metadata_nodes, topics))
+        if options.roll_back_store:
+            self.clients.append(CursorKeeper(self.world, next(self._numbers), self.record, options.metadata_nodes))
         self.clients.append(Reader(self.world, next(self._numbers), self.record, options.metadata_nodes))
         for client in self.clients:
             client.start()
@@ -186,12 +191,30 @@ class Cluster:
         self._release_streams()
         if not self.world.run_until(healed + RECOVERY_US, appended):
             raise Violation("15 liveness", f"no append succeeded after the faults ended: {self._explain()}")
+        if not self.world.run_until(self.world.now + RECOVERY_US, self._all_is_used):
+            raise Violation("15 liveness", f"running appenders do not know of open log streams: {self._unused()}")
         for client in self.clients:
             client.stopping = True
         self.world.run_until(self.world.now + CALLS_END_US)
         if not self.world.run_until(self.world.now + RECOVERY_US, self._has_converged):
             raise Violation("14 converge", f"the cluster does not come to rest: {self._explain()}")
         self._scrub()
+
+    def _all_is_used(self) -> bool:
+        return not self.world.events % 20 and not self._unused()
+
+    def _unused(self) -> list[tuple[int, LogStreamId]]:
+        """Which appenders do not know that a log stream is open in its present epoch."""
+        leader = self.leader()
+        if leader is None:
+            return [(0, LogStreamId(0))]
+        streams = [(stream.stream, stream.epoch) for stream in leader.state.streams.values() if stream.is_open]
+        unused = []
+        for client in self.clients:
+            if isinstance(client, Appender):
+                known = {(info.stream, info.epoch) for info in client.catalog.streams if info.is_open}
+                unused += [(client.number, stream) for stream, epoch in streams if (stream, epoch) not in known]
+        return unused
 
     def _release_streams(self) -> None:
         """Operators unseal what they sealed."""

@@ -96,12 +96,12 @@ class ReplicaDisk:
         self.entries_synced = len(self.entries)
         self.marked_end = self.end
 
-    def restart(self, first_llsn: LLSN, running: Running | None) -> None:
+    def restart(self, first_llsn: LLSN, running: Running | None, keep_end: LLSN) -> None:
         self.first_llsn = first_llsn
-        self.entries.clear()
+        self.entries = [e for e in self.entries if first_llsn <= e.first_llsn and e.last_llsn <= keep_end]
         self.contexts.clear()
-        self.entries_synced = self.contexts_synced = 0
-        self.marked_end = LLSN(first_llsn - 1)
+        self.entries_synced, self.contexts_synced = len(self.entries), 0
+        self.marked_end = self.end
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
         """Remove whole entries below a GLSN, none above ``upto``; where the entries begin now."""
@@ -148,6 +148,10 @@ class ReplicaDisk:
         i = self.index_of(llsn)
         self.entries[i] = _damaged(self.entries[i])
 
+    def lose_hard_state(self) -> None:
+        """The small file can no longer be read."""
+        self.hard_state = None
+
     # Reading.
 
     def find(self) -> Found:
@@ -161,14 +165,15 @@ class ReplicaDisk:
             entry = self.entries[i]
             if not is_intact(entry):
                 if entry.last_llsn <= self.marked_end:
-                    damaged = entry.first_llsn
-                else:
-                    del self.entries[i:]
+                    damaged = damaged or entry.first_llsn
+                    continue
+                del self.entries[i:]
                 break
             tail.append(structs.replace(entry, batch=structs.replace(entry.batch, body=b"")))
         end = self.end
         self.entries_synced, self.contexts_synced = len(self.entries), len(self.contexts)
-        return Found(self.hard_state, last, self.first_llsn, end, tuple(tail), damaged)
+        found = (self.hard_state, last, self.first_llsn, end, tuple(tail), damaged)
+        return Found(*found, lacks_dedup=self.dedup is None and self.first_llsn > 1)
 
     def entries_from(self, llsn: LLSN) -> Iterator[Entry]:
         """Entries from the one that holds this LLSN on; those that are damaged come as they are."""

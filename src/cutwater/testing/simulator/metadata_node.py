@@ -26,7 +26,7 @@ from cutwater.core.order_events import (
 )
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
-from cutwater.errors import CutwaterError, NotLeader, ProtocolViolation
+from cutwater.errors import CutwaterError, NotLeader, OrderLayerLostMemory, ProtocolViolation
 from cutwater.testing.simulator.protocol import (
     Call,
     ComplaintMessage,
@@ -65,6 +65,7 @@ ORDER_OPTIONS = OrderOptions(
     replace_stream_after_us=400 * MILLISECOND,
     publish_again_us=40 * MILLISECOND,
     publish_wait_us=200 * MILLISECOND,
+    first_reports_wait_us=200 * MILLISECOND,
     staged_expire_after_us=500 * MILLISECOND,
 )
 """As in a real cluster, only much faster, so that much happens in a few simulated seconds."""
@@ -263,6 +264,8 @@ class MetadataNode(Process):
                     self.store.compact(self.order.leader_epoch, effect.snapshot)
             case Alarm():
                 self.world.trace("alarm", self.address, effect.error.code)
+                if self.store.is_rolled_back and isinstance(effect.error, OrderLayerLostMemory):
+                    return
                 # A healthy cluster never gets here, whatever fails around it.
                 raise Violation("13 damage", f"alarm: {effect.error}")
             case StepDown():

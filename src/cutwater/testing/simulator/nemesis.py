@@ -6,6 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
+from cutwater.core.messages import Replicate, SealReplica
+from cutwater.core.order import OrderLayer
+from cutwater.core.order_state import LogStream
 from cutwater.core.requests import (
     AddNodeRequest,
     AddStreamRequest,
@@ -19,11 +22,29 @@ from cutwater.core.requests import (
     TrimRequest,
     UnsealRequest,
 )
+from cutwater.storage.checksum import crc32c
 from cutwater.testing.simulator.disk import is_intact
+from cutwater.testing.simulator.proofs import FORGER
+from cutwater.testing.simulator.protocol import Relay, ReportMessage
 from cutwater.testing.simulator.record import TrimOp
 from cutwater.testing.simulator.storage_node import StorageNode
 from cutwater.testing.simulator.world import Address, Process
-from cutwater.types import GLSN, MILLISECOND, LogStreamId, StorageNodeId
+from cutwater.types import (
+    GLSN,
+    LLSN,
+    MILLISECOND,
+    Batch,
+    Entry,
+    EventTime,
+    Incarnation,
+    LeaderEpoch,
+    LogStreamId,
+    NodeState,
+    ReplicaState,
+    Report,
+    StorageNodeId,
+    UncommitReport,
+)
 
 if TYPE_CHECKING:
     from cutwater.testing.simulator.cluster import Cluster
@@ -37,6 +58,8 @@ class Nemesis:
         self.stopped = False
         self._topics = 0
         self.bad_disk = StorageNodeId(self.rng.randint(1, cluster.options.storage_nodes))
+        self.forgetful = StorageNodeId(self.bad_disk % cluster.options.storage_nodes + 1)
+        """Another one than the one with the bad disk."""
 
     def start(self) -> None:
         options = self.cluster.options
@@ -48,6 +71,7 @@ class Nemesis:
             (options.pause_every_us, self._pause),
             (options.bit_flip_every_us, self._flip_bit),
             (options.disk_full_every_us, self._fill_disk),
+            (options.lost_state_every_us, self._lose_state),
             (options.clock_jump_every_us, self._jump_clock),
             (options.seal_every_us, self._seal),
             (options.finalize_every_us, self._finalize),
@@ -58,6 +82,7 @@ class Nemesis:
             (options.reopen_producer_every_us, self._reopen_producer),
             (options.topics_come_and_go_every_us, self._topics_come_and_go),
             (options.crash_sink_every_us, self._crash_sink),
+            (options.forge_every_us, self._forge),
         ):
             if every_us:
                 self._again(every_us, strike)
@@ -169,6 +194,29 @@ class Nemesis:
                 disk.damage(entry.first_llsn)
                 self.world.trace("bit flip", node.node, stream, entry.first_llsn)
                 return
+
+    def _lose_state(self) -> None:
+        """A node dies, and what comes back is without a hard state. Only where another member has all that is
+        committed, and is not the one that may need what is here: otherwise that would be lost by definition."""
+        node, leader = self.cluster.storage_nodes[self.forgetful - 1], self.cluster.leader()
+        if not node.alive or leader is None:
+            return
+        sound = []
+        for stream in leader.state.streams.values():
+            disk, replica = node.disks.get(stream.stream), node.replicas.get(stream.stream)
+            others = [n for n in stream.members if n != node.node and self._runs(n, stream)]
+            if disk is not None and disk.hard_state is not None and replica is not None and replica.trusted and others:
+                sound.append(stream.stream)
+        if sound:
+            lsid = self.rng.choice(sound)
+            self._crash(node)
+            node.disks[lsid].lose_hard_state()
+            self.world.trace("hard state lost", node.node, lsid)
+
+    def _runs(self, node: StorageNodeId, stream: LogStream) -> bool:
+        other = self.cluster.storage_nodes[node - 1]
+        replica = other.replicas.get(stream.stream) if other.alive else None
+        return replica is not None and replica.trusted and replica.durable_end >= stream.committed_end
 
     def _fill_disk(self) -> None:
         node = self.rng.choice(self.cluster.storage_nodes)
@@ -287,3 +335,58 @@ class Nemesis:
                 self.cluster.add_producer(f"producer of {name}", name)
 
         operator.request(CreateTopicRequest(name, self.rng.randint(1, 2), options.replication), created)
+
+    # A client sends messages that only servers may send.
+
+    def _forge(self) -> None:
+        leader = self.cluster.leader()
+        if leader is None or not leader.state.nodes:
+            return
+        self.rng.choice((self._forge_reports, self._forge_leader_epoch, self._forge_entry, self._forge_order))(leader)
+
+    def _forger(self, number: int) -> Address:
+        """In the name of a storage node: with a key of its own, or without any."""
+        return FORGER, number if self.rng.random() < 0.5 else 0
+
+    def _say_to_metadata(self, node: StorageNodeId, report: Report) -> None:
+        target: Address = ("mr", self.rng.randint(1, self.cluster.options.metadata_nodes))
+        message = ReportMessage(report)
+        forged = Relay(("mr", 0), message) if self.rng.random() < 0.3 else message
+        self.world.send(self._forger(node), target, forged)
+
+    def _forge_leader_epoch(self, leader: OrderLayer) -> None:
+        node = self.rng.choice(sorted(leader.state.nodes))
+        epoch = LeaderEpoch(leader.leader_epoch + 5)
+        self._say_to_metadata(node, Report(node, Incarnation(1_000_000), 1, epoch, NodeState.READY, ()))
+
+    def _forge_reports(self, leader: OrderLayer) -> None:
+        """All members of a stream seem to have records that never existed."""
+        for stream in [stream for stream in leader.state.streams.values() if stream.is_open][:1]:
+            for node in stream.members:
+                ur = UncommitReport(
+                    stream.stream,
+                    stream.epoch,
+                    ReplicaState.RUNNING,
+                    leader.state.high_watermark,
+                    LLSN(stream.committed_end + 1),
+                    3,
+                )
+                epoch = leader.leader_epoch
+                self._say_to_metadata(node, Report(node, Incarnation(1_000_000), 1, epoch, NodeState.READY, (ur,)))
+
+    def _forge_entry(self, leader: OrderLayer) -> None:
+        node = self.rng.choice(self.cluster.storage_nodes)
+        for lsid, replica in list(node.replicas.items())[:1]:
+            body = b"forged"
+            batch = Batch(1, body, crc32c(body), EventTime(1), EventTime(1))
+            entry = Entry(LLSN(replica.written_end + 1), replica.hard_state.epoch, batch)
+            others = [other.node for other in self.cluster.storage_nodes if other is not node]
+            self.world.send(self._forger(self.rng.choice(others)), node.address, Replicate(lsid, entry))
+
+    def _forge_order(self, leader: OrderLayer) -> None:
+        """A seal that nobody decided, of a leader that does not exist."""
+        for stream in [stream for stream in leader.state.streams.values() if stream.is_open][:1]:
+            epoch = LeaderEpoch(leader.leader_epoch + 5)
+            for node in stream.members:
+                seal = SealReplica(stream.stream, epoch, stream.epoch, stream.committed_end)
+                self.world.send(self._forger(node), ("sn", node), seal)

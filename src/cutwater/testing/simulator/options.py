@@ -51,11 +51,19 @@ class Options(Struct, frozen=True):
     """How many failures of a disk are the end of the process that meets them."""
     bit_flip_every_us: int = 0
     disk_full_every_us: int = 0
+    lost_state_every_us: int = 0
+    """How often a node loses the small state file of a replica, while another member has everything."""
 
     # The order layer's store, and clocks.
     store_us_max: int = 800
     store_lost_reply: float = 0.0
+    roll_back_store: bool = False
+    """Whether the store loses its last decisions at the end, while all metadata nodes are down: they must notice."""
     clock_jump_every_us: int = 0
+
+    # The content of batches.
+    event_time_ahead_us: int = 0
+    """How far ahead of a storage node's clock event times may be, 0 without bound. Clients are up to 50 ms ahead."""
 
     # Operations under load.
     seal_every_us: int = 0
@@ -67,6 +75,9 @@ class Options(Struct, frozen=True):
     topics_come_and_go_every_us: int = 0
     reopen_producer_every_us: int = 0
     crash_sink_every_us: int = 0
+
+    # A client that acts as a server.
+    forge_every_us: int = 0
 
     def faults(self) -> dict[str, object]:
         """The switches that differ from a quiet world, for people."""
@@ -97,7 +108,23 @@ def random_options(seed: int) -> Options:
     if replication == 1:
         # A single copy on a bad disk is lost by definition.
         changes.pop("bit_flip_every_us", None)
-    return structs.replace(options, **changes, segment_files=_has_segment_files(seed), sinks=_sinks(seed))
+        changes.pop("lost_state_every_us", None)
+    return structs.replace(
+        options,
+        **changes,
+        segment_files=_has_segment_files(seed),
+        sinks=_sinks(seed),
+        event_time_ahead_us=_ahead(seed),
+        **_forger(seed),
+    )
+
+
+def _ahead(seed: int) -> int:
+    return Random(f"ahead/{seed}").choice((0, 0, 10, 25)) * MILLISECOND
+
+
+def _forger(seed: int) -> dict[str, int]:
+    return {"forge_every_us": Random(f"forger/{seed}").choice((0, 0, 0, 100_000))}
 
 
 def _sinks(seed: int) -> int:
@@ -142,6 +169,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "deadly_disk_errors": (0.3, 1.0),
     "topics_come_and_go_every_us": (250_000, 600_000),
     "crash_sink_every_us": (150_000, 400_000),
+    "lost_state_every_us": (300_000, 700_000),
 }
 
 
@@ -155,7 +183,35 @@ def storm_options(seed: int) -> Options:
     rng = Random(f"storm/{seed}")
     changes = {name: rng.choice(values) for name, values in _CHOICES.items()}
     options = Options(storage_nodes=5, metadata_nodes=3, streams=3, producers=2, sinks=2)
-    return structs.replace(options, **changes, segment_files=_has_segment_files(seed))
+    return structs.replace(
+        options,
+        **changes,
+        segment_files=_has_segment_files(seed),
+        event_time_ahead_us=_ahead(seed),
+        **_forger(seed),
+    )
 
 
-PROFILES = {"random": random_options, "quiet": quiet_options, "storm": storm_options}
+def rollback_options(seed: int) -> Options:
+    """The store is put back to an older state. Until then little goes wrong, so that every replica has its commits."""
+    rng = Random(f"rollback/{seed}")
+    return Options(
+        metadata_nodes=rng.choice((1, 3)),
+        streams=rng.randint(1, 3),
+        replication=rng.choice((1, 2, 3)),
+        duration_us=rng.choice((300, 600, 1_200)) * MILLISECOND,
+        append_pause_us=rng.choice((5, 15)) * MILLISECOND,
+        message_delay_us_max=rng.choice((300, 5_000)),
+        seal_every_us=rng.choice((0, 300_000)),
+        crash_storage_every_us=rng.choice((0, 0, 400_000)),
+        roll_back_store=True,
+        segment_files=_has_segment_files(seed),
+    )
+
+
+PROFILES = {
+    "random": random_options,
+    "quiet": quiet_options,
+    "storm": storm_options,
+    "rollback": rollback_options,
+}

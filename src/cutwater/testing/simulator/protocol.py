@@ -131,7 +131,9 @@ class Relay(Struct, frozen=True):
 
 
 class AppendAnswer(Struct, frozen=True):
-    """A committed append, with the producer's last sequence at that place."""
+    """A committed append, with the producer's last sequence at that place, and the newest revision of the catalog that
+    the replica knows."""
 
     ack: Any
     last_sequence: int
+    revision: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from cutwater.core.requests import PublishedGroup
 from cutwater.core.subscription import Run
@@ -13,15 +13,20 @@ from cutwater.types import (
     GLSN,
     Ack,
     Batch,
+    BatchKind,
     BatchNumber,
     EventTime,
     LogStreamId,
     ProducerId,
+    Revision,
     RunId,
     Sequence,
     StorageNodeId,
     TopicId,
 )
+
+DECLARATION_EVERY = 8
+"""One in this many batches of appenders and producers is a declaration without a record."""
 
 
 class Outcome(enum.Enum):
@@ -66,10 +71,23 @@ class PublishOp(Struct):
 
 
 class TailOp(Struct):
+    """A catalog that a client was given, and the tail in it."""
+
     client: int
     invoked: int
     completed: int
     high_watermark: GLSN
+    revision: Revision = Revision(0)
+
+
+class CursorOp(Struct):
+    """Where a client put its cursor, or was told that it is."""
+
+    cursor: str
+    invoked: int
+    completed: int
+    glsn: GLSN
+    is_read: bool
 
 
 class ReadOp(Struct):
@@ -108,10 +126,13 @@ class Record:
     def __init__(self) -> None:
         self.appends: list[AppendOp] = []
         self.tails: list[TailOp] = []
+        self.cursors: list[CursorOp] = []
         self.reads: list[ReadOp] = []
         self.trims: list[TrimOp] = []
         self.staged: dict[str, StagedRows] = {}
         self.published: list[PublishOp] = []
+        self.replays: set[str] = set()
+        """Keys of runs that asked to publish once more what their name has published."""
         self.subscribers: dict[int, Subscribed] = {}
 
     def new_append(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
@@ -122,16 +143,32 @@ class Record:
         self.appends.append(op)
         return op
 
+    def new_entry(self, client: int, now: int, count: int, event_time: EventTime) -> AppendOp:
+        """As ``new_append``, but one in ``DECLARATION_EVERY`` is a declaration without a record, and as many declare
+        idleness with their records. Which ones is no choice of chance: other choices stay as they were."""
+        op = self.new_append(client, now, count, event_time)
+        kind = op.payload % DECLARATION_EVERY
+        if kind == 0:
+            zero, is_idle = EventTime(0), op.payload % (2 * DECLARATION_EVERY) == 0
+            op.batch = Batch(1, b"", 0, zero, zero, BatchKind.DECLARATION, declared=EventTime(op.payload), idle=is_idle)
+        elif kind == 1:
+            op.batch = structs.replace(op.batch, idle=True)
+        return op
+
     def op_of(self, batch: Batch) -> AppendOp | None:
-        """Whose batch this is, by its body; None if nobody sent such bytes."""
-        try:
-            payload = int(batch.body.split(b":")[0])
-        except ValueError:
-            return None
+        """The append that sent this batch, found by its body or its declaration; None if none did."""
+        if batch.kind is BatchKind.DECLARATION:
+            payload = batch.declared or 0
+        else:
+            try:
+                payload = int(batch.body.split(b":")[0])
+            except ValueError:
+                return None
         if not 1 <= payload <= len(self.appends):
             return None
         op = self.appends[payload - 1]
-        return op if op.batch.body == batch.body else None
+        sent = (op.batch.kind, op.batch.body, op.batch.idle)
+        return op if sent == (batch.kind, batch.body, batch.idle) else None
 
 
 def event_times(batch: Batch) -> list[EventTime]:

@@ -182,10 +182,10 @@ class SegmentDisk:
         with self._little_room():
             self.storage.truncate(end)
 
-    def restart(self, first_llsn: LLSN, running: Running | None) -> None:
+    def restart(self, first_llsn: LLSN, running: Running | None, keep_end: LLSN) -> None:
         assert running is not None, "the source of a sync has files of the same kind"
         with self._little_room():
-            self.storage.restart(first_llsn, running)
+            self.storage.restart(first_llsn, running, keep_end)
 
     def drop_before(self, before: GLSN, upto: LLSN) -> LLSN:
         with self._little_room():
@@ -211,6 +211,12 @@ class SegmentDisk:
         segment = self.storage._log.segment_of(llsn)
         place = segment.place_of(llsn)
         self._files.flip(segment.path, self._rng.randrange(place.offset, place.end), self._rng.randrange(8))
+
+    def lose_hard_state(self) -> None:
+        """A bit flips somewhere in the small file."""
+        path = DIRECTORY / "state"
+        self._files.flip(path, self._rng.randrange(len(self._files.content(path))), self._rng.randrange(8))
+        self._storage = None
 
     # Reading.
 

@@ -8,8 +8,9 @@ from cutwater.core.commit_index import context_of_llsn, first_llsn_at_or_after
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
 from cutwater.core.replica import Replica
 from cutwater.core.subscription import ReadAnswer, Run
-from cutwater.core.sync import Extent, plan_sync
+from cutwater.core.sync import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Trimmed, Unavailable
+from cutwater.storage.errors import DamagedEntries
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.protocol import CopyCall, CopyReturn, ReadCall, SyncStart
 from cutwater.testing.simulator.segment_disk import SegmentDisk
@@ -68,31 +69,46 @@ class Serving:
             if not replica.trusted or replica.state is ReplicaState.LEARNING:
                 raise Unavailable(f"storage node {self._node.node} is itself learning log stream {stream}")
             plan = plan_sync(replica.extent, request.extent)
-            entries = self._entries_to_copy(stream, disk, plan.copy) if not plan.copy.empty else []
+            parts = self._parts_to_copy(stream, attempt, disk, plan.copy) if not plan.copy.empty else []
+            running = disk.running_before(plan.copy.first)
+        except DamagedEntries as error:
+            # The entry before those to copy says how far event time had come.
+            self._node.fetch_copies(stream, error.first_llsn, error.last_llsn)
+            self._node.send(target, SyncFailed(stream, attempt, error.message))
+            return
         except CutwaterError as error:
             self._node.send(target, SyncFailed(stream, attempt, error.message))
             return
         base = context_of_llsn(disk.contexts, LLSN(plan.copy.first - 1))
         base_glsn = base.high_watermark if base else replica.hard_state.base_glsn
-        running = disk.running_before(plan.copy.first)
         self._node.send(target, SyncStart(SyncBegin(stream, attempt, plan, base_glsn), running))
-        for i in range(0, len(entries), SYNC_ENTRIES_MAX):
-            self._node.send(target, SyncEntries(stream, attempt, tuple(entries[i : i + SYNC_ENTRIES_MAX])))
+        for part in parts:
+            self._node.send(target, part)
         first = plan.restart_at or LLSN(request.extent.end + 1)
         contexts = tuple(c for c in disk.contexts if c.last_llsn >= first - 1 and c.last_llsn <= replica.committed_end)
         dedup = replica.dedup.checkpoint(replica.committed_end)
         self._node.send(target, SyncEnd(stream, attempt, contexts, dedup, replica.hard_state.trimmed_before))
 
-    def _entries_to_copy(self, stream: LogStreamId, disk: ReplicaDisk | SegmentDisk, copy: Extent) -> list[Entry]:
+    def _parts_to_copy(
+        self, stream: LogStreamId, attempt: int, disk: ReplicaDisk | SegmentDisk, copy: Extent
+    ) -> list[SyncEntries]:
+        """Entries that cannot be read here are named: the learner may have kept them."""
+        parts: list[SyncEntries] = []
         entries: list[Entry] = []
         for entry in disk.entries_from(copy.first):
             if entry.last_llsn > copy.end:
                 break
-            if not is_intact(entry):
-                self._node.fetch_copies(stream, entry.first_llsn, entry.last_llsn)
-                raise Damaged(f"log stream {stream} at LLSN {entry.first_llsn} fails its checksum here")
-            entries.append(entry)
-        return entries
+            if len(entries) == SYNC_ENTRIES_MAX:
+                parts.append(SyncEntries(stream, attempt, tuple(entries)))
+                entries = []
+            if is_intact(entry):
+                entries.append(entry)
+                continue
+            self._node.fetch_copies(stream, entry.first_llsn, entry.last_llsn)
+            missing = missing_entries(list(disk.contexts), entry.first_llsn, entry.last_llsn)
+            parts.append(SyncEntries(stream, attempt, tuple(entries), missing))
+            entries = []
+        return [*parts, SyncEntries(stream, attempt, tuple(entries))]
 
     def copy(self, source: Address, call: CopyCall) -> None:
         replica, disk = self._node.replica_of(call.stream), self._node.disks[call.stream]

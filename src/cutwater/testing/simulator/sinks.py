@@ -1,6 +1,7 @@
 """Simulated sinks: a driver and its tasks that stage rows and publish them, batch by batch.
 
-A sink dies at any time and comes back with its key, or another takes over its name while it goes on. Like Spark, it
+A sink dies at any time and comes back with its key, or another takes over its name while it goes on. That one has lost
+the checkpoint: where its name has published, it is refused until it asks for the output once more. Like Spark, a sink
 repeats a batch that it does not know to be published, with other rows than before: what was decided first must stand.
 """
 
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, StreamInfo
-from cutwater.errors import CutwaterError, RunFenced
+from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, RunStart, StreamInfo
+from cutwater.errors import CutwaterError, OutputExists, RunFenced
 from cutwater.testing.simulator.clients import Client
 from cutwater.testing.simulator.protocol import StageCall
 from cutwater.testing.simulator.record import PublishOp, Record, StagedRows
@@ -28,6 +29,7 @@ class Sink(Client):
         self.name, self.key, self.topics = name, f"key {number}", topics
         self.committed = BatchNumber(-1)
         self.fenced = False
+        self._replays = False
         self._run: RunAnswer | None = None
         self._staging = 0
 
@@ -48,9 +50,12 @@ class Sink(Client):
             elif isinstance(outcome, RunFenced):
                 self.fenced = True
             else:
+                if isinstance(outcome, OutputExists):
+                    self._replays = True
+                    self.record.replays.add(self.key)
                 self._later(self._open, 60)
 
-        self.ask(OpenRunRequest(self.name, self.key), answered)
+        self.ask(OpenRunRequest(self.name, self.key, start=RunStart(replay=self._replays)), answered)
 
     def _next(self) -> None:
         self.refresh(self._stage)

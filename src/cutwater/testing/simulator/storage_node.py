@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -38,6 +40,7 @@ from cutwater.core.replica_events import (
     EntriesDurable,
     Failed,
     FeedGroup,
+    FillEntry,
     Forward,
     RefuseEntry,
     Remove,
@@ -61,6 +64,7 @@ from cutwater.core.requests import StagedAnswer
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,
+    InvalidArgument,
     ProtocolViolation,
     ReadOnly,
     Unavailable,
@@ -93,6 +97,7 @@ from cutwater.types import (
     GLSN,
     LLSN,
     MILLISECOND,
+    Batch,
     CommitContext,
     Entry,
     Incarnation,
@@ -324,7 +329,11 @@ class StorageNode(Process):
             case Truncate():
                 disk.truncate(effect.end)
             case Restart():
-                disk.restart(effect.first_llsn, self._sync_running.get(stream))
+                disk.restart(effect.first_llsn, self._sync_running.get(stream), effect.keep_end)
+            case FillEntry():
+                if not disk.repair(effect.entry, None):
+                    disk.truncate(LLSN(effect.entry.first_llsn - 1))
+                    raise StorageBroken("the entry does not fit")
             case DropBefore():
                 self._drop(stream, effect)
             case Forward():
@@ -332,7 +341,7 @@ class StorageNode(Process):
             case Acked():
                 if effect.ack.glsn + effect.ack.count - 1 > self.world.stored_high_watermark():
                     raise Violation("12 one cut sequence", f"{effect.ack} was acknowledged before its cut was stored")
-                self._answer_waiter(effect.waiter, AppendAnswer(effect.ack, effect.last_sequence))
+                self._answer_waiter(effect.waiter, AppendAnswer(effect.ack, effect.last_sequence, replica.revision))
             case Failed():
                 self._answer_waiter(effect.waiter, effect.error)
             case Unsettled():
@@ -387,7 +396,7 @@ class StorageNode(Process):
             self.send(source, (message.stream, refused))
             return
         try:
-            effects = replica.handle(message)
+            effects = replica.handle(structs.replace(message, sender=StorageNodeId(source[1])))
         except CutwaterError as error:
             self.world.trace("refused", self.node, message.stream, error.code)
             self.send(source, (message.stream, refused))
@@ -526,11 +535,19 @@ class StorageNode(Process):
         replica = self.replica_of(call.stream)
         if self.disk_full:
             raise ReadOnly(f"storage node {self.node} has no room left")
+        self._check_content(replica, call.batch)
         self._next_waiter += 1
         waiter = self._next_waiter
         effects = replica.handle(Append(waiter, call.epoch, call.batch))
         self._waiters[waiter] = (source, call_id)
         self.carry_out(call.stream, replica, effects)
+
+    def _check_content(self, replica: Replica, batch: Batch) -> None:
+        """Each node has a clock of its own, so that one refuses what the other takes, and time makes a difference."""
+        ahead = self.world.options.event_time_ahead_us
+        is_ahead = batch.time_max > self.world.now + ahead + self.node * 5 * MILLISECOND
+        if ahead and is_ahead and not self.world.healing and not replica.dedup.has(batch):
+            raise InvalidArgument(f"event time {batch.time_max} is too far ahead")
 
     def _answer_waiter(self, waiter: int, outcome: object) -> None:
         source, call_id = self._waiters.pop(waiter, (None, 0))

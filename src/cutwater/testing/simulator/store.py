@@ -28,6 +28,7 @@ class SimulatedStore:
         self.decisions: list[Decision] = []
         self.high_watermark = GLSN(0)
         self._snapshot = Snapshot()
+        self.is_rolled_back = False
 
     @property
     def last_index(self) -> DecisionIndex:
@@ -75,6 +76,25 @@ class SimulatedStore:
             # The same bytes again: the first answer was lost.
             return self.last_index
         return None
+
+    def roll_back(self, index: DecisionIndex) -> Loaded:
+        """The store is as it was after this decision, but for the leader's epoch. What it was before."""
+        newest = Loaded(self.leader_epoch, self._snapshot, tuple(self.decisions))
+        del self.decisions[index:]
+        self._snapshot = Snapshot() if self._snapshot.index > index else self._snapshot
+        cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
+        self.high_watermark = max(cuts, default=GLSN(0))
+        self.is_rolled_back = True
+        self.world.trace("rolled back", index, self.high_watermark)
+        return newest
+
+    def put_back(self, newest: Loaded) -> None:
+        """The store is again as it was before ``roll_back``, but for the leader's epoch."""
+        self.decisions, self._snapshot = list(newest.decisions), newest.snapshot
+        cuts = (decision.high_watermark for decision in self.decisions if isinstance(decision, Cut))
+        self.high_watermark = max(cuts, default=GLSN(0))
+        self.is_rolled_back = False
+        self.world.trace("put back", self.last_index, self.high_watermark)
 
     def compact(self, leader_epoch: LeaderEpoch, snapshot: Snapshot) -> None:
         if leader_epoch == self.leader_epoch and snapshot.index > self._snapshot.index:

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from cutwater.testing.simulator.options import Options
+from cutwater.testing.simulator.proofs import Proofs
 from cutwater.testing.simulator.protocol import Call, Return
 from cutwater.types import GLSN, LLSN, MILLISECOND, Batch, Epoch, Instant, LogStreamId
 
@@ -35,6 +36,7 @@ class World:
         self.rng = Random(f"world/{seed}")
         self.now = 0
         self.processes: dict[Address, Process] = {}
+        self.proofs = Proofs()
         self.healing = False
         self.events = 0
         self.log: list[str] | None = None
@@ -144,6 +146,7 @@ class Process(ABC):
         self.lives = 0
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         world.processes[address] = self
+        world.proofs.enrol(address)
 
     # For subclasses.
 
@@ -195,7 +198,8 @@ class Process(ABC):
 
     def arrive(self, source: Address, message: Any) -> None:
         self.world.trace(source, self.address, type(message).__name__)
-        self.run(self.lives, self.on_message, (source, message))
+        if self.world.proofs.admits(source, self.address, message):
+            self.run(self.lives, self.on_message, (source, message))
 
     def send(self, target: Address, message: object, on_broken: Callable[[], None] | None = None) -> None:
         self.world.send(self.address, target, message, on_broken)

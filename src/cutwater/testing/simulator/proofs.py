@@ -1,0 +1,117 @@
+"""Proofs among simulated processes. The guards of the real servers judge which messages a sender may send.
+
+How keys get around is not simulated: every server knows those of all others. A forger has none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from cutwater.core.messages import (
+    CatchUp,
+    CommitMessage,
+    CreateReplica,
+    DropReplica,
+    ExcludeReplica,
+    GroupOutcome,
+    LeaderHello,
+    LearnFrom,
+    PublishGroup,
+    Replicate,
+    SealReplica,
+    SyncRequest,
+    TrimReplica,
+    UnsealReplica,
+)
+from cutwater.errors import CutwaterError
+from cutwater.testing.simulator.protocol import (
+    Call,
+    ComplaintMessage,
+    CopyCall,
+    FetchCall,
+    Heartbeat,
+    Relay,
+    ReportMessage,
+)
+from cutwater.types import ClusterId
+from cutwater.wire import metadata_api
+from cutwater.wire.access_guard import Guard
+from cutwater.wire.frames import PeerLimits
+from cutwater.wire.handshake import Peer
+from cutwater.wire.method_access import METADATA_ACCESS, STORAGE_NODE_ACCESS
+from cutwater.wire.server_book import ServerBook
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ProvenServer
+
+Address = tuple[str, int]
+
+FORGER = "forger"
+"""Says that it is the storage node of its number, and proves a key of its own; with number 0, it proves nothing."""
+
+_KINDS = {"sn": STORAGE_NODE, "mr": METADATA_NODE}
+_TABLES = {"sn": STORAGE_NODE_ACCESS, "mr": METADATA_ACCESS}
+_LIMITS = PeerLimits(1, 1, 1, 1)
+
+_ORDERS = (
+    *(LeaderHello, CreateReplica, CommitMessage, CatchUp, SealReplica, UnsealReplica, ExcludeReplica, LearnFrom),
+    *(TrimReplica, DropReplica, PublishGroup),
+)
+_METHODS: dict[str, dict[type, tuple[str, Callable[[Any], Any]]]] = {
+    "sn": {
+        **{order: ("leader_says", lambda message: message) for order in _ORDERS},
+        Replicate: ("replicate", lambda message: message),
+        SyncRequest: ("sync", lambda message: message),
+        CopyCall: ("copy", lambda message: message),
+        FetchCall: ("fetch", lambda message: message),
+    },
+    "mr": {
+        ReportMessage: ("report", lambda message: message.report),
+        ComplaintMessage: ("complaint", lambda message: message),
+        GroupOutcome: ("group_outcome", lambda message: message),
+        Relay: ("report_up", lambda message: message.message),
+        Heartbeat: ("heartbeat", lambda message: metadata_api.Heartbeat(message.leader_epoch, message.leader)),
+    },
+}
+
+
+class Proofs:
+    def __init__(self) -> None:
+        self._book = ServerBook()
+        self._peers: dict[Address, Peer] = {}
+        self._guards = {
+            (kind, name): Guard(name, access, self._book, log_seconds=inf)
+            for kind, table in _TABLES.items()
+            for name, access in table.items()
+        }
+        self.refused = 0
+
+    def enrol(self, address: Address) -> None:
+        """A process begins to exist. If it is a server, all know its key."""
+        kind = _KINDS.get(address[0])
+        if kind is not None:
+            self._book.note(kind, {address[1]: f"key of {address}"})
+
+    def admits(self, source: Address, target: Address, message: object) -> bool:
+        """Whether the source may send this message."""
+        said = message.body if isinstance(message, Call) else message
+        found = _METHODS.get(target[0], {}).get(type(said))
+        if found is None:
+            return True
+        name, argument = found
+        guard, peer = self._guards[target[0], name], self._peer(source)
+        try:
+            guard.check(peer)
+            guard.check_argument(peer, argument(said))
+        except CutwaterError:
+            self.refused += 1
+            return False
+        return True
+
+    def _peer(self, source: Address) -> Peer:
+        if source not in self._peers:
+            kind, number = _KINDS.get(source[0], STORAGE_NODE), source[1]
+            is_proven = source[0] in _KINDS or (source[0] == FORGER and number > 0)
+            server = ProvenServer(kind, str(number), f"key of {source}") if is_proven else None
+            self._peers[source] = Peer(ClusterId(1), kind, str(number), 2, _LIMITS, server=server)
+        return self._peers[source]
