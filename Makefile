@@ -16,7 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check simulate bench format clean FORCE
+FAULT_CAMPAIGNS := tests/simulation tests/integration/test_cluster_faults.py tests/integration/test_sn_kill.py \
+  tests/integration/test_publishing_faults.py tests/spark/test_sink_kill.py
+
+.PHONY: help demo test soak check simulate bench format clean FORCE
 
 help: ## Print this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/\1 \2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -27,6 +30,10 @@ demo: $(STAMP) ## Show the log at work in this terminal
 
 test: $(STAMP) ## Run all tests
 	@$(RUN) pytest -n auto --maxprocesses 8 --dist loadgroup $(ARGS)
+
+soak: $(STAMP) ## Run the campaigns of faults and random programs at length: hours
+	@CUTWATER_SOAK=1 $(RUN) pytest -n 2 --dist loadgroup --hypothesis-profile=thorough --timeout 7200 $(FAULT_CAMPAIGNS) tests/property \
+	  $(ARGS)
 
 check: $(STAMP) ## Formatting, lint, types, and the direction of imports
 	@$(RUN) ruff format --quiet --check . || { echo 'Not formatted as above; make format does it.' >&2; exit 1; }

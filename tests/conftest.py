@@ -7,6 +7,8 @@ comes first in the next run, from the example database. ``make test ARGS=--hypot
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,24 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("standard"), max_examples=5_000)
 settings.load_profile("standard")
 
+
+@pytest.fixture
+def plain_signals() -> Iterator[None]:
+    """SIGINT, SIGHUP and SIGQUIT do what they do in a terminal, for the test and for processes that it starts. A shell
+    ignores them for what runs in the background, and `nohup` ignores SIGHUP; processes inherit that."""
+    plain = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGQUIT: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in plain.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 LONGEST = (
-    "test_twenty_kills",
+    "test_drivers_and_executors_are_killed",
     "test_killed_saved_rescaled_and_cancelled",
     "test_a_standalone_cluster",
     "test_local_cluster",
@@ -65,3 +83,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
             return "spark" if path.parent.name == "spark" and path.stem not in WITHOUT_SESSION else nodeid
 
     return OneSession(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where jobs and checkpoints lie that no test names: not in the home of the user who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("state")
+        patch.setenv("XDG_STATE_HOME", str(home))
+        yield home

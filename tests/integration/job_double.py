@@ -19,9 +19,11 @@ from cutwater.errors import InvalidArgument, Unavailable
 from cutwater.jobs.child import session_members
 from cutwater.jobs.job_file import Restored
 from cutwater.jobs.messages import (
+    TELLS_LOG,
     Ended,
     Failed,
     FromProgram,
+    HeldBy,
     Loaded,
     Moved,
     Progress,
@@ -34,7 +36,8 @@ from cutwater.jobs.messages import (
     read_to_program,
 )
 
-PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0, {"w": 1, "v": 2})
+HELD = HeldBy("orders", 3, 1_000, 5.0, 4.0)
+PROGRESS = Progress(3, 17, 20, 1.5, 2, 0.5, 1_000, 4, 5_000, 1.0, {"w": 1, "v": 2}, {"u": 3}, HELD)
 
 
 def main(events: str, file: str, variable: str, log: str) -> None:
@@ -47,7 +50,12 @@ def main(events: str, file: str, variable: str, log: str) -> None:
     life = script[min(len(past), len(script) - 1)]
     # In the place of the JVM, and it does not go by itself.
     jvm = subprocess.Popen(["sleep", "1000"])
-    tell(Loaded(variable or Path(file).stem))
+    if life == "no log":
+        with lives.open("a") as out:
+            out.write(json.dumps({"life": life}) + "\n")
+        tell(Failed(Told.of(Unavailable("the log is not there"))))
+        sys.exit(1)
+    tell(Loaded(variable or Path(file).stem, "key-of-the-log" if os.environ.get(TELLS_LOG) else ""))
     start = read_to_program(sys.stdin.buffer.readline())
     with lives.open("a") as out:
         names = ("checkpoint", "parallelism", "replay_output")

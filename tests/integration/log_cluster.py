@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from cutwater.admin.local_etcd import free_address
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
@@ -24,6 +25,7 @@ from cutwater.wire.client import connect
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import run
 from cutwater.wire.metadata_api import ASK
+from cutwater.wire.server_keys import ServerKey
 
 CLUSTER = ClusterId(7)
 WITHIN_SECONDS = 30
@@ -51,6 +53,7 @@ class LogCluster:
         self.data = MemoryData()
         self.metadata: MetadataServer | None = None
         self.metadata_port = 0
+        self.metadata_key = ServerKey.generate()
         self.nodes: dict[int, StorageNodeServer] = {}
         self.ports: dict[int, int] = {}
         self._segments = segments or SegmentOptions()
@@ -60,7 +63,9 @@ class LogCluster:
         return f"cutwater://127.0.0.1:{self.metadata_port}"
 
     async def start_metadata(self) -> None:
-        options = MetadataOptions(CLUSTER, MetadataNodeId(1), port=self.metadata_port, order=self._order)
+        options = MetadataOptions(
+            CLUSTER, MetadataNodeId(1), port=self.metadata_port, order=self._order, key=self.metadata_key
+        )
         self.metadata = MetadataServer(options, MemoryStore(self.data))
         await self.metadata.start()
         self.metadata_port = parse_address(self.metadata.address)[1]
@@ -90,6 +95,12 @@ class LogCluster:
             volumes.release()
             raise
         self.nodes[number], self.ports[number] = server, server.port
+
+    async def add_node(self, number: int) -> None:
+        """Before it runs, so that it need not ask twice; the leader looks for it where it will listen."""
+        address = free_address()
+        self.ports[number] = parse_address(address)[1]
+        await self.ask(AddNodeRequest(StorageNodeId(number), address))
 
     async def stop_node(self, number: int) -> None:
         server = self.nodes.pop(number)
@@ -144,7 +155,7 @@ async def log_cluster(
     try:
         await cluster.start_metadata()
         for number in range(1, nodes + 1):
-            await cluster.ask(AddNodeRequest(StorageNodeId(number)))
+            await cluster.add_node(number)
             await cluster.start_node(number)
         await cluster.until_joined(nodes)
         yield cluster

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cutwater.core.requests import AddNodeRequest, CreateTopicRequest
+import pyarrow as pa
+
+from cutwater.client.parts import Single, plain_body
+from cutwater.client.schemas import KEY_VALUE
+from cutwater.core.requests import AddNodeRequest, ChangeTopicRequest, CreateTopicRequest
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import frames_in
@@ -20,6 +24,7 @@ from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.methods import Methods, Received
+from cutwater.wire.server_keys import STORAGE_NODE
 from tests.integration.order_double import OrderDouble
 
 CLUSTER = ClusterId(1)
@@ -27,17 +32,30 @@ STREAM = LogStreamId(1)
 WITHIN_SECONDS = 30
 
 
+def body_of(value: bytes, count: int = 1, time: int = 1) -> bytes:
+    """The body of a batch whose first record has this value; the others, if there are any, have none."""
+    made = plain_body([Single(value, None, time), *[Single(b"", None, time)] * (count - 1)])
+    assert made is not None
+    return made.body
+
+
+def value_of(body: bytes) -> bytes:
+    """The value of the first record."""
+    value: bytes = pa.ipc.read_record_batch(pa.py_buffer(body), KEY_VALUE).column(1)[0].as_py()
+    return value
+
+
 def batch(body: bytes, count: int = 1, time: int = 1) -> Batch:
     return Batch(count, b"", crc32c(body), EventTime(time), EventTime(time))
 
 
 def records_of(received: Received[api.ReadAnswerHeader]) -> list[tuple[int, bytes]]:
-    """(GLSN of the first record, body) of each batch."""
+    """(GLSN of the first record, its value) of each batch."""
     records = []
     for frame in frames_in(bytes(received.body)):
         llsn = frame.header.first_llsn
         context = next(c for c in received.value.commits if c.first_llsn <= llsn <= c.last_llsn)
-        records.append((int(context.glsn_of(llsn)), bytes(frame.body)))
+        records.append((int(context.glsn_of(llsn)), value_of(bytes(frame.body))))
     return records
 
 
@@ -48,13 +66,12 @@ class Client:
         self.order = order
         self.ports: dict[int, int] = {}
 
-    async def connect(self, node: int, methods: Methods | None = None) -> Connection:
-        endpoint = Endpoint(CLUSTER, "client", "", methods or Methods())
-        return await connect(endpoint, "127.0.0.1", self.ports[node], timeout_ms=2_000)
+    async def connect(self, node: int) -> Connection:
+        return await connect(Endpoint(CLUSTER, "client"), "127.0.0.1", self.ports[node], timeout_ms=2_000)
 
     @asynccontextmanager
-    async def client(self, node: int, methods: Methods | None = None) -> AsyncIterator[Connection]:
-        connection = await self.connect(node, methods)
+    async def client(self, node: int) -> AsyncIterator[Connection]:
+        connection = await self.connect(node)
         try:
             yield connection
         finally:
@@ -71,7 +88,8 @@ class Client:
                 except (CutwaterError, IndexError):
                     await asyncio.sleep(0.02)
 
-    async def append_to(self, node: int, epoch: Epoch, body: bytes, count: int = 1, time: int = 1) -> api.AppendAnswer:
+    async def append_to(self, node: int, epoch: Epoch, value: bytes, count: int = 1, time: int = 1) -> api.AppendAnswer:
+        body = body_of(value, count, time)
         async with self.client(node) as connection:
             arguments = api.AppendArguments(STREAM, epoch, batch(body, count, time))
             return (await connection.call(api.APPEND, arguments, body, timeout_ms=3_000)).value
@@ -119,17 +137,20 @@ class Client:
             streams = list(self.order.state.streams.values())
             raise AssertionError(f"not within {WITHIN_SECONDS} s: {what}; {streams}") from None
 
-    async def create_topic(self, replication: int) -> None:
+    async def create_topic(self, replication: int, schemas: Sequence[pa.Schema] = ()) -> None:
         """One topic with one log stream, as soon as there are enough nodes that report."""
+        encoded = [schema.serialize().to_pybytes() for schema in schemas]
 
         async def created() -> bool:
             try:
-                await self.order.ask(CreateTopicRequest("t", 1, replication))
+                await self.order.ask(CreateTopicRequest("t", 1, replication, encoded[0] if encoded else b""))
             except Unavailable:
                 return False
             return True
 
         await self.until(created, "there are enough storage nodes")
+        for number, schema in enumerate(encoded[1:], 1):
+            await self.order.ask(ChangeTopicRequest("t", schema=schema, schema_after=number))
         await self.until(lambda: self.order.state.streams[STREAM].is_open, "the stream opens")
 
     async def until_all_run(self, committed_end: int = 0) -> None:
@@ -198,6 +219,23 @@ class Cluster(Client):
         await self.start_node(number)
         await self.order.ask(AddNodeRequest(StorageNodeId(number)))
 
+    @asynccontextmanager
+    async def peer(self, node: int, methods: Methods, *, sender: int | None = None) -> AsyncIterator[Connection]:
+        """What a storage node says to another one, with the private key of the first: of the one before it in the
+        chain, if there is one and nothing else is said."""
+        stream = self.order.state.streams.get(STREAM)
+        before = stream.members[: stream.members.index(StorageNodeId(node))] if stream is not None else ()
+        other = int(before[-1]) if before else next(number for number in self.nodes if number != node)
+        other = sender or other
+        endpoint = Endpoint(CLUSTER, STORAGE_NODE, str(other), methods, key=self.nodes[other]._key)
+        expect = self.nodes[other].peers._links[StorageNodeId(node)]._expect
+        connection = await connect(endpoint, "127.0.0.1", self.ports[node], timeout_ms=2_000, expect=expect)
+        try:
+            yield connection
+        finally:
+            connection.abort()
+            await connection.closed
+
     def state(self, node: int) -> ReplicaState:
         return self.nodes[node].node.replicas[STREAM].replica.state
 
@@ -208,8 +246,11 @@ def with_cluster(
     nodes: int = 3,
     segments: SegmentOptions | None = None,
     reserve_bytes: int = 0,
+    replication: int | None = None,
+    schemas: Sequence[pa.Schema] = (),
 ) -> None:
-    """Run a test on a cluster that has one topic with one log stream, on all nodes."""
+    """Run a test on a cluster that has one topic with one log stream, on all nodes if not said otherwise, and with
+    these schemas."""
 
     async def run() -> None:
         cluster = Cluster(directory, segments, reserve_bytes)
@@ -218,7 +259,7 @@ def with_cluster(
             for number in range(1, nodes + 1):
                 await cluster.order.ask(AddNodeRequest(StorageNodeId(number)))
                 await cluster.start_node(number)
-            await cluster.create_topic(nodes)
+            await cluster.create_topic(replication or nodes, schemas)
             await test(cluster)
             assert cluster.order.alarms == []
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cutwater.core.decisions import Decision
+from cutwater.core.decisions import Cut, Decision
 from cutwater.core.order import OrderLayer
 from cutwater.core.order_events import (
     Asked,
@@ -23,12 +23,23 @@ from cutwater.core.order_options import OrderOptions
 from cutwater.core.order_state import OrderState
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, WrongIdentity
-from cutwater.types import ClusterId, DecisionIndex, Incarnation, Instant, LeaderEpoch, Report, StorageNodeId
+from cutwater.types import (
+    ClusterId,
+    DecisionIndex,
+    Incarnation,
+    Instant,
+    LeaderEpoch,
+    MetadataNodeId,
+    Report,
+    StorageNodeId,
+)
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.metadata_api import ASK
 from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
+from cutwater.wire.server_keys import METADATA_NODE, ServerKey
 from cutwater.wire.serving import Call, Notification
 
 OPTIONS = OrderOptions(node_dead_after_us=1_500_000, reopen_patience_us=500_000, retry_us_min=100_000)
@@ -37,7 +48,7 @@ OPTIONS = OrderOptions(node_dead_after_us=1_500_000, reopen_patience_us=500_000,
 class OrderDouble:
     """Leads for ever. ``addresses`` are those that nodes gave when they joined; all nodes are told."""
 
-    def __init__(self, cluster: ClusterId) -> None:
+    def __init__(self, cluster: ClusterId, key: ServerKey | None = None) -> None:
         self.decisions: list[Decision] = []
         self.reports: dict[StorageNodeId, Report] = {}
         self.first_reports: dict[tuple[StorageNodeId, Incarnation], Report] = {}
@@ -46,7 +57,8 @@ class OrderDouble:
         self.node_keys: dict[StorageNodeId, str] = {}
         self.cluster_key = "the key of the double"
         self.is_store_held = False
-        """While it is, nothing is stored; ``release_store`` makes up for it."""
+        """While it is, nothing but time is stored; ``release_store`` makes up for it. A tick that waited for the store
+        would keep the leader from deciding anything else."""
         self.held: list[Stored] = []
         self.alarms: list[object] = []
         self.layer = OrderLayer(LeaderEpoch(1), OrderState(), self._now(), OPTIONS)
@@ -54,11 +66,15 @@ class OrderDouble:
         self._told: dict[Connection, dict[StorageNodeId, str]] = {}
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._next = 0
+        self.key = key or ServerKey.generate()
+        self.server_keys: dict[StorageNodeId, str] = {}
+        """What nodes proved when they joined. It believes all that those say who join."""
         methods = Methods()
         methods.answers(api.JOIN)(self._join)
+        methods.answers(ASK)(self._asked)
         methods.hears(api.REPORT)(self._report)
         methods.hears(api.COMPLAINT)(self._complaint)
-        self._endpoint = Endpoint(cluster, "metadata", "1", methods)
+        self._endpoint = Endpoint(cluster, METADATA_NODE, "1", methods, key=self.key)
         self._listener: Listener | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -85,6 +101,9 @@ class OrderDouble:
         async with asyncio.timeout(10):
             return await future
 
+    async def _asked(self, call: Call[Request]) -> Answer:
+        return await self.ask(call.argument)
+
     def _now(self) -> Instant:
         return Instant(time.monotonic_ns() // 1_000, time.time_ns() // 1_000)
 
@@ -98,8 +117,16 @@ class OrderDouble:
         key = self.node_keys.setdefault(joining.node, joining.node_key)
         if joining.cluster_key not in (None, self.cluster_key) or joining.node_key != key:
             raise WrongIdentity(f"storage node {joining.node} is not the one that was added: check its volumes")
+        server = call.connection.peer.server if call.connection.peer else None
+        assert server is not None
+        if self.server_keys.setdefault(joining.node, server.key) != server.key:
+            raise WrongIdentity(f"storage node {joining.node} has another key: check its volumes")
         self.addresses[joining.node] = joining.address
-        return api.JoinAnswer(self.cluster_key, joining.node in self.state.nodes)
+        return api.JoinAnswer(self.cluster_key, joining.node in self.state.nodes, self.metadata_keys)
+
+    @property
+    def metadata_keys(self) -> dict[MetadataNodeId, str]:
+        return {MetadataNodeId(1): self.key.public}
 
     def release_store(self) -> None:
         self.is_store_held = False
@@ -115,7 +142,8 @@ class OrderDouble:
         self.first_reports.setdefault((node, report.incarnation), report)
         if self._told.get(notification.connection) != self.addresses:
             self._told[notification.connection] = dict(self.addresses)
-            notification.connection.notify(api.ADDRESSES, api.Addresses(dict(self.addresses)))
+            servers = api.Addresses(dict(self.addresses), dict(self.server_keys), self.metadata_keys)
+            notification.connection.notify(api.ADDRESSES, servers)
         if node in self.state.nodes:
             self._feed(ReportArrived(report))
 
@@ -129,7 +157,8 @@ class OrderDouble:
                 case Store():
                     self.decisions.extend(effect.decisions)
                     stored = Stored(DecisionIndex(effect.after + len(effect.decisions)))
-                    if self.is_store_held:
+                    is_time = all(isinstance(one, Cut) and not one.commits for one in effect.decisions)
+                    if self.is_store_held and not is_time:
                         self.held.append(stored)
                     else:
                         asyncio.get_running_loop().call_soon(self._feed, stored)

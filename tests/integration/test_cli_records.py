@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,7 @@ def test_lines_of_an_endless_input_are_appended_as_they_come(log: library.Client
     assert child.returncode == 130
 
 
+@pytest.mark.usefixtures("plain_signals")
 def test_whoever_interrupts_an_append_before_it_has_got_anything_need_not_doubt(log: library.Client, path: str) -> None:
     ours, theirs = pty.openpty()
     command = [*COMMAND, "append", "silent", "--create", "--path", path]
@@ -281,6 +283,7 @@ def test_read_and_its_errors(log: library.Client, path: str, glsns: list[int]) -
     assert (wrong["code"], wrong["retriable"], wrong["exit_code"]) == ("not_yet_committed", True, 37)
 
 
+@pytest.mark.usefixtures("plain_signals")
 def test_following_ends_quietly(log: library.Client, path: str) -> None:
     log.create_topic("followed")
     log.append("followed", b"old")
@@ -353,6 +356,30 @@ def test_cursors(log: library.Client, path: str, glsns: list[int]) -> None:
 
 
 # A cluster.
+
+
+def test_runs_of_an_embedded_log(tmp_path: Path) -> None:
+    where = ("--path", str(tmp_path))
+    with library.open(tmp_path) as log:
+        log.create_topic("published")
+        run = log.open_run("totals", "a checkpoint")
+        log.publish(run, 0, [log.stage(run, 0, "published", b"x")])
+        log.stage(run, 1, "published", b"not published")
+        with pytest.raises(library.OutputExists, match="`cutwater run forget totals`"):
+            log.open_run("totals", "another checkpoint")
+        # By the process that has it open.
+        (found,) = as_json("run", "list", *where)
+        assert (found["name"], found["last_batch"], found["staged"][0]["node"]) == ("totals", 0, 1)
+        assert not found["staged"][0]["trouble"]
+    told = cutwater("run", "describe", str(run.run), *where)
+    assert f"run {run.run} of 'totals': may publish" in told
+    assert "staged on storage node 1: " in told
+    assert "forgot that 'totals' has published 1 row" in cutwater("run", "forget", "totals", *where)
+    assert "holds nothing up" in cutwater("run", "drop", str(run.run), "--lose-rows", *where, code=32)
+    with library.open(tmp_path) as log:
+        assert log.open_run("totals", "another checkpoint").run > run.run
+    assert "there is no log in" in cutwater("run", "list", "--path", str(tmp_path / "mistyped"), code=30)
+    assert not (tmp_path / "mistyped").exists()
 
 
 def test_a_cluster_by_directory_and_by_address(cluster: Path) -> None:
@@ -446,6 +473,7 @@ def test_bench_without_a_log_makes_one_and_removes_it(tmp_path: Path) -> None:
     assert "error: no log can be made in the current directory" in cutwater("bench", code=2, cwd=Path("/proc"))
 
 
+@pytest.mark.usefixtures("plain_signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, path: str, number: int) -> None:
     command = [*COMMAND, "bench", "--path", path, "--seconds", "60", "-o", "json"]
@@ -466,3 +494,22 @@ def test_bench_deletes_its_topic_when_it_is_interrupted(log: library.Client, pat
     assert process.returncode == 130
     assert not json.loads(out)["is_complete"]
     assert bench_topics(log) == []
+
+
+# Declaring.
+
+
+def test_declarations_are_positions_without_records(log: library.Client, path: str) -> None:
+    log.create_topic("declared", streams=2)
+    told = as_json("append", "declared", "--path", path, "--idle", "--watermark", "2026-01-01", given="1\n")
+    assert (told["records"], len(told["declared"])) == (1, 2)
+    told = as_json("topic", "declare", "declared", "--path", path, "--watermark", "2026-01-02T00:00:00Z")
+    assert (told["watermark"], told["idle"]) == ("2026-01-02T00:00:00Z", False)
+    assert sorted(ack["stream"] for ack in told["declared"]) == list(log.topic("declared").streams)
+    assert log.watermark("declared", punctuated=True) == datetime(2026, 1, 2, tzinfo=UTC)
+    said = cutwater("read", str(told["declared"][0]["glsn"]), "--path", path, code=38)
+    assert "holds no record: it declares the watermark 2026-01-02T00:00:00+00:00" in said
+    assert "give --watermark TIME, --idle or both" in cutwater("topic", "declare", "declared", "--path", path, code=2)
+    told = as_json("append", "declared", "--path", path, "--producer", "declaring", "--idle")
+    assert (told["records"], len(told["declared"])) == (0, 1)
+    assert [record.value for record in log.subscribe("declared", follow=False)] == [b"1"]

@@ -14,7 +14,8 @@ import pytest
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Feed
-from cutwater.client.producer import AsyncProducer, _Flight
+from cutwater.client.producer import AsyncProducer
+from cutwater.client.producer_flights import Flight
 from cutwater.client.records import Record
 from cutwater.client.subscriptions import AsyncSubscription
 from cutwater.core import producer_session
@@ -130,7 +131,7 @@ def test_a_producer_that_was_never_open_leaves_nothing_behind(tmp_path: Path) ->
 def _answer(
     producer: AsyncProducer, epoch: int, sequence: int, outcome: Received[AppendAnswer] | CutwaterError
 ) -> None:
-    flight = producer._flights.get(Sequence(sequence)) or _Flight([])
+    flight = producer._flights.get(Sequence(sequence)) or Flight([])
     flight.open_calls += 1
     tag = ProducerTag(ProducerId(producer.id), ProducerEpoch(epoch), Sequence(sequence))
     producer._answered(BatchKind.DATA, tag, flight, outcome)
@@ -177,7 +178,7 @@ def test_what_the_session_cannot_take_yet_waits(tmp_path: Path, monkeypatch: pyt
             answered, lost = producer._answered, producer._session.last_sequence + 1
             was_full = False
 
-            def lose_first(kind: BatchKind, tag: ProducerTag, flight: _Flight | None, outcome: Any) -> None:
+            def lose_first(kind: BatchKind, tag: ProducerTag, flight: Flight | None, outcome: Any) -> None:
                 nonlocal was_full
                 was_full = was_full or not producer._session.has_room
                 if tag.sequence == lost and not was_full:

@@ -214,3 +214,21 @@ def test_marks_that_the_log_has_not_come_to_are_waited_for(tmp_path: Path, monke
         assert all(end < mark.glsn <= following.glsn for mark in await waiting)
 
     with_log(tmp_path, test)
+
+
+def test_after_a_trim_log_streams_that_were_sealed_for_good_before_do_not_count(tmp_path: Path) -> None:
+    """As for every other reader that begins there."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        first, second = (await log.create_topic("t", streams=2)).streams
+        await log.create_topic("u")
+        await log.append("t", b"x", timestamp=500_000_000, stream=second)
+        await log.append("t", b"x", timestamp=100_000_000, stream=first, idle=True)
+        assert (await log.change_topic("t", streams=1)).streams == (first,)
+        after = await log.append("u", b"y")
+        await log.trim("t", before=after.glsn + 1)
+        end = await log.append("u", b"y")
+        async with cluster.client() as other:
+            assert await other.watermark("t", at=end.glsn, idle_after=timedelta(0)) == at(99_999_000)
+
+    with_log(tmp_path, test)

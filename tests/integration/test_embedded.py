@@ -32,6 +32,7 @@ import pytest
 import cutwater
 from cutwater import embedded
 from cutwater.admin import local_cluster
+from cutwater.cli.servers import check_log
 from cutwater.client import appends
 from cutwater.client import client as client_module
 from cutwater.client.async_client import AsyncClient
@@ -46,6 +47,7 @@ from cutwater.errors import (
     NotFound,
     ProducerFenced,
     Unavailable,
+    WrongIdentity,
 )
 from cutwater.storage.files import OsFiles
 from cutwater.wire.errors import ConnectionLost
@@ -800,6 +802,56 @@ def test_a_local_cluster_that_was_half_made_is_no_log(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
+@pytest.mark.parametrize("removed", [["metadata.sqlite.key"], ["server-key"], ["metadata.sqlite.key", "server-key"]])
+def test_a_private_key_that_was_removed_is_replaced_and_the_log_goes_on(tmp_path: Path, removed: list[str]) -> None:
+    with cutwater.open(tmp_path) as log:
+        log.create_topic("t")
+        log.append("t", b"before")
+    for name in removed:
+        (found,) = tmp_path.rglob(name)
+        found.unlink()
+    # Once more, because what is made known has to last.
+    for value in (b"after", b"again"):
+        with cutwater.open(tmp_path, timeout=10) as log:
+            log.append("t", value)
+    with cutwater.open(tmp_path, timeout=10) as log:
+        assert [record.value for record in log.subscribe("t", follow=False)] == [b"before", b"after", b"again"]
+    for name in removed:
+        assert len(list(tmp_path.rglob(name))) == 1
+
+
+def test_a_new_private_key_makes_no_volume_of_another_log_its_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with cutwater.open(tmp_path / name) as log:
+            log.create_topic("t")
+            log.append("t", name.encode())
+    (tmp_path / "a" / "volume").rename(tmp_path / "of a")
+    (tmp_path / "b" / "volume").rename(tmp_path / "a" / "volume")
+    (found,) = (tmp_path / "a").rglob("server-key")
+    found.unlink()
+    with pytest.raises(WrongIdentity, match="has its number but not its data"):
+        cutwater.open(tmp_path / "a", timeout=10)
+
+
+def test_a_log_without_the_file_of_the_order_layer_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    with cutwater.open(path) as log:
+        log.create_topic("t")
+        log.append("t", b"x")
+    (path / "metadata.sqlite").rename(tmp_path / "aside")
+    left = {found.name for found in path.iterdir()}
+    said = r"metadata\.sqlite is missing, the file of the order layer.*records are still in .*volume: put the file back"
+    with pytest.raises(NotFound, match=said):
+        cutwater.open(path)
+    with pytest.raises(NotFound, match=said):
+        check_log(path)
+    assert {found.name for found in path.iterdir()} == left
+    (tmp_path / "aside").rename(path / "metadata.sqlite")
+    check_log(path)
+    with cutwater.open(path) as log:
+        assert [record.value for record in log.subscribe("t", follow=False)] == [b"x"]
+
+
 def test_options_are_looked_at_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="not 'gzip'"):
         cutwater.open(tmp_path / "new", compression=cast(Any, "gzip"))
@@ -814,6 +866,8 @@ def test_arguments_of_a_wrong_type_are_refused_in_words(tmp_path: Path) -> None:
         log.create_topic("t")
         with pytest.raises(InvalidArgument, match="a timeout is a number of seconds, not 'a'"):
             log.append("t", b"x", timeout=wrong)
+        with pytest.raises(InvalidArgument, match=r"tls= is a context .* not 'a': make one with cutwater.tls_context"):
+            cutwater.connect("cutwater://127.0.0.1:1", tls=wrong, token="t")
         with pytest.raises(InvalidArgument, match="there is no GLSN 'a': positions are whole numbers"):
             log.read(wrong)
         with pytest.raises(InvalidArgument, match="follow= is True or False, not 'a'"):

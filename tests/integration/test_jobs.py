@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -62,18 +65,24 @@ class Kit:
         self.started: list[subprocess.Popen[str]] = []
 
     def run(
-        self, *lives: str, name: str = "p", options: tuple[str, ...] = ("--restart", "none")
+        self,
+        *lives: str,
+        name: str = "p",
+        options: tuple[str, ...] = ("--restart", "none"),
+        place: tuple[str, ...] | None = None,
     ) -> subprocess.Popen[str]:
         file = self.path / f"{name}.json"
         if lives:
             file.write_text(json.dumps(lives))
-        arguments = ["pipeline", "run", str(file), "--jobs-dir", str(self.path / "jobs"), *options]
+        place = ("--jobs-dir", str(self.path / "jobs")) if place is None else place
+        arguments = ["pipeline", "run", str(file), *place, *options]
         process = subprocess.Popen(
             [sys.executable, "-c", DOUBLE + CLI, *arguments],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
                 "TMPDIR": str(self.scratch),
+                "XDG_STATE_HOME": str(self.path / "state"),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -182,7 +191,7 @@ def test_what_can_be_known_to_be_wrong_leaves_a_job_as_it_was(kit: Kit) -> None:
     (Path(kit.job().checkpoint) / "offsets" / "0").touch()
     before = kit.job()
     code, _, errors = ended(kit.run(options=("--parallelism", "3")))
-    assert (code, "was made with parallelism 4, not 3: leave --parallelism out" in errors) == (32, True)
+    assert (code, "was made with parallelism 4, not 3: leave --parallelism" in errors) == (32, True)
     code, _, errors = ended(kit.run(options=("--from-savepoint", str(kit.path / "nope"))))
     assert (code, f"there is no directory {kit.path / 'nope'}" in errors) == (30, True)
     code, _, errors = ended(kit.run(options=("--from-savepoint", str(kit.path))))
@@ -306,6 +315,19 @@ def test_nothing_outlives_a_supervisor_that_is_killed(kit: Kit) -> None:
     ask(job, Cancel(), 30)
 
 
+def test_a_job_lies_in_the_place_of_its_log_which_may_come_later(kit: Kit) -> None:
+    """Where it lies is known only when the log is: until then it is tried again, as the strategy says."""
+    strategy = ("--restart", "fixed:delay=10ms,attempts=2")
+    code, _, errors = ended(kit.run("no log", "no log", "finish", options=strategy, place=()))
+    assert (code, errors) == (0, "")
+    place = kit.path / "state" / "cutwater" / "jobs" / "key-of-the-log"
+    assert JobDirectory(place, "p").require().state is State.FINISHED
+    assert kit.lives()[-1]["checkpoint"] == str(place / "p" / "run-1")
+    code, _, errors = ended(kit.run("no log", name="q", options=strategy, place=()))
+    assert (code, len(kit.lives("q"))) == (34, 3)
+    assert "the log is not there" in errors
+
+
 def test_a_job_has_one_supervisor(kit: Kit) -> None:
     first = kit.run("run")
     kit.until_running()
@@ -342,6 +364,72 @@ def test_a_detached_supervisor_says_when_the_pipeline_runs_or_why_not(
     # It has let go of everything before its error is told: whoever starts the next one finds the log free.
     assert kit.job().pid != job.pid
     assert not processes.is_running(kit.job().pid)
+
+
+def scrape(job: Job) -> str:
+    with urllib.request.urlopen(f"http://{job.metrics}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def test_metrics_of_a_job_name_what_holds_the_watermark_back(kit: Kit) -> None:
+    options = ("--restart", "fixed:delay=10ms,attempts=1", "--metrics", "127.0.0.1:0")
+    process = kit.run("kill", "run", options=options)
+    job = kit.until_running(lives=2)
+    until(lambda: ask(job, Describe(), 30).progress)
+    lines = scrape(job).splitlines()
+    for line in (
+        'cutwater_pipeline_state{pipeline="p",state="running"} 1.0',
+        'cutwater_pipeline_restarts_total{pipeline="p"} 1.0',
+        'cutwater_pipeline_batch{pipeline="p"} 3.0',
+        'cutwater_pipeline_glsn{pipeline="p"} 17.0',
+        'cutwater_pipeline_backlog_records{pipeline="p"} 2.0',
+        'cutwater_pipeline_watermark_seconds{pipeline="p"} 1.0',
+        'cutwater_pipeline_watermark_held_since_seconds{log_stream="3",pipeline="p",source="orders"} 5.0',
+        'cutwater_pipeline_late_rows_dropped_total{operator="v",pipeline="p"} 2.0',
+        'cutwater_pipeline_late_rows_sent_total{operator="u",pipeline="p"} 3.0',
+    ):
+        assert line in lines
+    where = ("--jobs-dir", str(kit.path / "jobs"))
+    assert f"metrics:    http://{job.metrics}/metrics" in cutwater("pipeline", "describe", "p", *where)
+    # Another job cannot have the same address, and is not begun.
+    code, _, errors = ended(kit.run("run", name="q", options=("--metrics", job.metrics)))
+    assert (code, kit.lives("q"), kit.directory("q").load()) == (16, [], None), errors
+    assert f"cannot listen for metrics on {job.metrics}" in errors
+    ask(job, Stop(None, 30), 60)
+    ended(process)
+    assert kit.job().metrics == ""
+
+
+def test_metrics_of_a_detached_job(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detached, "PROGRAM", ("-c", f"{DOUBLE}detached.main(*sys.argv[1:])"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
+    monkeypatch.setenv("TMPDIR", str(kit.scratch))
+    wanted = msgspec.structs.replace(asked(kit, "run"), metrics="127.0.0.1:0")
+    job = detached.start(wanted, 60)
+    try:
+        assert 'cutwater_pipeline_state{pipeline="p",state="running"} 1.0' in scrape(job)
+        taken = msgspec.structs.replace(wanted, metrics=job.metrics, root=str(kit.path / "others"))
+        with pytest.raises(CutwaterError, match="cannot listen for metrics on"):
+            detached.start(taken, 60)
+        ask(job, Cancel(), 30)
+        until(lambda: not processes.is_running(job.pid))
+    finally:
+        processes.stop([job.pid], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("nonsense", "--metrics: 'nonsense' is not an address: write HOST:PORT"),
+        ("", "--metrics: '' is not an address"),
+        ("0.0.0.0:0", "--metrics 0.0.0.0 can be reached from other machines"),
+    ],
+)
+def test_where_metrics_of_a_job_are_not_served(address: str, expected: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(expected)):
+        pipeline.RunOptions(metrics=address).asked("p.py", None, "")
+    assert pipeline.RunOptions(metrics="0.0.0.0:0", insecure=True).asked("p.py", None, "").metrics == "0.0.0.0:0"
+    assert pipeline.RunOptions().asked("p.py", None, "").metrics == ""
 
 
 def cutwater(*arguments: str, code: int = 0) -> str:

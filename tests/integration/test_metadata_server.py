@@ -12,7 +12,7 @@ import pytest
 
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, WrongIdentity
+from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Refused, Unavailable, WrongIdentity
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.store_interface import Loaded
@@ -22,7 +22,10 @@ from cutwater.wire import storage_api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.errors import Unproven
+from cutwater.wire.handshake import Endpoint, Expect
+from cutwater.wire.server import listen
+from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ServerKey
 
 pytestmark = pytest.mark.asyncio
 
@@ -49,9 +52,12 @@ class Repository:
     def follower(self) -> MetadataServer:
         return next(server for server in self.servers if not server.leads)
 
-    async def connection(self, server: MetadataServer) -> Connection:
+    async def connection(
+        self, server: MetadataServer, endpoint: Endpoint | None = None, expect: Expect | None = None
+    ) -> Connection:
         host, port = parse_address(server.address)
-        connection = await connect(Endpoint(CLUSTER, "test"), host, port, timeout_ms=2_000)
+        endpoint = endpoint or Endpoint(CLUSTER, "test")
+        connection = await connect(endpoint, host, port, timeout_ms=2_000, expect=expect)
         self._connections.append(connection)
         return connection
 
@@ -119,16 +125,18 @@ async def test_when_the_leader_goes_another_takes_over_and_knows_everything() ->
 
 
 async def test_a_leader_that_was_deposed_without_noticing_decides_nothing_more() -> None:
-    """§6: fenced. The other leader comes about behind its back, as when the network is cut between them."""
+    """Fenced. The other leader comes about behind its back, as when the network is cut between them."""
     async with repository(1) as nodes:
         (old,) = nodes.leaders
         assert old.term is not None
         old_term = old.term
+        # Connected before, so that it is asked before it can have noticed anything.
+        connection = await nodes.connection(old)
         nodes.data.leader = type(nodes.data.leader)(
             nodes.data.leader.epoch.__class__(9), MetadataNodeId(7), "127.0.0.1:9"
         )
         with pytest.raises(CutwaterError):
-            await nodes.ask(old, r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=1_000)
+            await connection.call(api.ASK, r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=1_000)
         await until(old_term.over.done)
         stored = nodes.data.load()
         assert stored.snapshot.index == 0
@@ -165,27 +173,143 @@ async def test_a_request_that_nobody_waits_for_any_more_ends_with_the_term_in_si
     assert told == []
 
 
+class Node:
+    """A storage node as far as it greets, proves itself and joins."""
+
+    def __init__(self, repository: Repository, number: int = 1, key: ServerKey | None = None) -> None:
+        self.key = key or ServerKey.generate()
+        self.endpoint = Endpoint(CLUSTER, STORAGE_NODE, str(number), key=self.key)
+        self._repository, self._number = repository, StorageNodeId(number)
+
+    @asynccontextmanager
+    async def listening(self, port: int = 0) -> AsyncIterator[str]:
+        listener = await listen(self.endpoint, "127.0.0.1", port)
+        try:
+            yield f"127.0.0.1:{listener.port}"
+        finally:
+            await listener.close(timeout_ms=100)
+
+    async def join(
+        self, server: MetadataServer, address: str, key: str = "key", cluster_key: str | None = None
+    ) -> storage_api.JoinAnswer:
+        connection = await self.connection(server)
+        arguments = storage_api.JoinArguments(self._number, key, cluster_key, address, Incarnation(1), ("/v",))
+        return (await connection.call(storage_api.JOIN, arguments, timeout_ms=3_000)).value
+
+    async def connection(self, server: MetadataServer) -> Connection:
+        return await self._repository.connection(server, self.endpoint, expect=lambda server: None)
+
+
 async def test_a_storage_node_joins_through_anyone_and_only_with_its_keys() -> None:
-    """§5: 'a node whose keys do not match the cluster's refuses to start or to be added'."""
+    """A node whose keys do not match the cluster's refuses to start or to be added."""
     async with repository(2) as nodes:
-        connection = await nodes.connection(nodes.follower)
-
-        async def join(key: str, cluster_key: str | None, address: str = "a:1") -> storage_api.JoinAnswer:
-            arguments = storage_api.JoinArguments(N1, key, cluster_key, address, Incarnation(1), ("/v",))
-            return (await connection.call(storage_api.JOIN, arguments, timeout_ms=2_000)).value
-
-        first = await join("key", None)
-        assert not first.known
-        await nodes.ask(nodes.follower, r.AddNodeRequest(N1, "a:1", "key", ("/v",)))
-        assert await join("key", first.cluster_key) == storage_api.JoinAnswer(first.cluster_key, known=True)
+        node = Node(nodes)
+        async with node.listening() as address:
+            first = await node.join(nodes.follower, address)
+            assert (first.known, first.metadata_keys) == (False, {})
+            await nodes.ask(nodes.follower, r.AddNodeRequest(N1, address, "", ("/v",)))
+            again = await node.join(nodes.follower, address, "key", first.cluster_key)
+            keys = {
+                server.options.node: server._endpoint.key.public for server in nodes.servers if server._endpoint.key
+            }
+            assert again == storage_api.JoinAnswer(first.cluster_key, known=True, metadata_keys=keys)
         with pytest.raises(WrongIdentity, match="belongs to another cluster"):
-            await join("key", "another")
+            await node.join(nodes.follower, address, "key", "another")
         with pytest.raises(WrongIdentity, match="has another key"):
-            await join("stolen", first.cluster_key)
-        await join("key", first.cluster_key, "b:2")
+            await node.join(nodes.follower, address, "stolen", first.cluster_key)
+        # Its key was noted, so it need not be asked any more, wherever it is.
+        await node.join(nodes.follower, "b:2", "key", first.cluster_key)
         catalog = await nodes.ask(nodes.follower, r.CatalogRequest())
         assert isinstance(catalog, r.Catalog)
         assert catalog.nodes == (r.NodeInfo(N1, "b:2"),)
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["not enrolled yet", "enrolled"])
+async def test_nobody_else_takes_the_place_of_a_storage_node(is_known: bool) -> None:
+    """Neither by being quicker, nor by asking to be added elsewhere; whatever its token may be."""
+    async with repository(2) as nodes:
+        node, thief = Node(nodes), Node(nodes)
+        async with node.listening() as address, thief.listening() as elsewhere:
+            await nodes.ask(nodes.follower, r.AddNodeRequest(N1, address))
+            if is_known:
+                assert (await node.join(nodes.leaders[0], address)).known
+            for server in nodes.servers:
+                for claimed in (address, elsewhere):
+                    with pytest.raises((Unproven, WrongIdentity)):
+                        await thief.join(server, claimed, "")
+                with pytest.raises(Refused, match="belongs to the cluster already"):
+                    await nodes.ask(server, r.AddNodeRequest(N1, elsewhere, server_key=thief.key.public))
+                await nodes.ask(server, r.AddNodeRequest(N1, "", server_key=thief.key.public))
+                if is_known:
+                    # What the node of an embedded log may say of itself, even by somebody who knows the node key.
+                    renewal = r.AddNodeRequest(N1, "", "key", (), thief.key.public, renews=True)
+                    await nodes.ask(server, renewal)
+                with pytest.raises(Unproven, match="alone decides"):
+                    await nodes.ask(server, r.JoinRequest(N1, elsewhere, "", (), thief.key.public))
+            catalog = await nodes.ask(nodes.follower, r.CatalogRequest())
+            assert isinstance(catalog, r.Catalog)
+            assert catalog.nodes == (r.NodeInfo(N1, address),)
+            assert (await node.join(nodes.follower, address)).known
+
+
+async def test_nobody_joins_quicker_than_a_node_that_is_just_being_added() -> None:
+    """The thief's join was looked at before the node was in the catalog, and is decided after it."""
+    async with repository(1) as nodes:
+        (server,) = nodes.servers
+        node, thief = Node(nodes), Node(nodes)
+        async with node.listening() as address:
+            nodes.data.running.clear()
+            asked = (
+                nodes.ask(server, r.AddNodeRequest(StorageNodeId(2), "127.0.0.1:1")),  # is being stored
+                nodes.ask(server, r.AddNodeRequest(N1, address)),  # waits for that
+                thief.join(server, "127.0.0.1:6", ""),  # was looked at, and waits too
+            )
+            tasks = []
+            for coroutine in asked:
+                tasks.append(asyncio.create_task(coroutine))
+                await until(lambda: server.term is not None and len(server.term._waiting) == len(tasks))
+            nodes.data.running.set()
+            *_, joining = tasks
+            with pytest.raises(Unavailable, match=f"asked for its key at {address} yet: ask again"):
+                await joining
+            assert server.term is not None
+            assert server.term.layer.state.nodes[N1].server_key == ""
+            assert (await node.join(server, address)).known
+            assert server.term.layer.state.nodes[N1].server_key == node.key.public
+
+
+async def test_a_node_without_an_address_cannot_be_asked_for_its_key() -> None:
+    async with repository(1) as nodes:
+        await nodes.ask(nodes.servers[0], r.AddNodeRequest(N1))
+        with pytest.raises(Unproven, match=r"without its address.*cutwater sn add"):
+            await Node(nodes).join(nodes.servers[0], "127.0.0.1:1")
+
+
+async def test_a_second_node_with_the_same_number_is_no_member_any_more() -> None:
+    """Whoever announced itself last under a number is that metadata node."""
+    async with repository(2) as nodes:
+        follower = nodes.follower
+        await until(lambda: follower._upstream is not None)
+        await MemoryStore(nodes.data).announce(follower.options.node, ServerKey.generate().public)
+        await nodes.leaders[0].trust.refresh()
+        connection = await nodes.connection(nodes.leaders[0], follower._endpoint, expect=lambda server: None)
+        with pytest.raises(Unproven, match="only one node may have this id"):
+            await connection.call(api.MEET, api.Follow(follower.options.node), timeout_ms=2_000)
+
+
+async def test_a_node_that_knows_a_number_but_not_its_key_is_not_followed() -> None:
+    async with repository(2) as nodes:
+        (leader,) = nodes.leaders
+        stranger = Endpoint(CLUSTER, METADATA_NODE, str(nodes.follower.options.node), key=ServerKey.generate())
+        connection = await nodes.connection(leader, stranger, expect=lambda server: None)
+        with pytest.raises(Unproven):
+            await connection.call(api.MEET, api.Follow(nodes.follower.options.node), timeout_ms=2_000)
+        followers = len(leader._followers)
+        connection.notify(api.FOLLOW, api.Follow(nodes.follower.options.node))
+        async with asyncio.timeout(5):
+            await connection.closed
+        assert isinstance(connection.error, Unproven)
+        assert len(leader._followers) == followers
 
 
 async def test_a_store_of_another_cluster_is_refused() -> None:
@@ -208,15 +332,18 @@ async def test_nobody_is_told_that_a_node_belongs_to_the_cluster_before_that_is_
         (server,) = nodes.servers
         await nodes.ask(server, r.CatalogRequest())
         nodes.data.running.clear()
-        connection = await nodes.connection(server)
-        adding = asyncio.create_task(connection.call(api.ASK, r.AddNodeRequest(N1, "a:1", "key"), timeout_ms=5_000))
-        await asyncio.sleep(0.1)
-        joining = storage_api.JoinArguments(N1, "key", None, "a:1", Incarnation(1), ())
-        with pytest.raises(DeadlineExceeded):
-            await connection.call(storage_api.JOIN, joining, timeout_ms=300)
-        nodes.data.running.set()
-        await adding
-        assert (await connection.call(storage_api.JOIN, joining, timeout_ms=2_000)).value.known
+        node = Node(nodes)
+        async with node.listening() as address:
+            connection = await node.connection(server)
+            request = r.AddNodeRequest(N1, address)
+            adding = asyncio.create_task(connection.call(api.ASK, request, timeout_ms=5_000))
+            await asyncio.sleep(0.1)
+            joining = storage_api.JoinArguments(N1, "key", None, address, Incarnation(1), ())
+            with pytest.raises(DeadlineExceeded):
+                await connection.call(storage_api.JOIN, joining, timeout_ms=300)
+            nodes.data.running.set()
+            await adding
+            assert (await connection.call(storage_api.JOIN, joining, timeout_ms=2_000)).value.known
 
 
 class SlowToLoad(MemoryStore):

@@ -19,8 +19,8 @@ from cutwater.wire.handshake import Endpoint
 from cutwater.wire.metadata_api import ASK
 from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
+from cutwater.wire.server_keys import STORAGE_NODE
 from cutwater.wire.serving import Call
-from cutwater.wire.storage_api import STORAGE_NODE
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

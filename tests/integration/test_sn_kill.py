@@ -22,13 +22,14 @@ from cutwater.types import ReplicaState, StorageNodeId
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, InternalError
-from tests.integration.node_cluster import CLUSTER, STREAM, Client, batch
+from tests.integration.node_cluster import CLUSTER, STREAM, Client, batch, body_of
 from tests.integration.order_double import OrderDouble
 from tests.integration.sn_process import NodeProcess
+from tests.soak import rounds
 
 NODES = (1, 2, 3)
 WRITERS = 3
-ROUNDS = int(os.environ.get("CUTWATER_KILL_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("CUTWATER_KILL_ROUNDS", rounds(5, 100)))
 SEED = int(os.environ.get("CUTWATER_KILL_SEED", secrets.randbelow(1 << 32)))
 
 
@@ -94,8 +95,9 @@ class Rig(Client):
         try:
             if head not in kept or kept[head].closed.done():
                 kept[head] = await self.connect(head)
-            arguments = api.AppendArguments(STREAM, epoch, batch(body, count, self._appended))  # type: ignore[arg-type]
-            received = await kept[head].call(api.APPEND, arguments, body, timeout_ms=2_000)
+            whole = body_of(body, count, self._appended)
+            arguments = api.AppendArguments(STREAM, epoch, batch(whole, count, self._appended))  # type: ignore[arg-type]
+            received = await kept[head].call(api.APPEND, arguments, whole, timeout_ms=2_000)
         except CutwaterError as error:
             is_unknown = isinstance(error, AppendUnknown | InternalError | DeadlineExceeded)
             is_unknown = is_unknown or (isinstance(error, ConnectionLost) and error.outcome_unknown)

@@ -173,7 +173,8 @@ def test_a_file_of_a_newer_version(volume: Path, name: str) -> None:
 
 def test_a_damaged_node_file(volume: Path) -> None:
     NodeVolumes([volume], ClusterId(1), StorageNodeId(1)).release()
-    (node_path(volume, ClusterId(1), StorageNodeId(1)) / "node").write_bytes(b"\0" * 100)
+    for name in ("node", "node.copy"):
+        (node_path(volume, ClusterId(1), StorageNodeId(1)) / name).write_bytes(b"\0" * 100)
     ended = start("--volumes", volume)
     assert (ended.returncode, ended.stdout) == (EXIT_CODES["damaged"], "")
     assert "node is damaged" in ended.stderr
@@ -184,6 +185,8 @@ def test_a_damaged_replica_does_not_keep_the_node_from_serving(volume: Path, tmp
     path = create_replica([volume], 3)
     create_replica([volume], 4)
     (path / "manifest").write_bytes(b"garbage")
+    for entries in path.glob("*.entries"):
+        entries.unlink()  # Their names would tell what the manifest said.
     with NodeProcess(1, [volume], NOBODY, tmp_path / "log") as node:
         assert (node.serving["replicas"], node.serving["unreadable"]) == (2, 1)
     assert "log stream 3 cannot be opened and waits to be learned from a peer" in (tmp_path / "log").read_text()
@@ -215,7 +218,11 @@ def test_a_port_in_use(volume: Path) -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = start("--volumes", volume, "--listen", address)
-        says(ended, "cannot_listen", rf"cannot listen on {address}: .*in use: stop who uses it, or choose another")
+        says(
+            ended,
+            "cannot_listen",
+            rf"cannot listen on {address}: .*in use: stop the process that uses it, or choose another",
+        )
         ended = start("--volumes", volume, "--metrics", address)
         assert ended.returncode == EXIT_CODES["cannot_listen"]
         assert f"cannot listen for metrics on {address}" in ended.stderr
@@ -247,6 +254,7 @@ def test_mutual_tls(volume: Path, tmp_path: Path) -> None:
     certificate = authority.issue_cert("127.0.0.1")
     certificate.cert_chain_pems[0].write_to_path(str(tmp_path / "node.pem"))
     certificate.private_key_pem.write_to_path(str(tmp_path / "node.key"))
+    (tmp_path / "node.key").chmod(0o600)
     files = [flag for name in ("certificate", "key", "ca") for flag in (f"--tls-{name}", str(tmp_path / PEM[name]))]
     trusting, known = ssl.create_default_context(), ssl.create_default_context()
     for context in (trusting, known):

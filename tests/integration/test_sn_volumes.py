@@ -41,7 +41,7 @@ async def restarted(directory: Path, cluster: LocalCluster, member: Member, admi
 
 
 async def test_a_volume_comes_and_goes_under_load(tmp_path: Path) -> None:
-    """§6: 'storage nodes and their volumes (added, removed)'; what is added is used, kept over a crash, and goes only
+    """Storage nodes and their volumes (added, removed); what is added is used, kept over a crash, and goes only
     when nothing lies there."""
     async with running_cluster(tmp_path, storage_nodes=2) as cluster:
         first, second = tmp_path / "sn1", tmp_path / "sn1-more"
@@ -81,7 +81,7 @@ async def _is_empty(volume: Path) -> bool:
 
 
 async def test_what_a_node_does_not_take(tmp_path: Path) -> None:
-    """§5, while the node runs: each refusal says why, and the node goes on as it was."""
+    """Each refusal says why, and the node goes on as it was."""
     async with running_cluster(tmp_path, storage_nodes=2) as cluster, Admin(cluster.addresses) as admin:
         (tmp_path / "file").touch()
         for path, error, text in (

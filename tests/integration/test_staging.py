@@ -33,7 +33,9 @@ from cutwater.wire import storage_api as api
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
+from cutwater.wire.server_keys import STORAGE_NODE, ProvenServer
 from tests.integration.log_cluster import CLUSTER, LogCluster, with_log
+from tests.integration.node_cluster import body_of
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -45,9 +47,18 @@ async def to_node(cluster: LogCluster, number: int) -> Connection:
     return await connect(Endpoint(CLUSTER, "test"), "127.0.0.1", cluster.ports[number], timeout_ms=2_000)
 
 
+async def as_peer(cluster: LogCluster, number: int) -> Connection:
+    """With the private key of a storage node, which may be the node itself."""
+    server = cluster.nodes[number]
+    endpoint = Endpoint(CLUSTER, STORAGE_NODE, str(number), key=server._key)
+    own = ProvenServer(STORAGE_NODE, str(number), server.public_key)
+    await cluster.until(lambda: server._book.is_known(own), "the node knows the keys of the others")
+    return await connect(endpoint, "127.0.0.1", cluster.ports[number], timeout_ms=2_000, expect=lambda server: None)
+
+
 async def fetched(cluster: LogCluster, node: int, part: Part) -> list[Batch]:
     """All entries of a part, as one holder gives them to others."""
-    connection = await to_node(cluster, node)
+    connection = await as_peer(cluster, node)
     found: list[Batch] = []
     offset = 0
     try:
@@ -272,11 +283,13 @@ def test_a_node_without_room_takes_nothing_until_it_has_some(tmp_path: Path) -> 
 
 
 def test_garbage_and_what_is_out_of_place_get_clear_errors(tmp_path: Path) -> None:
-    def frame(body: bytes, first: int = 1) -> bytes:
+    def frame(value: bytes, first: int = 1) -> bytes:
+        body = body_of(value)
         batch = Batch(1, body, crc32c(body), EventTime(1), EventTime(1))
         return b"".join(staged_frame(batch, first))
 
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
         connection = await to_node(cluster, 1)
         staging = cluster.nodes[1].staging
         names = iter([f"{i:032x}" for i in range(100)])
@@ -313,14 +326,47 @@ def test_garbage_and_what_is_out_of_place_get_clear_errors(tmp_path: Path) -> No
         await refused(AlreadyExists, good, 2 * end, frame(b"z", 3))
         await connection.call(api.DISCARD_PART, good.part, timeout_ms=5_000)
         assert (list(staging.held), staging.parts) == ([good.part], 1)
+        peer = await as_peer(cluster, 1)
         for unknown in ("f" * 32, "../.."):
             finishing = api.FinishArguments(unknown, size)
             with pytest.raises(NotFound):
                 await connection.call(api.FINISH_PART, finishing, timeout_ms=5_000)
             with pytest.raises(NotFound):
-                await connection.call(api.FETCH, api.FetchArguments(unknown, 0, 1), timeout_ms=5_000)
+                await peer.call(api.FETCH, api.FetchArguments(unknown, 0, 1), timeout_ms=5_000)
         with pytest.raises(InvalidArgument):
-            await connection.call(api.FETCH, api.FetchArguments(good.part, 1 << 40, 1), timeout_ms=5_000)
+            await peer.call(api.FETCH, api.FetchArguments(good.part, 1 << 40, 1), timeout_ms=5_000)
+        peer.abort()
+        connection.abort()
+
+    with_log(tmp_path, test)
+
+
+def test_nobody_adds_to_a_part_that_is_copied_from_another_node(tmp_path: Path) -> None:
+    """What was decided on is not looked into again, so it must come from its holders alone."""
+
+    def frame(body: bytes, first: int) -> bytes:
+        return b"".join(staged_frame(Batch(1, body, crc32c(body), EventTime(1), EventTime(1)), first))
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        connection = await to_node(cluster, 1)
+        staging = cluster.nodes[1].staging
+        good, bad = frame(body_of(b"x"), 1), frame(b"this is not Arrow", 2)
+
+        async def stage(part: StagedPart, offset: int, data: bytes) -> None:
+            await connection.call(api.STAGE, api.StageArguments(part, offset), data, timeout_ms=5_000)
+
+        one, other = (StagedPart(RunId(1), BatchNumber(0), 1, TopicId(1), f"{i:032x}") for i in range(2))
+        assert await staging.add_decided(one, 0, good, checked=True) == len(good)
+        with pytest.raises(AlreadyExists):
+            await stage(one, len(good), bad)
+        assert await staging.add_decided(one, len(good), frame(body_of(b"y"), 2), checked=True) > len(good)
+        # What was decided on is taken as it is, whoever came before.
+        await stage(other, 0, frame(body_of(b"another"), 1))
+        decided = frame(b"of an older version", 1)
+        assert await staging.add_decided(other, 0, decided, checked=False) == len(decided)
+        held = await staging.finish(other.part, PartSize(1, 1, len(decided)))
+        assert (held.checked, staging.read(held, 0, MIB)) == (False, decided)
         connection.abort()
 
     with_log(tmp_path, test)

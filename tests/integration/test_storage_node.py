@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cutwater.core.requests import DeleteTopicRequest, SealRequest, TrimRequest, UnsealRequest
-from cutwater.errors import CutwaterError, InvalidArgument, Trimmed, WrongEpoch
+from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted, Trimmed, WrongEpoch
+from cutwater.storagenode import server
 from cutwater.types import GLSN, LLSN, Epoch, ReplicaState
 from cutwater.wire import storage_api as api
 from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
@@ -111,6 +114,38 @@ def test_status_and_verify_tell_what_a_node_has(tmp_path: Path) -> None:
             status = (await connection.call(api.STATUS, None, timeout_ms=2_000)).value
             assert [(r.stream, r.state, r.committed_end) for r in status.replicas] == [(1, ReplicaState.RUNNING, 1)]
             assert (await connection.call(api.VERIFY, STREAM, timeout_ms=5_000)).value == ()
+
+    with_cluster(tmp_path, test, nodes=1)
+
+
+def test_one_replica_is_verified_at_a_time_and_readers_keep_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "VERIFY_WAIT_SECONDS", 0.05)
+
+    async def test(cluster: Cluster) -> None:
+        await cluster.append(b"x")
+        node, may_end = cluster.nodes[1], threading.Event()
+        storage = node.node.driver(STREAM).storage
+        verify = storage.verify
+
+        def slow(check: Any = None) -> Any:
+            assert may_end.wait(20)
+            return verify(check)
+
+        monkeypatch.setattr(storage, "verify", slow)
+        async with cluster.client(1) as connection, cluster.client(1) as other:
+            for _ in range(2):
+                # Whoever gives up does not end the thread, which is still the one at a time.
+                with pytest.raises(CutwaterError) as given_up:
+                    await connection.call(api.VERIFY, STREAM, timeout_ms=100)
+                assert given_up.value.code in ("deadline_exceeded", "resource_exhausted")
+            with pytest.raises(ResourceExhausted, match="verifies one replica at a time"):
+                await other.call(api.VERIFY, STREAM, timeout_ms=5_000)
+            assert node.memory.bytes == 0
+            may_end.set()
+            monkeypatch.setattr(server, "VERIFY_WAIT_SECONDS", 5.0)
+            assert (await other.call(api.VERIFY, STREAM, timeout_ms=5_000)).value == ()
 
     with_cluster(tmp_path, test, nodes=1)
 

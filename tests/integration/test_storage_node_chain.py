@@ -13,7 +13,7 @@ from msgspec import structs
 
 from cutwater.core import decisions as d
 from cutwater.core.messages import Replicate
-from cutwater.errors import StreamSealed
+from cutwater.errors import Refused, StreamSealed
 from cutwater.types import LLSN, Entry, ReplicaState, StorageNodeId
 from cutwater.wire import storage_api as api
 from cutwater.wire.methods import Methods
@@ -26,7 +26,7 @@ async def send_astray(cluster: Cluster, node: int, llsn: int) -> api.EntryRefuse
     methods = Methods()
     methods.hears(api.ENTRY_REFUSED)(lambda notification: refused.set_result(notification.argument))
     epoch = cluster.order.state.streams[STREAM].epoch
-    async with cluster.client(node, methods) as connection:
+    async with cluster.peer(node, methods) as connection:
         connection.notify(api.REPLICATE, Replicate(STREAM, Entry(LLSN(llsn), epoch, batch(b"astray"))), b"astray")
         async with asyncio.timeout(10):
             return await refused
@@ -55,25 +55,60 @@ def test_a_backup_refuses_what_does_not_follow_and_seals_itself(tmp_path: Path, 
     with_cluster(tmp_path, test)
 
 
+def test_a_storage_node_that_is_not_before_it_in_the_chain_gives_a_replica_nothing(tmp_path: Path) -> None:
+    """It proves which node it is, and belongs to the cluster; that is not enough."""
+
+    async def test(cluster: Cluster) -> None:
+        await cluster.append(b"record 0")
+        await cluster.until_all_run(1)
+        first, _, last = cluster.order.state.streams[STREAM].members
+        forged = batch(body := b"a record that never existed")
+        entry = Entry(LLSN(2), cluster.order.state.streams[STREAM].epoch, forged)
+        refused: asyncio.Future[api.EntryRefused] = asyncio.get_running_loop().create_future()
+        methods = Methods()
+        methods.hears(api.ENTRY_REFUSED)(lambda notification: refused.set_result(notification.argument))
+        async with cluster.peer(last, methods, sender=first) as connection:
+            connection.notify(api.REPLICATE, Replicate(STREAM, entry, sender=StorageNodeId(2)), body)
+            async with asyncio.timeout(10):
+                assert f"storage node {first} is not before storage node {last}" in (await refused).reason
+            keep_up = api.KeepUpArguments(STREAM, entry.epoch)
+            with pytest.raises(Refused, match="is not before"):
+                await connection.call(api.KEEP_UP, keep_up, timeout_ms=2_000)
+        async with cluster.peer(first, Methods(), sender=last) as connection:
+            connection.notify(api.ENTRY_REFUSED, api.EntryRefused(STREAM, entry.epoch, last, "because"))
+            await connection.call(api.STATUS, None, timeout_ms=2_000)
+        assert {cluster.state(node) for node in cluster.nodes} == {ReplicaState.RUNNING}
+        await cluster.append(b"record 1")
+        await cluster.until_all_run(2)
+        assert cluster.order.state.streams[STREAM].epoch == entry.epoch
+        for node in cluster.nodes:
+            assert [body for _, body in await cluster.read(node)] == [b"record 0", b"record 1"]
+
+    with_cluster(tmp_path, test)
+
+
 def test_a_wrong_llsn_that_is_there_already_with_other_bytes_is_refused_too(tmp_path: Path) -> None:
     async def test(cluster: Cluster) -> None:
-        await cluster.until_all_run()
+        # The head learns the topic's schema with the first append, which takes an order layer that answers.
+        await cluster.append(b"committed")
+        await cluster.until_all_run(1)
+        decided = len(cluster.order.decisions)
         cluster.order.is_store_held = True
         stream = cluster.order.state.streams[STREAM]
         head, backup = stream.members[0], stream.members[1]
         waiting = asyncio.create_task(cluster.append_to(head, stream.epoch, b"uncommitted"))
         await cluster.until(
-            lambda: any(isinstance(one, d.Cut) and one.commits for one in cluster.order.decisions),
+            lambda: any(isinstance(one, d.Cut) and one.commits for one in cluster.order.decisions[decided:]),
             "all members have it on disk, and a cut that is not stored yet has it",
         )
-        refused = await send_astray(cluster, backup, 1)
-        assert refused.reason == "expected LLSN 2, got 1"
+        refused = await send_astray(cluster, backup, 2)
+        assert refused.reason == "expected LLSN 3, got 2"
         assert cluster.state(backup) is ReplicaState.SEALING
         cluster.order.release_store()
-        assert (await waiting).ack.llsn == 1
-        await cluster.until_all_run(1)
+        assert (await waiting).ack.llsn == 2
+        await cluster.until_all_run(2)
         for node in cluster.nodes:
-            assert [body for _, body in await cluster.read(node)] == [b"uncommitted"]
+            assert [body for _, body in await cluster.read(node)] == [b"committed", b"uncommitted"]
 
     with_cluster(tmp_path, test)
 

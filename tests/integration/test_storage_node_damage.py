@@ -196,7 +196,8 @@ def test_files_that_cannot_be_opened_are_learned_anew_and_kept(tmp_path: Path) -
     async def test(cluster: Cluster) -> None:
         expected = await fill(cluster)
         await cluster.stop_node(2)
-        (cluster.replica_path(2) / "manifest").write_bytes(b"garbage")
+        for path in cluster.replica_path(2).glob("*.entries"):
+            path.write_bytes(b"garbage")
         await cluster.start_node(2)
         await cluster.until_all_run(RECORDS)
         assert (await cluster.read_all(2))[0] == expected

@@ -27,6 +27,8 @@ from cutwater.wire.scan_api import HEADS, RUN_COLUMNS, SCAN, HeadsArguments, Sca
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.float64()), ("note", pa.large_binary())])
+GROWN = SCHEMA.append(pa.field("more", pa.int64()))
+OTHER = pa.RecordBatch.from_pylist([{"user": "of another schema"}], schema=GROWN).serialize().to_pybytes()
 ROWS = 400
 
 
@@ -40,7 +42,7 @@ def rows(first: int) -> pa.RecordBatch:
 
 async def append(cluster: Cluster, body: bytes, count: int, schema: int) -> None:
     stream = cluster.order.state.streams[STREAM]
-    batch = Batch(count, b"", crc32c(body), EventTime(1), EventTime(9), schema=schema)
+    batch = Batch(count, b"", crc32c(body), EventTime(1), EventTime(1), schema=schema)
     async with cluster.client(stream.members[0]) as connection:
         await connection.call(api.APPEND, api.AppendArguments(STREAM, stream.epoch, batch), body, timeout_ms=5_000)
 
@@ -52,7 +54,7 @@ def test_only_the_columns_that_were_asked_for_travel(tmp_path: Path, compression
         bodies = [serialize(batch, compression).to_pybytes() for batch in batches]
         for body in bodies:
             await append(cluster, body, ROWS, schema=1)
-        await append(cluster, b"of another schema", 1, schema=2)
+        await append(cluster, OTHER, 1, schema=2)
         wanted = api.Columns(SCHEMA.serialize().to_pybytes(), ("amount", "user"))
         async with cluster.client(1) as connection:
             asked = api.ReadArguments(STREAM, GLSN(1), 1 << 20, {1: wanted})
@@ -65,13 +67,13 @@ def test_only_the_columns_that_were_asked_for_travel(tmp_path: Path, compression
             found = pa.ipc.read_record_batch(pa.py_buffer(frame.body), small)
             assert found.equals(batch.select(["amount", "user"]))
             assert frame.header.count == ROWS
-        assert bytes(frames[2].body) == b"of another schema"
+        assert bytes(frames[2].body) == OTHER
         assert received.value.commits == whole.value.commits
         if compression is None:
             assert len(received.body) < len(whole.body) / 5
         assert b"n" * 100 not in bytes(received.body)
 
-    with_cluster(tmp_path, test, nodes=1)
+    with_cluster(tmp_path, test, nodes=1, schemas=[SCHEMA, GROWN])
 
 
 async def scan(connection: Connection, asked: ScanArguments) -> tuple[Scanned, int, int]:
@@ -85,7 +87,7 @@ def test_a_scan_gives_the_rows_of_many_entries_with_the_wanted_columns(tmp_path:
         batches = [rows(i * ROWS) for i in range(4)]
         for batch in batches[:3]:
             await append(cluster, serialize(batch, compression).to_pybytes(), ROWS, schema=1)
-        await append(cluster, b"of another schema", 1, schema=2)
+        await append(cluster, OTHER, 1, schema=2)
         await append(cluster, serialize(batches[3], compression).to_pybytes(), ROWS, schema=1)
         wanted = api.Columns(SCHEMA.serialize().to_pybytes(), ("amount", "user"))
         small = projected_schema(SCHEMA, wanted.columns)
@@ -104,7 +106,7 @@ def test_a_scan_gives_the_rows_of_many_entries_with_the_wanted_columns(tmp_path:
             bodies = [block.body for block in found.blocks if block.schema == 1]
             table = pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(body), small) for body in bodies])
             assert table.equals(pa.Table.from_batches(batches).select(["amount", "user"]))
-            assert bytes(found.blocks[-2].body) == b"of another schema"
+            assert bytes(found.blocks[-2].body) == OTHER
             whole, _, whole_size = await scan(connection, ScanArguments(STREAM, GLSN(1), last, 1 << 20))
             assert list(whole.runs[FIRST_GLSN]) == list(found.runs[FIRST_GLSN])
             assert [bytes(block.body) for block in whole.blocks[:1]] == [
@@ -113,7 +115,7 @@ def test_a_scan_gives_the_rows_of_many_entries_with_the_wanted_columns(tmp_path:
             if compression is None:
                 assert size < whole_size / 5
 
-    with_cluster(tmp_path, test, nodes=1)
+    with_cluster(tmp_path, test, nodes=1, schemas=[SCHEMA, GROWN])
 
 
 def test_a_scan_ends_where_it_is_told_or_where_an_answer_is_full(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_scan_ends_where_it_is_told_or_where_an_answer_is_full(tmp_path: Path)
             nothing, through, _ = await scan(connection, ScanArguments(STREAM, above, GLSN(above + 9), 1 << 20))
             assert (len(nothing), through) == (0, above - 1)
 
-    with_cluster(tmp_path, test, nodes=1)
+    with_cluster(tmp_path, test, nodes=1, schemas=[SCHEMA, GROWN])
 
 
 def test_columns_and_schemas_that_make_no_sense_are_refused(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_columns_and_schemas_that_make_no_sense_are_refused(tmp_path: Path) -> N
                     await scan(connection, ScanArguments(STREAM, GLSN(1), GLSN(1), 1 << 20, {1: wanted}))
         assert cluster.nodes[1].node.counters.damage_met == 0
 
-    with_cluster(tmp_path, test, nodes=1)
+    with_cluster(tmp_path, test, nodes=1, schemas=[SCHEMA, GROWN])
 
 
 @pytest.mark.parametrize("method", [SCAN, HEADS])

@@ -74,7 +74,7 @@ def test_a_backup_takes_no_entry_that_was_damaged_on_the_way(tmp_path: Path) -> 
         refused: asyncio.Future[api.EntryRefused] = asyncio.get_running_loop().create_future()
         methods = Methods()
         methods.hears(api.ENTRY_REFUSED)(lambda notification: refused.set_result(notification.argument))
-        async with cluster.client(backup, methods) as connection:
+        async with cluster.peer(backup, methods) as connection:
             entry = Entry(LLSN(6), stream.epoch, batch(b"right"))
             connection.notify(api.REPLICATE, Replicate(STREAM, entry), b"wrong")
             async with asyncio.timeout(WITHIN_SECONDS):
@@ -302,7 +302,15 @@ def test_a_link_that_is_closed_closes_its_connection() -> None:
         listener = await listen(endpoint, "127.0.0.1", 0)
         up: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         address = f"127.0.0.1:{listener.port}"
-        link = Link(endpoint, address, None, on_up=up.set_result, on_down=lambda: None, on_trouble=up.set_exception)
+        link = Link(
+            endpoint,
+            address,
+            None,
+            expect=lambda server: None,
+            on_up=up.set_result,
+            on_down=lambda: None,
+            on_trouble=up.set_exception,
+        )
         try:
             connection = await asyncio.wait_for(up, WITHIN_SECONDS)
             await link.close()

@@ -44,6 +44,7 @@ def signed(directory: Path, authority: trustme.CA, name: str, host: str) -> Pki:
     authority.cert_pem.write_to_path(str(files.ca))
     issued.cert_chain_pems[0].write_to_path(str(files.certificate))
     issued.private_key_pem.write_to_path(str(files.key))
+    files.key.chmod(0o600)
     return files
 
 
@@ -87,6 +88,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     mine = signed(directory, authority, "client", "client.example")
     stranger = signed(directory, trustme.CA(), "stranger", "127.0.0.1")
     (directory / "tokens").write_text(f"# name and token\n\nbilling {TOKEN}\n")
+    (directory / "tokens").chmod(0o600)
     (directory / "volume").mkdir()
     tokens = ["--tokens", str(directory / "tokens")]
 
@@ -219,6 +221,7 @@ def test_commands(secured: Secured) -> None:
 def test_files_of_tokens(secured: Secured, tmp_path: Path, lines: str | None, told: str) -> None:
     if lines is not None:
         (tmp_path / "tokens").write_text(lines)
+        (tmp_path / "tokens").chmod(0o600)
     from cutwater.wire.tls import read_tokens
 
     with pytest.raises(InvalidArgument, match=told):

@@ -32,22 +32,34 @@ class Place:
     row: tuple[Any, ...] | None = None
     time: int = 0
     declared: int | None = None
+    idle: bool = False
 
 
 class DumbWatermark:
-    """DESIGN §9 for some topics, computed anew from the whole log so far at every position."""
+    """Rule 2 of the watermark for some topics, computed anew from the whole log so far at every position."""
 
     def __init__(self, sources: dict[str, SourceNode], topics: frozenset[str], streams: set[tuple[str, int]]) -> None:
         self.sources = {topic: sources[topic].watermark for topic in topics}
-        self.streams = {stream for stream in streams if stream[0] in topics}
+        self.streams = {topic: {stream for stream in streams if stream[0] == topic} for topic in topics}
         self.seen: list[Place] = []
+        self.reached = dict.fromkeys(topics, LOWEST)
+        # A source is not idle when its streams have just been created, and idle if it has none.
+        self.idle_sources = {topic for topic in topics if not self.streams[topic]}
         self.value = LOWEST
 
     def after(self, place: Place) -> int:
         self.seen.append(place)
-        spoken = [self.own(stream) for stream in self.streams if not self.idle(stream, place.cut_ms)]
-        self.value = max(self.value, min(spoken, default=LOWEST))
+        for topic in self.sources if not place.topic else {place.topic} & set(self.sources):
+            self.evaluate(topic, place.cut_ms)
+        active = [value for topic, value in self.reached.items() if topic not in self.idle_sources]
+        self.value = max(self.value, min(active) if active else max(self.reached.values()))
         return self.value
+
+    def evaluate(self, topic: str, now: int) -> None:
+        active = [self.own(stream) for stream in self.streams[topic] if not self.idle(stream, now)]
+        highest = max((self.own(stream) for stream in self.streams[topic]), default=LOWEST)
+        self.reached[topic] = max(self.reached[topic], min(active) if active else highest)
+        self.idle_sources = self.idle_sources - {topic} if active else self.idle_sources | {topic}
 
     def own(self, stream: tuple[str, int]) -> int:
         strategy = self.sources[stream[0]]
@@ -58,8 +70,10 @@ class DumbWatermark:
 
     def idle(self, stream: tuple[str, int], now: int) -> bool:
         after = self.sources[stream[0]].idle_after_ms
-        last = [place.cut_ms for place in self.seen if (place.topic, place.stream) == stream]
-        return after is not None and now - (last[-1] if last else 0) > after
+        last = [place for place in self.seen if (place.topic, place.stream) == stream]
+        if last and last[-1].idle:
+            return True
+        return after is not None and now - (last[-1].cut_ms if last else 0) > after
 
 
 class DumbState:
@@ -139,7 +153,7 @@ class DumbOperator:
         self.processing_timers: set[tuple[int, bytes]] = set()
         self.names: dict[bytes, Any] = {}
         self.emitted: list[tuple[str, int, Any]] = []
-        self.closing: set[tuple[int, bytes]] | None = None
+        self.fresh: set[tuple[int, bytes]] = set()
         self.late = 0
         self.windows: dict[Any, dict[tuple[int, int], list[Row]]] = {}
         self.function = copy(node.function)
@@ -162,8 +176,8 @@ class DumbOperator:
 
     def at(self, time: int) -> None:
         timer = (time, key_bytes(self.key))
-        if self.closing is not None and timer not in self.event_timers:
-            self.closing.discard(timer)
+        if timer not in self.event_timers:
+            self.fresh.add(timer)
         self.event_timers.add(timer)
 
     def delete(self, time: int) -> None:
@@ -187,7 +201,7 @@ class DumbOperator:
                 self.emitted.append(("", self.timestamp, row))
         except ArithmeticError as error:
             self.kept, self.event_timers, self.processing_timers, self.windows = before
-            letter = {"key": key, "time": timestamp, "glsn": self.glsn, "error": f"ArithmeticError: {error}"}
+            letter = {"key": key, "time": timestamp, "source_glsn": self.glsn, "error": f"ArithmeticError: {error}"}
             self.emitted = [(".dead", timestamp, letter)]
         emitted, self.emitted = self.emitted, []
         for tag, time, row in emitted:
@@ -203,21 +217,22 @@ class DumbOperator:
             self.call(row.k, time, getattr(self.function, self.node.methods[index]), row)
 
     def advance(self, watermark: int, last: bool) -> None:
+        """At the end of the input, a key fires at most so many timers that were registered since the end began."""
         self.watermark = watermark
-        self.closing = set(self.event_timers) if last else None
-        while True:
-            due = [timer for timer in self.event_timers if timer[0] <= watermark]
-            if self.closing is not None:
-                due = [timer for timer in due if timer in self.closing]
-            if not due:
-                break
+        self.fresh = set()
+        spent: dict[bytes, int] = {}
+        while due := [
+            timer
+            for timer in self.event_timers
+            if timer[0] <= watermark
+            and not (last and timer in self.fresh and spent.get(timer[1], 0) >= self.oracle.firings)
+        ]:
             timer = min(due)
+            if timer in self.fresh:
+                spent[timer[1]] = spent.get(timer[1], 0) + 1
             self.event_timers.discard(timer)
-            if self.closing is not None:
-                self.closing.discard(timer)
             call = self.window_timer if isinstance(self.node, WindowNode) else self.function.on_timer
             self.call(self.names[timer[1]], timer[0], call, timer[0])
-        self.closing = None
 
     def pass_time(self, now: int) -> None:
         while due := [timer for timer in self.processing_timers if timer[0] <= now]:
@@ -284,7 +299,8 @@ class DumbOperator:
 class Oracle:
     """The whole pipeline, one position at a time."""
 
-    def __init__(self, pipeline: Pipeline, streams: set[tuple[str, int]]) -> None:
+    def __init__(self, pipeline: Pipeline, streams: set[tuple[str, int]], firings: int = 10) -> None:
+        self.firings = firings
         self.nodes: list[Node] = pipeline.graph.nodes
         self.operators = {node.order: DumbOperator(self, node) for node in self.nodes if isinstance(node, OperatorNode)}
         self.written: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}

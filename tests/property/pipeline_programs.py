@@ -63,6 +63,9 @@ class Busy(ProcessFunction):
             self.count.set(self.count.get() + 1)
             ctx.timers.at(time - self.count.get() % 3)
             ctx.timers.at(time + 6)
+        if self.salt % 3 == 0:
+            # As a heartbeat has it: when the input ends, only so many fire.
+            ctx.timers.at(time + 4)
         if self.count.get() % 6 == 5:
             self.seen.put(9, time)
             raise ArithmeticError(f"timer {time}")
@@ -148,7 +151,7 @@ def _step(choice: random.Random, streams: list[Stream], uid: str) -> list[Stream
         return [one.union(two)]
     if kind == "process":
         made = one.process(key="k", function=Busy(choice.randint(0, 6)), uid=uid, schema=SCHEMA, dead_letters=True)
-        letters = made.dead_letters.map(lambda r: {"k": r.key or "", "t": r.time, "v": r.glsn}, SCHEMA)
+        letters = made.dead_letters.map(lambda r: {"k": r.key or "", "t": r.time, "v": r.source_glsn}, SCHEMA)
         return [made, made.side("third", SCHEMA), letters]
     if kind == "connect":
         return [one.connect(two, key="k", function=Both(), uid=uid, schema=SCHEMA)]
@@ -184,10 +187,10 @@ def log_of(choice: random.Random, topics: list[str], length: int) -> list[Place]
         if kind < 0.08:
             places.append(Place(glsn, cut))
         elif kind < 0.15:
-            places.append(Place(glsn, cut, topic, stream, declared=declared))
+            places.append(Place(glsn, cut, topic, stream, declared=declared, idle=choice.random() < 0.3))
         else:
             time += choice.choice([0, 1, 1, 2, 6])
             own = time - choice.choice([0, 0, 0, 3, 10, 25])
             row = (choice.choice("abcde"), own, choice.randint(0, 30))
-            places.append(Place(glsn, cut, topic, stream, row, own, declared))
+            places.append(Place(glsn, cut, topic, stream, row, own, declared, choice.random() < 0.05))
     return places

@@ -74,7 +74,7 @@ def test_a_cut_commits_what_the_oracle_commits(high_watermark: int, candidates: 
 
 @given(streams(), st.randoms(use_true_random=False))
 def test_the_order_of_arguments_does_not_matter(candidates: list[Candidate], random: Random) -> None:
-    """'Two of them fed the same inputs give the same cuts' (§6), in whatever order streams and replicas come."""
+    """'Two of them fed the same inputs give the same cuts', in whatever order streams and replicas come."""
     shuffled = []
     for candidate in candidates:
         ends = list(candidate.durable_ends)
@@ -91,7 +91,7 @@ growth = st.lists(st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), 
 
 @given(growth)
 def test_glsns_and_llsns_are_dense_over_many_cuts(steps: list[list[list[int]]]) -> None:
-    """§12: 'dense: GLSN 1..HWM without holes, LLSN contiguous per stream'; each is given out once."""
+    """Dense: GLSN 1..HWM without holes, LLSN contiguous per stream; each is given out once."""
     committed = [0, 0, 0]
     durable = [[0, 0, 0] for _ in committed]
     high_watermark = 0

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from pipeline_oracle import DumbOperator, DumbState, Oracle, Place
 from pipeline_programs import SCHEMA, log_of, program
 
-from cutwater.pipeline import BatchFunction, MapState, ProcessFunction, ValueState
+from cutwater.pipeline import BatchFunction, MapState, ProcessFunction, ValueState, Watermark
 from cutwater.pipeline.chunks import chunk_schema
 from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.graph import OperatorNode, SourceNode, WindowNode
@@ -53,17 +53,18 @@ class Replay:
     def range_of(self, places: list[Place]) -> tuple[dict[str, Records], Ticks]:
         batch = {topic: Records() for topic in self.sources}
         for place in places:
+            at = (place.topic, place.stream, place.glsn, place.cut_ms * 1_000)
+            declared = None if place.declared is None else place.declared * 1_000
             if place.row is not None:
                 rows = self.sources[place.topic].rows
                 assert rows is not None
                 row = rows.row(place.row)
                 batch[place.topic].append(moment(place.glsn, RECORD), b"", place.time, row)
-                at = (place.topic, place.stream, place.glsn, place.cut_ms)
-                self.clock.record(*at, row, place.time, place.declared)
+                self.clock.record(*at, row, place.time, declared, idle=place.idle)
             elif place.topic:
-                self.clock.heartbeat(place.topic, place.stream, place.glsn, place.cut_ms, place.declared)
+                self.clock.heartbeat(*at, declared, idle=place.idle)
             else:
-                self.clock.tick(place.glsn, place.cut_ms)
+                self.clock.tick(place.glsn, place.cut_ms * 1_000)
         return batch, self.clock.ticks()
 
     def keep(self, written: dict[str, Records]) -> None:
@@ -73,7 +74,7 @@ class Replay:
 
 
 def real(
-    pipeline: Pipeline, places: list[Place], streams: set[tuple[str, int]], choice: random.Random
+    pipeline: Pipeline, places: list[Place], streams: set[tuple[str, int]], choice: random.Random, firings: int = 10
 ) -> tuple[Machine, Written]:
     """Runs with random cuts, slices and crashes: a crashed micro-batch runs again from the state before it."""
     replay = Replay(pipeline, streams)
@@ -84,7 +85,7 @@ def real(
         batch, ticks = replay.range_of(left[:size])
         del left[:size]
         if not left:
-            ticks.end(places[-1].glsn)
+            ticks.end(places[-1].glsn, firings)
         if choice.random() < 0.3:
             before = machine.snapshot()
             machine.run(batch, ticks)
@@ -147,12 +148,13 @@ def check(seed: int) -> None:
     topics = [node.topic for node in pipeline.graph.of_type(SourceNode)]
     places = log_of(choice, topics, choice.randint(1, 60))
     streams = {(place.topic, place.stream) for place in places if place.topic}
-    oracle = Oracle(pipeline, streams)
+    firings = choice.choice([0, 1, 3, 10])
+    oracle = Oracle(pipeline, streams, firings)
     for place in places:
         oracle.position(place)
     oracle.end()
     for _ in range(2):
-        machine, written = real(pipeline, places, streams, choice)
+        machine, written = real(pipeline, places, streams, choice, firings)
         for uid in {*written, *oracle.written}:
             expected = [(glsn, time, tuple(row)) for glsn, time, row in oracle.written.get(uid, [])]
             assert [(glsn, time, tuple(row)) for glsn, time, row in written.get(uid, [])] == expected, uid
@@ -166,6 +168,7 @@ def check(seed: int) -> None:
                 for time in entry.event_timers or ()
             ]
             assert sorted(timers) == sorted(operator.event_timers), (order, node.label)
+            assert machine.left_timers(node.uid) == len(operator.event_timers), (order, node.label)
 
 
 @given(st.integers(0, 2**32))
@@ -207,7 +210,7 @@ def test_a_function_of_batches_gives_what_one_of_records_gives(seed: int) -> Non
     results = []
     for function in (RunningTotal(), RunningTotals()):
         p = Pipeline("totals")
-        stream = p.source("one", schema=SCHEMA, event_time="t")
+        stream = p.source("one", schema=SCHEMA, event_time="t", watermark=Watermark.ascending())
         stream.process(key="k", function=function, uid="x", schema=SCHEMA).sink("out", uid="out")
         results.append(real(p, places, streams, choice)[1])
     assert results[0] == results[1]

@@ -1,8 +1,8 @@
 """Three replicas of one log stream, a dumb order layer, and everything in any order: losses, repetitions, power cuts.
 
-The order layer here is a few lines that follow DESIGN §3.4 and §4: cut to the minimum of what all members reported,
-seal at what was cut, reopen when all are sealed. What must hold is in the words of §12: unique, dense, durable, no
-phantom, sealed never grows, replicas converge; and a report never includes what a power cut could take back.
+The order layer here is a few lines: cut to the minimum of what all members reported, seal at what was cut, reopen when
+all are sealed. What must hold is in the words of docs/guarantees.md: unique, dense, durable, no phantom, sealed never
+grows, replicas converge; and a report never includes what a power cut could take back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sync: the plan for all small ranges against sets of LLSNs, and whole syncs with a crash after every single effect.
 
-DESIGN §4: “All cases: destination behind, empty, trimmed further than the source, fully below the source's first entry,
+“All cases: destination behind, empty, trimmed further than the source, fully below the source's first entry,
 source fully trimmed, already equal.” “An interrupted sync leaves a replica that never counts until synced again.”
 """
 

@@ -30,6 +30,7 @@ from cutwater.wire.frames import (
     NotifyHeader,
     OpenHeader,
     PeerLimits,
+    Proof,
     RequestHeader,
     Welcome,
 )
@@ -45,6 +46,7 @@ values = st.recursive(
 )
 raws = values.map(lambda value: Raw(msgpack.encode(value)))
 texts = st.text(max_size=30)
+secrets = st.binary(max_size=80)
 wire_errors = st.builds(
     WireError,
     texts,
@@ -55,8 +57,9 @@ wire_errors = st.builds(
 )
 limits = st.builds(PeerLimits, counts, counts, counts, counts)
 headers: dict[int, st.SearchStrategy[Any]] = {
-    Kind.HELLO: st.builds(Hello, texts, counts, counts, counts, texts, texts, texts, limits),
-    Kind.WELCOME: st.builds(Welcome, texts, counts, counts, counts, texts, texts, limits),
+    Kind.HELLO: st.builds(Hello, texts, counts, counts, counts, texts, texts, texts, limits, secrets, secrets),
+    Kind.WELCOME: st.builds(Welcome, texts, counts, counts, counts, texts, texts, limits, secrets, secrets, secrets),
+    Kind.PROOF: st.builds(Proof, secrets),
     Kind.REQUEST: st.builds(RequestHeader, texts, counts, raws),
     Kind.RESPONSE: raws,
     Kind.ERROR: wire_errors,

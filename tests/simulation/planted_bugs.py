@@ -13,9 +13,12 @@ from unittest import mock
 
 from msgspec import structs
 
-from cutwater.core import cut, opening, order_requests, recovery, run_requests, watermark
+from cutwater.core import append_fate, cut, opening, order_requests, recovery, run_requests, watermark
 from cutwater.core import decisions as d
+from cutwater.core.append_fate import AppendFate
+from cutwater.core.cutting import Cutter
 from cutwater.core.dedup import Deduplicator
+from cutwater.core.first_reports import FirstReports
 from cutwater.core.groups import GroupBounds
 from cutwater.core.messages import SealReplica
 from cutwater.core.order import OrderLayer
@@ -36,6 +39,8 @@ from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.serving import Serving
 from cutwater.types import GLSN, LLSN, BatchNumber
+from cutwater.wire.access_guard import Guard
+from cutwater.wire.server_book import ServerBook
 
 Patch = tuple[object, str, object]
 
@@ -60,6 +65,14 @@ def planted(bug: PlantedBug) -> Iterator[None]:
 
 
 # The wrong code. Each function returns what to replace by what.
+
+
+def anyone_passes_for_a_server() -> list[Patch]:
+    return [(Guard, "check", lambda self, peer: None), (Guard, "check_argument", lambda self, peer, argument: None)]
+
+
+def any_key_is_a_proof() -> list[Patch]:
+    return [(ServerBook, "is_known", lambda self, server: True)]
 
 
 def report_before_sync() -> list[Patch]:
@@ -201,6 +214,13 @@ def watermark_by_maximum() -> list[Patch]:
     return [(watermark, "min", max)]
 
 
+def idle_topic_holds_the_watermark_back() -> list[Patch]:
+    def one_minimum(sources):
+        return min((reached for reached, _ in sources), default=watermark.NO_WATERMARK)
+
+    return [(watermark, "combined", one_minimum)]
+
+
 def voided_report_counted() -> list[Patch]:
     right = ReportBook.admit
 
@@ -219,7 +239,7 @@ def voided_report_counted() -> list[Patch]:
     return [
         (ReportBook, "admit", admit),
         (ReportBook, "void", lambda self, stream: None),
-        (OrderLayer, "_durable_ends", durable_ends),
+        (Cutter, "_durable_ends", durable_ends),
     ]
 
 
@@ -253,6 +273,18 @@ def producer_moves_before_fate_is_known() -> list[Patch]:
         return []
 
     return [(ProducerSession, "stream_closed", stream_closed)]
+
+
+def refusal_believed_without_a_fence() -> list[Patch]:
+    right = ProducerSession.refused
+
+    def refused(self, tag):
+        if not right(self, tag):
+            return []
+        self.phase = Phase.READY
+        return self._withdraw(self._grant.epoch + 1)
+
+    return [(ProducerSession, "refused", refused)]
 
 
 def subscriber_misses_new_stream() -> list[Patch]:
@@ -405,6 +437,10 @@ def group_moved_before_its_fate_is_known() -> list[Patch]:
     return [(Publisher, "decide", decide)]
 
 
+def outputs_missing_in_snapshots() -> list[Patch]:
+    return [(Runs, "outputs_snapshot", lambda self: ())]
+
+
 def expired_rows_are_decided_on() -> list[Patch]:
     def check_parts(request, run, state):
         return None
@@ -416,6 +452,20 @@ def expired_rows_are_decided_on() -> list[Patch]:
         return "" if "generation" in what else what
 
     return [(run_requests, "_check_parts", check_parts), (Runs, "_problem_of_batch", problem)]
+
+
+def epoch_change_taken_for_a_failure() -> list[Patch]:
+    right = append_fate.fate_of
+
+    def fate_of(info, epoch, known_end):
+        fate = right(info, epoch, known_end)
+        return AppendFate.ABSENT if fate is AppendFate.UNDECIDED else fate
+
+    return [(append_fate, "fate_of", fate_of)]
+
+
+def appender_keeps_its_catalog() -> list[Patch]:
+    return [(append_fate, "is_out_of_date", lambda known, heard: False)]
 
 
 STORM = Options(
@@ -438,9 +488,51 @@ def profile(**changes: object) -> Options:
     return structs.replace(STORM, **changes)
 
 
+def answers_before_replicas_have_spoken() -> list[Patch]:
+    return [(FirstReports, "holds", lambda self, asked, now: False)]
+
+
+def decides_before_replicas_have_spoken() -> list[Patch]:
+    right = OrderLayer._decide
+
+    def decide(self, now, *, is_publishing):
+        missing, self.first_reports._missing = self.first_reports._missing, set()
+        try:
+            return right(self, now, is_publishing=is_publishing)
+        finally:
+            self.first_reports._missing = missing
+
+    return [(OrderLayer, "_decide", decide)]
+
+
+def lost_hard_state_loses_the_replica() -> list[Patch]:
+    right = recovery.judge
+
+    def judge(found):
+        verdict = right(found)
+        return structs.replace(verdict, kept=None) if getattr(verdict, "forgot_epochs", False) else verdict
+
+    return [(opening, "judge", judge)]
+
+
 BUGS: dict[str, PlantedBug] = {
     bug.__name__: PlantedBug(what, options, bug)
     for bug, what, options in (
+        (
+            lost_hard_state_loses_the_replica,
+            "a replica whose hard state is lost begins anew, and with it go intact copies",
+            profile(replication=2, bit_flip_every_us=40_000, lost_state_every_us=200_000, append_pause_us=5_000),
+        ),
+        (
+            answers_before_replicas_have_spoken,
+            "a leader whose store was rolled back shows the past as the present",
+            Options(roll_back_store=True, duration_us=400_000, append_pause_us=5_000, message_delay_us_max=5_000),
+        ),
+        (
+            decides_before_replicas_have_spoken,
+            "a leader whose store was rolled back makes cuts and seals before it notices",
+            Options(roll_back_store=True, duration_us=400_000, append_pause_us=5_000, message_delay_us_max=5_000),
+        ),
         (report_before_sync, "a report covers what is not on disk", profile()),
         (ack_before_cut_is_stored, "commits leave before the store has the cut", profile(store_us_max=10_000)),
         (commit_by_majority, "a cut takes what most replicas have", profile(message_delay_us_max=3_000)),
@@ -466,6 +558,11 @@ BUGS: dict[str, PlantedBug] = {
         (history_trimmed_too_early, "a range goes when the first replica has it", profile(message_loss=0.05)),
         (watermark_by_maximum, "the fastest stream decides", profile()),
         (
+            idle_topic_holds_the_watermark_back,
+            "an operator waits for a topic that is idle",
+            profile(sinks=1, topics_come_and_go_every_us=0),
+        ),
+        (
             voided_report_counted,
             "what replicas said before the unseal counts after it",
             profile(message_reordering=0.2, append_pause_us=3_000, fsync_us_max=3_000, message_loss=0.0),
@@ -484,6 +581,11 @@ BUGS: dict[str, PlantedBug] = {
             producer_moves_before_fate_is_known,
             "a producer sends again elsewhere what may be in the log",
             profile(message_loss=0.05, finalize_every_us=300_000, seal_every_us=200_000, producers=3),
+        ),
+        (
+            refusal_believed_without_a_fence,
+            "a producer gives the number of a refused batch away while another attempt of it is under way",
+            profile(event_time_ahead_us=25_000, producers=3, message_delay_us_max=10_000, message_reordering=0.1),
         ),
         (
             subscriber_misses_new_stream,
@@ -542,6 +644,12 @@ BUGS: dict[str, PlantedBug] = {
             "hard state gets its name before it is on disk",
             profile(segment_files=True, seal_every_us=100_000),
         ),
+        (
+            anyone_passes_for_a_server,
+            "methods for servers are answered to everyone",
+            profile(forge_every_us=50_000),
+        ),
+        (any_key_is_a_proof, "a server of the cluster is whoever has a key", profile(forge_every_us=50_000)),
         (durable_end_inside_a_group, "a replica reports half a group", profile(sinks=2)),
         (
             group_half_kept_on_restart,
@@ -567,6 +675,21 @@ BUGS: dict[str, PlantedBug] = {
             group_moved_before_its_fate_is_known,
             "a group is sent to another stream while the first may have it",
             profile(sinks=2, seal_every_us=60_000, message_loss=0.05),
+        ),
+        (
+            epoch_change_taken_for_a_failure,
+            "a client sends again what a sealed log stream may have taken",
+            profile(seal_every_us=60_000, message_loss=0.05, append_pause_us=3_000),
+        ),
+        (
+            appender_keeps_its_catalog,
+            "a client that appends all the time never uses log streams that open later",
+            Options(producers=0, add_stream_every_us=200_000, duration_us=1_000_000),
+        ),
+        (
+            outputs_missing_in_snapshots,
+            "a leader that starts from a snapshot does not know which names have published",
+            profile(sinks=2, crash_sink_every_us=60_000, crash_metadata_every_us=150_000),
         ),
         (
             expired_rows_are_decided_on,

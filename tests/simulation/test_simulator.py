@@ -15,9 +15,10 @@ from cutwater.testing.simulator.options import PROFILES, Options, random_options
 from cutwater.testing.simulator.record import Outcome
 from cutwater.testing.simulator.world import Violation
 from cutwater.types import ReplicaState
+from tests.soak import rounds
 
-RANDOM_SEEDS = 240
-STORM_SEEDS = 60
+RANDOM_SEEDS = rounds(240, 2_000)
+STORM_SEEDS = rounds(60, 500)
 SEEDS_PER_TEST = 20
 
 
@@ -29,6 +30,10 @@ def test_random_faults(first: int) -> None:
 @pytest.mark.parametrize("first", range(0, STORM_SEEDS, SEEDS_PER_TEST))
 def test_everything_at_once(first: int) -> None:
     check("storm", first)
+
+
+def test_a_store_that_was_rolled_back_is_noticed_before_anybody_is_told() -> None:
+    check("rollback", 0)
 
 
 def check(profile: str, first: int) -> None:
@@ -90,8 +95,10 @@ def test_a_crash_of_the_core_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_seeds_turn_on_every_fault() -> None:
-    """Each seed has a subset of the faults; together they have them all."""
+    """Each seed has a subset of the faults; together they have them all. A store that is put back to an older state
+    ends a cluster, so that fault has a profile of its own."""
     faults = {name for seed in range(300) for name in random_options(seed).faults()}
+    faults |= set(PROFILES["rollback"](0).faults())
     assert faults >= set(Options.__struct_fields__) - {"duration_us"}
 
 
@@ -105,8 +112,9 @@ def test_faults_bite() -> None:
 
 
 def test_rare_things_happen() -> None:
-    """Producers move and lose their topics, topics are deleted, subscribers are told that something is trimmed, records
-    of unknown outcome are in the log: what is checked of all that is checked of something."""
+    """Producers move, lose their topics and have batches refused, topics are deleted, subscribers are told that
+    something is trimmed, records of unknown outcome are in the log: what is checked of all that is checked of
+    something."""
     options = Options(
         metadata_nodes=3,
         producers=3,
@@ -120,8 +128,9 @@ def test_rare_things_happen() -> None:
         trim_every_us=40_000,
         topics_come_and_go_every_us=200_000,
         reopen_producer_every_us=400_000,
+        event_time_ahead_us=25_000,
     )
-    wanted = ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races")
+    wanted = ("MoveProducer", "DeleteTopic", "FENCED", "GONE", "gaps", "ended", "races", "refused")
     happened: Counter[str] = Counter()
     for seed in range(60):
         if seed >= 6 and all(happened[name] for name in wanted):
@@ -132,6 +141,9 @@ def test_rare_things_happen() -> None:
         happened.update(producer.session.phase.name for producer in cluster.producers)
         happened["gaps"] += sum(len(seen.gaps) for seen in cluster.record.subscribers.values())
         happened["ended"] += sum(len(seen.ended) for seen in cluster.record.subscribers.values())
+        happened["refused"] += sum(
+            op.producer is not None and op.outcome is Outcome.FAIL for op in cluster.record.appends
+        )
         happened["races"] += sum(node.races_lost for node in cluster.metadata_nodes)
     for name in wanted:
         assert happened[name] > 0, (name, happened)
@@ -148,8 +160,11 @@ def test_what_is_rare_about_groups_happens() -> None:
         seal_every_us=80_000,
         crash_sink_every_us=150_000,
     )
+    wanted = ("MoveGroup", "ExpireStaged", "GroupPublished", "fenced", "published", "repeated")
     happened: Counter[str] = Counter()
-    for seed in range(4):
+    for seed in range(40):
+        if seed >= 4 and all(happened[name] for name in wanted):
+            break
         cluster = Cluster(seed, options)
         cluster.run()
         happened.update(type(decision).__name__ for decision in cluster.store.decisions)
@@ -157,7 +172,7 @@ def test_what_is_rare_about_groups_happens() -> None:
         happened["published"] += len(cluster.record.published)
         told = Counter((answer.run, answer.batch) for answer in cluster.record.published)
         happened["repeated"] += sum(1 for times in told.values() if times > 1)
-    for name in ("MoveGroup", "ExpireStaged", "GroupPublished", "fenced", "published", "repeated"):
+    for name in wanted:
         assert happened[name] > 0, (name, happened)
 
 

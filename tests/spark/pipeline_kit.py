@@ -13,16 +13,18 @@ import msgspec
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
+from cutwater.client.runs import RunStart
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_envelope import LATE
+from cutwater.spark.pipeline_envelope import LATE, LATE_SENT, LEFT
+from cutwater.spark.pipeline_offsets import Offset
 from cutwater.spark.pipeline_operator import LevelProcessor
-from cutwater.spark.pipeline_planning import Offset
 from cutwater.spark.pipeline_sink import PipelineWriter
 from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
 from cutwater.spark.pipeline_state import NO_QUERY, forget
+from cutwater.spark.pipeline_transform import after_break, rounds_of
 from cutwater.spark.run import connected, plain_topics, program_of
 from cutwater.spark.sink import Staged, stage_unless_decided
 from cutwater.types import MILLISECOND
@@ -89,7 +91,7 @@ class InOneProcess:
     def _start(self) -> None:
         self._reader = PipelineReader(self._program, self._where, self._options)
         plain = plain_topics(self._program, self._client)
-        self._writer = PipelineWriter(self._program, self._where, plain)
+        self._writer = PipelineWriter(self._program, self._where, plain, RunStart(replay=True))
         if self._options.until is not None:
             self._reader.prepareForTriggerAvailableNow()
         if self._offset is None:
@@ -140,6 +142,7 @@ class InOneProcess:
         assert self._offset is not None
         parts = self._reader.partitions(self._offset, end)
         rows = [row for part in parts for batch in self._reader.read(part) for row in batch.to_pylist()]
+        rows = self._past_breaks(rows, 0)
         for level in range(len(self._program.plan.levels)):
             by_slice: dict[int, list[Any]] = {}
             for row in rows:
@@ -148,10 +151,21 @@ class InOneProcess:
             for key, own in by_slice.items():
                 kept = state.setdefault((level, key), {})
                 rows += self._level(level, key, own, kept)
+            rows = self._past_breaks(rows, level + 1)
         staged = self._stage(rows)
         if publishes:
             self._writer.commit([staged], self.batch)
         return state
+
+    def _past_breaks(self, rows: list[dict[str, Any]], boundary: int) -> list[dict[str, Any]]:
+        """What becomes of the rows in the chains that begin there."""
+        for orders, _ in rounds_of(self._program.plan)[boundary]:
+            made = after_break(self._program, orders, self._envelopes(rows))
+            rows = [row for batch in made for row in batch.to_pylist()]
+        return rows
+
+    def _envelopes(self, rows: list[dict[str, Any]]) -> Any:
+        return envelope_batch([(row["slice"], row["node"], row["input"], bytes(row["data"])) for row in rows])
 
     def _level(self, level: int, key: int, rows: list[Any], kept: dict[Any, Any]) -> list[dict[str, Any]]:
         processor = LevelProcessor(self._program, level)
@@ -159,11 +173,12 @@ class InOneProcess:
         processor.init(handle)
         made = [row.asDict() for row in processor.handleInputRows((key,), iter(rows), None)]
         # Spark counts these, and they go nowhere.
-        return [row for row in made if row["node"] != LATE]
+        return [row for row in made if row["node"] not in (LATE, LATE_SENT, LEFT)]
 
     def _stage(self, rows: list[dict[str, Any]]) -> Staged:
-        batch = envelope_batch([(row["slice"], row["node"], row["input"], bytes(row["data"])) for row in rows])
-        run = self._client.open_run(self._pipeline.name, self._key)
+        batch = self._envelopes(rows)
+        # One log serves many runs of one program.
+        run = self._client.open_run(self._pipeline.name, self._key, start=RunStart(replay=True))
         return stage_unless_decided(run, self.batch, iter([batch]), self._writer.staged)
 
 
@@ -185,17 +200,19 @@ def placed(log: cutwater.Client, pipeline: Pipeline, until: int | None = None) -
         declared, fences = {}, []
         for info in view.streams_of(view.topics[node.topic].topic):
             heads = link.loop.run(link.ranges.heads(info, 1, end, 10))  # type: ignore[arg-type]
-            for _, first, count, cut, most, watermark in zip(*heads.columns, strict=True):
+            for _, first, count, cut, most, watermark, idle in zip(*heads.columns, heads.idle, strict=True):
+                said: dict[str, Any] = {} if watermark == NOTHING else {"_watermark": watermark // MILLISECOND}
+                if idle:
+                    said["_idle"] = True
                 if most == NOTHING:
-                    fences.append({"_stream": int(info.stream), "_glsn": first, "_time": cut // MILLISECOND})
-                elif watermark != NOTHING:
-                    declared[first + count - 1] = watermark // MILLISECOND
+                    fences.append({"_stream": int(info.stream), "_glsn": first, "_time": cut // MILLISECOND, **said})
+                else:
+                    declared[first + count - 1] = said
         for record in log.subscribe(node.topic, follow=False):
             if record.glsn > end:
                 break
             place = {"_stream": int(record.stream), "_glsn": int(record.glsn), "_time": record.ingested_us // 1000}
-            if record.glsn in declared:
-                place["_watermark"] = declared[record.glsn]
+            place |= declared.get(record.glsn, {})
             # A topic without a schema has records, but no row of named columns.
             plain = {"key": record.key, "value": record.value, "timestamp": record.timestamp}
             rows.append({**(record.row or plain), **place})

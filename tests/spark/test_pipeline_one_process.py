@@ -23,12 +23,14 @@ from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.jobs.messages import Start
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clock import LogClock
+from cutwater.pipeline.graph import RowNode
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import in_pieces, unpacked
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
 from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
+from cutwater.spark.pipeline_transform import rounds_of
 from cutwater.spark.run import connected, program_of, run_pipeline
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
@@ -135,9 +137,9 @@ def test_plain_records_go_in_and_out(log: cutwater.Client) -> None:
 def test_a_failing_record_names_pipeline_operator_and_position(log: cutwater.Client) -> None:
     payments(log, "failing", [1.0, 2.0, -1.0])
     p = Pipeline("fails")
-    p.source("failing").process(key="user", function=Last(), uid="last", schema="user string, amount double").sink(
-        "failed", uid="out"
-    )
+    p.source("failing", watermark=Watermark.ascending()).process(
+        key="user", function=Last(), uid="last", schema="user string, amount double"
+    ).sink("failed", uid="out")
     with pytest.raises(WorkerFailed) as caught:
         run_here(log, p)
     error = heard(f"org.apache.spark.SparkException: Job aborted\n\tat x.y(Z.java)\n{caught.value}\n\tat a.b", "fails")
@@ -169,10 +171,12 @@ def test_programs_that_cannot_run_are_refused_before_anything_starts(log: cutwat
     refused(lambda p: p.source("nothing").sink("x", uid="x"), NotFound, "'nothing', which does not exist")
     refused(lambda p: p.source("given", schema="who string").sink("x", uid="x"), InvalidArgument, "the column 'who'")
     refused(lambda p: p.source("given").map(lambda r: r).sink("x", uid="x"), InvalidArgument, "has no schema")
-    refused(lambda p: p.source("given").map(dict, "b bigint").sink("given", uid="x"), InvalidArgument, "no column 'b'")
+    payments(log, "other-given", [1.0])
+    into_other = (lambda p: p.source("given").map(dict, "b bigint").sink("other-given", uid="x"), "no column 'b'")
+    refused(into_other[0], InvalidArgument, into_other[1])
     refused(
         lambda p: (
-            p.source("given")
+            p.source("given", watermark=Watermark.ascending())
             .window(key="user", window=Tumbling("1m"), aggregate={"n": "sum(amuont)"}, uid="w")
             .sink("x", uid="x")
         ),
@@ -198,6 +202,7 @@ def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
     log: cutwater.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payments(log, "job-in", [1.0])
+    payments(log, "job-other", [1.0])
     before = {topic.name for topic in log.topics()}
     monkeypatch.setattr(
         sys.modules["cutwater.spark.session"], "session", lambda *_, **__: pytest.fail("Spark was started")
@@ -206,14 +211,16 @@ def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
 
     def refused(where: str, key: str, sink: str | None, match: str, **changed: Any) -> None:
         p = Pipeline("refused", log=where)
-        stream = p.source("job-in").window(key=key, window=Tumbling("1m"), aggregate={"n": "count(*)"}, uid="w")
+        stream = p.source("job-in", watermark=Watermark.ascending()).window(
+            key=key, window=Tumbling("1m"), aggregate={"n": "count(*)"}, uid="w"
+        )
         if sink is not None:
             stream.sink(sink, uid="x")
         with pytest.raises(InvalidArgument, match=match):
             _Program(unused, p, structs.replace(start, **changed)).run()
 
     refused(log.servers, "usre", "new", "names the column 'usre', which is not there")
-    refused(log.servers, "user", "job-in", "the topic 'job-in' has no column 'window_start'")
+    refused(log.servers, "user", "job-other", "the topic 'job-other' has no column 'window_start'")
     refused(log.servers, "user", None, "has no sink")
     refused(log.servers, "user", "new", "the log ends at", until=10**9)
     refused("", "user", "new", "does not say which log it reads: name one with --log")
@@ -254,7 +261,9 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
     """Spark asks where the first micro-batch begins: to look for its end, to plan it, and again after a restart."""
     payments(log, "late-start", [1.0, 2.0])
     p = Pipeline("begins")
-    p.source("late-start", schema=ROWS, event_time="at").sink("late-start-out", uid="out")
+    p.source("late-start", schema=ROWS, event_time="at", watermark=Watermark.ascending()).sink(
+        "late-start-out", uid="out"
+    )
     with connected(Where(servers=log.servers)) as client:
         program = program_of(p, client, 1, 4)
     where, options = Where(servers=log.servers), RunOptions(start="latest")
@@ -276,6 +285,37 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
         assert [part.found.first for part in parts] == [wanted]
     first.stop()
     again.stop()
+
+
+def test_unchained_row_functions_give_what_chained_ones_give(log: cutwater.Client) -> None:
+    """In front of operators and behind them, in a row, in branches, and with dead letters."""
+    payments(log, "unchained-in", [float(n) for n in range(40)])
+
+    def halved(row: Any) -> Any:
+        if row.amount == 7:
+            raise ValueError("seven")
+        return {"user": row.user, "amount": row.amount / 2, "at": row.at}
+
+    p = Pipeline("unchained", log=log.servers)
+    pays = p.source("unchained-in", schema=ROWS, event_time="at", watermark=Watermark.ascending())
+    half = pays.filter(lambda r: r.amount != 3).unchained().map(halved, ROWS, dead_letters=True)
+    twice = half.unchained().flat_map(lambda r: [r, r], ROWS)
+    half.dead_letters.map(lambda r: {"what": r.error}, "what string").sink("unchained-dead", uid="dead")
+    counts = twice.window(key="user", window=Tumbling("1m"), aggregate={"n": "count(*)"}, uid="w")
+    counts.map(lambda r: {"n": r.n}, "n bigint").unchained().filter(lambda r: r.n > 1).sink("unchained-n", uid="n")
+    twice.unchained().filter(lambda r: r.amount > 5).sink("unchained-large", uid="large")
+    pays.unchained().map(lambda r: {"user": r.user}, "user string").sink("unchained-users", uid="users")
+    wanted = expected(log, p)
+    query = InOneProcess(p, log.servers, slices=4, rows_max=15)
+    waiting = [orders for rounds in rounds_of(query._program.plan) for orders, _ in rounds]
+    assert sorted(order for orders in waiting for order in orders) == [
+        node.order for node in p.graph.of_type(RowNode) if not node.chained
+    ]
+    query.run()
+    query.close()
+    for topic in ("unchained-dead", "unchained-n", "unchained-large", "unchained-users"):
+        assert wanted[topic]
+        assert written(log, topic) == wanted[topic]
 
 
 class Seen(ProcessFunction):
@@ -313,7 +353,7 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
     assert len({row["seen"] for row in wanted}) > 5
     found_before = 0
     for back in (1, 10, 4_096):
-        monkeypatch.setattr("cutwater.spark.pipeline_planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.planning.LOOK_BACK", back)
         monkeypatch.setattr("cutwater.spark.pipeline_planning.WALK_POSITIONS", 3 * back)
         start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
         for begins in ({"start": str(start)}, {"after": start - 1}):
@@ -330,7 +370,9 @@ def test_a_time_that_is_too_large_names_its_record(log: cutwater.Client, how: st
     acks = [log.append(topic, [{"at": time}]) for time in (5, 2**60, 7)]
     p = Pipeline(topic)
     times: Any = "at" if how == "column" else lambda row: row.at
-    p.source(topic, schema="at bigint", event_time=times).sink(f"{topic}-out", uid="out")
+    p.source(topic, schema="at bigint", event_time=times, watermark=Watermark.ascending()).sink(
+        f"{topic}-out", uid="out"
+    )
     with pytest.raises(WorkerFailed, match="the event time 1152921504606846976 is too far off") as caught:
         run_here(log, p)
     error = heard(str(caught.value), topic)
@@ -369,7 +411,7 @@ def test_large_parts_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_old_copy_of_a_checkpoint_is_refused(log: cutwater.Client) -> None:
     payments(log, "copied", [float(i) for i in range(6)])
     p = Pipeline("copies")
-    p.source("copied", schema=ROWS, event_time="at").sink("copied-out", uid="out")
+    p.source("copied", schema=ROWS, event_time="at", watermark=Watermark.ascending()).sink("copied-out", uid="out")
     query = InOneProcess(p, log.servers, rows_max=2, follow=True)
     try:
         assert query.step()
@@ -387,7 +429,7 @@ def test_a_trim_of_what_was_read_does_no_harm(log: cutwater.Client) -> None:
     payments(log, "trimmed", [1.0, 2.0])
     payments(log, "other", [float(i) for i in range(20)])
     p = Pipeline("trims")
-    p.source("trimmed", schema=ROWS, event_time="at").sink("trimmed-out", uid="out")
+    p.source("trimmed", schema=ROWS, event_time="at", watermark=Watermark.ascending()).sink("trimmed-out", uid="out")
     query = InOneProcess(p, log.servers, drain=False)
     query.run()
     ack = log.append("other", [{"user": "a", "amount": 1.0, "at": T0}])
@@ -402,19 +444,19 @@ def test_a_stream_that_is_sealed_for_good_holds_no_window_back() -> None:
     clock = LogClock({"t": Watermark.ascending().idle_after(None)}, [])
     for stream in (1, 2):
         clock.add_stream("t", stream, 0)
-    clock.batch("t", 1, 1, 1, 10, 5_000, None)
+    clock.batch("t", 1, 1, 1, 10_000, 5_000_000, None)
     assert clock.watermark < 0
     clock.end_stream("t", 2)
     clock = LogClock.restore({"t": Watermark.ascending().idle_after(None)}, [], clock.snapshot())
     clock.end_stream("t", 2)
-    clock.tick(2, 11)
+    clock.tick(2, 11_000)
     assert clock.watermark == 4_999
 
 
 def test_a_run_without_end_takes_what_comes(log: cutwater.Client) -> None:
     payments(log, "followed", [1.0, 2.0, 3.0])
     p = Pipeline("follows")
-    p.source("followed", schema=ROWS, event_time="at").process(
+    p.source("followed", schema=ROWS, event_time="at", watermark=Watermark.ascending()).process(
         key="user", function=Last(), uid="last", schema="user string, amount double"
     ).sink("follower", uid="out")
     query = InOneProcess(p, log.servers, follow=True)
@@ -438,7 +480,7 @@ def test_chunks_are_found_in_the_state_store_when_the_local_copy_is_gone(
 ) -> None:
     payments(log, "moving", [float(i) for i in range(30)])
     p = Pipeline("moves")
-    p.source("moving", schema=ROWS, event_time="at").process(
+    p.source("moving", schema=ROWS, event_time="at", watermark=Watermark.ascending()).process(
         key="user", function=Last(), uid="last", schema="user string, amount double"
     ).sink("moved", uid="out")
     wanted = expected(log, p)
@@ -457,3 +499,87 @@ def test_slices_are_spread_evenly_over_partitions() -> None:
         counts = [sum(spark_hash(key) % partitions == number for key in keys) for number in range(partitions)]
         assert len(set(keys)) == 16
         assert max(counts) - min(counts) <= 1
+
+
+class Divides(ProcessFunction):
+    def process(self, record: Any, ctx: Any) -> Any:
+        return {"user": ctx.key, "n": 12 // int(record.amount)}
+
+
+def test_dead_letters_are_written_to_a_topic_as_a_test_says(log: cutwater.Client) -> None:
+    payments(log, "dividends", [3.0, 0.0, 4.0])
+    p = Pipeline("dividing", log=log.servers)
+    stream = p.source("dividends", event_time="at", watermark=Watermark.ascending())
+    made = stream.process(key="user", function=Divides(), uid="x", schema="user string, n bigint", dead_letters=True)
+    made.sink("divided", uid="out")
+    made.dead_letters.sink("undivided", uid="dead")
+    run_here(log, p)
+    expected = p.test(placed(log, p))
+    assert written(log, "divided") == expected["divided"]
+    (letter,) = written(log, "undivided")
+    assert [letter] == expected["undivided"]
+    assert (letter["uid"], letter["error"]) == ("x", "ZeroDivisionError: integer division or modulo by zero")
+    (record,) = [record for record in log.subscribe("dividends", follow=False) if record.row["amount"] == 0.0]
+    assert letter["source_glsn"] == record.glsn
+
+
+def test_a_source_topic_that_was_created_again_is_refused(log: cutwater.Client) -> None:
+    """While the query runs, and when it goes on from a checkpoint; one of before, which does not say which topic it
+    read, goes on with the one that is there.
+    """
+    payments(log, "again-in", [1.0, 2.0])
+    p = Pipeline("again", log=log.servers)
+    p.source("again-in").sink("again-out", uid="out")
+    query = InOneProcess(p, log.servers, follow=True)
+    assert query.step()
+    number = query._offset["topics"]["again-in"]  # type: ignore[index]
+    log.delete_topic("again-in")
+    with pytest.raises(WorkerFailed, match="'again' reads the topic 'again-in', which was deleted: create"):
+        query.step()
+    payments(log, "again-in", [3.0])
+    told = rf"'again-in' was deleted and created again: it was topic number {number} .* new checkpoint .*--start \d+"
+    for _ in ("while it runs", "when it goes on"):
+        with pytest.raises(WorkerFailed, match=told):
+            query.step()
+        query._start()
+    with pytest.raises(WorkerFailed, match=told):
+        query._reader.partitions(query._offset, query._offset)
+    del query._offset["topics"]  # type: ignore[union-attr]
+    assert query.step()
+    assert query._offset["topics"]["again-in"] > number  # type: ignore[index]
+    query.close()
+
+
+@pytest.mark.parametrize("kind", ["bounded", "punctuated"])
+def test_declarations_move_the_clocks_of_a_pipeline(log: cutwater.Client, kind: str) -> None:
+    """With and without records, for one log stream and for all; bounded streams heed idleness only."""
+    topic = f"declared-{kind}"
+    schema = {"user": pa.string(), "amount": pa.float64(), "at": pa.timestamp("us", "UTC")}
+    one, two = log.create_topic(topic, streams=2, schema=schema, event_time="at").streams
+
+    def at(second: int) -> datetime:
+        return T0 + timedelta(seconds=second)
+
+    def row(second: int) -> list[dict[str, Any]]:
+        return [{"user": "a", "amount": 1.0, "at": at(second)}]
+
+    log.append(topic, row(1), stream=one, watermark=at(1))
+    log.declare(topic, idle=True, stream=two)
+    third = log.append(topic, row(12), stream=one, watermark=at(11))
+    log.declare(topic, watermark=at(25))
+    log.append(topic, row(30), stream=two, idle=True)
+    log.append(topic, row(26), stream=one)
+    log.append(topic, row(45), stream=one, watermark=at(44), idle=True)
+    log.declare(topic, watermark=at(60), idle=True)
+    p = Pipeline(topic, log=log.servers)
+    strategy = Watermark.bounded("1s") if kind == "bounded" else Watermark.punctuated()
+    stream = p.source(topic, schema=ROWS, event_time="at", watermark=strategy.idle_after(None))
+    made = stream.window(key="user", window=Tumbling("10s"), aggregate={"n": "count(*)"}, uid="w")
+    made.sink(f"{topic}-out", uid="out")
+    run_here(log, p)
+    expected = p.test(placed(log, p))
+    assert written(log, f"{topic}-out") == expected[f"{topic}-out"]
+    assert len(expected[f"{topic}-out"]) >= 4
+    # Declared idleness lets the first window close long before the end.
+    early = p.test(placed(log, p, int(third.glsn)), drain=False)
+    assert early.watermark >= at(10).timestamp() * 1_000

@@ -21,7 +21,9 @@ from pyspark.sql import SparkSession
 
 import cutwater
 from cutwater.errors import PipelineFailed
-from cutwater.pipeline import Pipeline, ProcessFunction, ValueState
+from cutwater.pipeline import Pipeline, ProcessFunction, ValueState, Watermark
+from cutwater.savepoints.files import LocalFiles
+from cutwater.spark.checkpoints import Checkpoint
 from tests.spark.pipeline_kit import written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 
@@ -98,6 +100,10 @@ def test_after_the_driver_was_killed_nothing_is_missing_or_doubled(
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    if seed == 9:
+        # A checkpoint goes on wherever it is moved to, though Spark's files name places.
+        assert list((checkpoint / "state").iterdir())
+        checkpoint = checkpoint.rename(tmp_path / "moved")
     pipeline.run(
         spark=spark, until=until, drain=True, parallelism=2, slices=4, checkpoint=checkpoint, max_records_per_trigger=10
     )
@@ -168,3 +174,34 @@ def test_an_exception_in_user_code_is_told_in_our_words(
     )
     assert "java" not in str(error)
     assert not written(log, "fails-one")
+
+
+class Heartbeat(ProcessFunction):
+    """A timer that registers the next one."""
+
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.at(ctx.timestamp)
+
+    def on_timer(self, time: int, ctx: Any) -> Any:
+        ctx.timers.at(time + 1)
+        return {"k": ctx.key, "n": time}
+
+
+def test_timers_registered_while_the_input_drains_fire_so_often(
+    log: cutwater.Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    log.create_topic("beats", schema={"k": pa.string(), "n": pa.int64()})
+    log.append("beats", [{"k": key, "n": 5} for key in "abc"])
+    p = Pipeline("beating", log=log.servers)
+    stream = p.source("beats", event_time="n", watermark=Watermark.ascending())
+    stream.process(key="k", function=Heartbeat(), uid="x", schema=SCHEMA).sink("beaten", uid="out")
+    run = p.run(spark=spark, until="now", drain=True, drain_firings=3, slices=4, checkpoint=tmp_path / "checkpoint")
+    expected = p.test({"beats": [{"k": key, "n": 5} for key in "abc"]}, drain_firings=3)
+    assert [(row["k"], row["n"]) for row in written(log, "beaten")] == [(r["k"], r["n"]) for r in expected["beaten"]]
+    assert len(expected["beaten"]) == 3 * 4
+    assert run.left_timers == {"x": 3}
+    # What is stored with the micro-batch holds, not what a later run says.
+    offset = Checkpoint(str(tmp_path / "checkpoint"), LocalFiles()).point().offset
+    assert (offset.ended, offset.firings) == (True, 3)
+    p.run(spark=spark, until="now", drain=True, drain_firings=9, slices=4, checkpoint=tmp_path / "checkpoint")
+    assert len(written(log, "beaten")) == 3 * 4

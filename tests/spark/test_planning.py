@@ -16,9 +16,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import cutwater
 from cutwater.admin.operations import Admin
 from cutwater.client import ranges
+from cutwater.client.access import ANYONE
+from cutwater.client.holder_file import with_secret
+from cutwater.client.repository import parse_servers
 from cutwater.core.clock import Mark
 from cutwater.core.watermark import BoundedOutOfOrderness
-from cutwater.errors import InvalidArgument, NotFound, Trimmed
+from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.spark import planning
 from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
@@ -121,7 +124,8 @@ def test_a_stream_that_was_sealed_for_good(fresh: cutwater.Client) -> None:
     """Event time does not wait for it any more, only for the one that took its place."""
 
     async def finalize(stream: int) -> None:
-        async with Admin([fresh.servers.removeprefix("cutwater://")], timeout_ms=30_000) as admin:
+        access = with_secret(fresh.servers, ANYONE)
+        async with Admin(parse_servers(fresh.servers), timeout_ms=30_000, access=access) as admin:
             await admin.finalize(LogStreamId(stream))
 
     slow, fast = fresh.create_topic("t", streams=2).streams
@@ -166,7 +170,7 @@ def test_micro_batches_with_limits(fresh: cutwater.Client) -> None:
     with stream(**options, maxBytesPerTrigger="1") as reader:
         first = latest(reader, reader.initialOffset())
         assert rows_of(reader, reader.partitions({"glsn": 0}, first), columns(options)).num_rows == 1
-        assert latest(reader, {"glsn": 0}, ReadAllAvailable()) == {"glsn": late.glsn}
+        assert latest(reader, {"glsn": 0}, ReadAllAvailable()) == {"glsn": late.glsn, "topics": {"1": "t"}, "rule": 2}
 
 
 def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Client) -> None:
@@ -176,7 +180,7 @@ def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Clie
     options = {"servers": fresh.servers, "subscribe": "t", "columns": "glsn,value", "startingOffsets": "earliest"}
     with stream(**options) as reader:
         start = latest(reader, reader.initialOffset())
-        assert start == {"glsn": ack.glsn, "from": 0}
+        assert start == {"glsn": ack.glsn, "from": 0, "topics": {"1": "t"}}
         fresh.append("other", [b"x"] * 10)
         assert latest(reader, start) == start
         behind = reader.reportLatestOffset()
@@ -184,7 +188,7 @@ def test_the_offset_moves_with_the_topics_of_the_query_only(fresh: cutwater.Clie
         reader.partitions({"glsn": 0}, start)
         assert reader.reportLatestOffset() == {"glsn": ack.glsn, "recordsBehind": 0}
         following = fresh.append("t", b"y")
-        assert latest(reader, start) == {"glsn": following.glsn}
+        assert latest(reader, start) == {"glsn": following.glsn, "topics": {"1": "t"}}
 
 
 def test_an_idle_stream_lets_the_offset_move(fresh: cutwater.Client) -> None:
@@ -206,6 +210,37 @@ def test_an_idle_stream_lets_the_offset_move(fresh: cutwater.Client) -> None:
                     assert reader.partitions(end, moved) == []
                     return
     pytest.fail("the offset never moved without a record")
+
+
+def test_a_declaration_moves_the_offset_and_has_no_rows(fresh: cutwater.Client) -> None:
+    fresh.create_topic("t", streams=2)
+    fresh.append("t", [b"a", b"b"])
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest"}
+    with stream(**options) as reader:
+        end = latest(reader, reader.initialOffset())
+        first = rows_of(reader, reader.partitions({"glsn": 0}, end), columns(options))
+        assert first["value"].to_pylist() == [b"a", b"b"]
+        # It waits for news, and is told of this one.
+        asyncio.run(_declared_soon(fresh, reader, end))
+        fresh.append("t", b"c")
+        last = max(ack.glsn for ack in fresh.declare("t", idle=True))
+        start, end = end, latest(reader, end)
+        while end["glsn"] < last:
+            end = latest(reader, end)
+        assert rows_of(reader, reader.partitions(start, end), columns(options))["value"].to_pylist() == [b"c"]
+
+
+async def _declared_soon(log: cutwater.Client, reader: StreamReader, end: dict[str, Any]) -> None:
+    async def declare() -> int:
+        await asyncio.sleep(0.1)
+        acks = await asyncio.to_thread(log.declare, "t", idle=True)
+        return max(ack.glsn for ack in acks)
+
+    declaring = asyncio.create_task(declare())
+    moved = end
+    while not declaring.done() or moved["glsn"] < await declaring:
+        moved = await asyncio.to_thread(latest, reader, moved)
+    assert moved["glsn"] == await declaring
 
 
 def test_a_long_silence_is_walked_through_once(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +305,9 @@ def test_trimmed_records(fresh: cutwater.Client, caplog: pytest.LogCaptureFixtur
         with pytest.raises(Trimmed) as raised:
             reader.partitions({"glsn": 1}, end)
         assert raised.value.first_left == ack.glsn
-        assert "failOnDataLoss=false" in raised.value.__notes__[0]
+        assert raised.value.topic == "t"
+        assert f"GLSN 2 of topic 't' was trimmed: the first one left is {ack.glsn}. " in raised.value.message
+        assert "failOnDataLoss=false" in raised.value.message
     with stream(**options, failOnDataLoss="false") as reader:
         end = latest(reader, {"glsn": 1})
         table = rows_of(reader, reader.partitions({"glsn": 1}, end), columns(options))
@@ -364,7 +401,7 @@ def test_the_first_micro_batch_begins_where_it_was_decided(fresh: cutwater.Clien
         following = latest(reader, end)
         table = rows_of(reader, reader.partitions(end, following), columns(options))
         assert table["value"].to_pylist() == [b"c", b"d"]
-        assert following == {"glsn": fresh.tail()}
+        assert following == {"glsn": fresh.tail(), "topics": {"1": "t"}}
         assert latest(reader, following) == following
 
 
@@ -397,6 +434,40 @@ def test_a_range_that_begins_after_its_end_is_refused(fresh: cutwater.Client) ->
     assert read(**options, endingOffsets=str(acks[1].glsn)).num_rows == 0
 
 
+def test_a_checkpoint_that_has_read_further_than_the_log_goes_is_refused(fresh: cutwater.Client) -> None:
+    """As after a copy of an older data directory: what is appended up to there would be skipped without a word."""
+    fresh.create_topic("t")
+    last = fresh.append("t", b"x").glsn
+    with stream(servers=fresh.servers, subscribe="t", startingOffsets="earliest") as reader:
+        assert latest(reader, {"glsn": last}) == {"glsn": last}
+    with (
+        stream(servers=fresh.servers, subscribe="t", startingOffsets="earliest") as reader,
+        pytest.raises(Refused, match=rf"read up to GLSN {last + 1_000}, and the log ends at"),
+    ):
+        latest(reader, {"glsn": last + 1_000})
+    # Also where it would have nothing to read.
+    with stream(servers=fresh.servers, subscribe="t", startingOffsets="earliest") as reader:
+        reader.prepareForTriggerAvailableNow()
+        assert latest(reader, {"glsn": last}) == {"glsn": last}
+        with pytest.raises(Refused, match=rf"read up to GLSN {last + 1_000}, and the log ends at"):
+            latest(reader, {"glsn": last + 1_000})
+
+
+def test_a_walk_begins_where_all_topics_have_begun() -> None:
+    """And only if that is not enough, where the first of them begins."""
+    far = 100_000
+
+    def begins(glsn: int, *firsts: int, rule: int = 2) -> list[int]:
+        return list(planning.walk_begins(glsn, [GLSN(first) for first in firsts], rule))
+
+    assert begins(far) == begins(far, 1, 1) == [far - 4_096, far - 65_536, 0]
+    assert begins(far, 500, 90_001) == [far - 4_096, 90_000, 499]
+    assert begins(far, 500, 99_001) == begins(far, 500, 99_001, 700) == [99_000, 499]
+    # A topic that begins above has said nothing that is known here.
+    assert begins(far, 500, far + 2) == begins(far, 500, far + 1) == [499]
+    assert begins(far, 500, 99_001, rule=1) == [far - 4_096, far - 65_536, 499]
+
+
 def test_the_earliest_of_several_topics_after_a_restart(fresh: cutwater.Client) -> None:
     """What was trimmed before the query began is not missed, also by those who go on from its checkpoint."""
     fresh.create_topic("trimmed")
@@ -424,7 +495,7 @@ def test_the_earliest_of_several_topics_after_a_restart(fresh: cutwater.Client) 
             parts = reader.partitions(reader.initialOffset() if start["glsn"] == 0 else start, end)
             values += rows_of(reader, parts, columns(options))["value"].to_pylist()
     assert values == [b"w0", b"w1", b"w2", b"w3", b"t3"]
-    assert end == {"glsn": ack.glsn}
+    assert end == {"glsn": ack.glsn, "topics": {"1": "trimmed", "2": "whole"}}
     fresh.append("trimmed", b"t4")
     last = fresh.append("trimmed", b"t5")
     fresh.trim("trimmed", before=last.glsn)
@@ -432,42 +503,8 @@ def test_the_earliest_of_several_topics_after_a_restart(fresh: cutwater.Client) 
         reader.partitions(end, {"glsn": last.glsn})
 
 
-def until_it_moves(reader: StreamReader, start: dict[str, Any]) -> dict[str, Any]:
-    while (end := latest(reader, start)) == start:
-        pass
-    return end
-
-
-def test_a_topic_of_a_pattern_that_was_deleted(fresh: cutwater.Client, caplog: pytest.LogCaptureFixture) -> None:
-    kept, gone = fresh.create_topic("orders-1"), fresh.create_topic("orders-2")
-    fresh.append(kept.name, b"a")
-    options = {"servers": fresh.servers, "subscribePattern": "orders-.*", "columns": "glsn,value"}
-    early = {**options, "startingOffsets": "earliest"}
-    with stream(**early) as reader:
-        start = latest(reader, reader.initialOffset())
-        assert sorted(start["topics"].values()) == ["orders-1", "orders-2"]
-        fresh.append(gone.name, b"lost")
-        fresh.delete_topic(gone.name)
-        with pytest.raises(NotFound, match="'orders-2'; records may be gone that this query has not read"):
-            until_it_moves(reader, start)
-    fresh.create_topic(gone.name)
-    last = fresh.append(gone.name, b"another topic of that name")
-    with stream(**early) as reader, pytest.raises(NotFound, match="'orders-2'"):
-        latest(reader, start)
-    with stream(**early) as reader, pytest.raises(NotFound, match="'orders-2'"):
-        reader.partitions(start, {"glsn": last.glsn})
-    with stream(**early, failOnDataLoss="false") as reader:
-        end = latest(reader, start)
-        parts = reader.partitions(start, end)
-        assert rows_of(reader, parts, columns(options))["value"].to_pylist() == [b"another topic of that name"]
-        assert reader.reportLatestOffset()["deleted"] == ["orders-2"]
-        assert caplog.text.count("DATA LOSS") == 1
-    with stream(**early) as reader:
-        assert latest(reader, end) == end
-
-
 def test_event_times_that_were_trimmed_still_count(fresh: cutwater.Client) -> None:
-    """However much of the trim the replica that answers has heard of. What was idle then does not."""
+    """However much of the trim the replica that answers has heard of: the clock begins with what was said by then."""
     slow, fast = fresh.create_topic("t", streams=2).streams
     fresh.append("t", b"x", stream=slow, timestamp=50_000_000)
     fresh.append("t", b"x", stream=fast, timestamp=60_000_000)
@@ -481,12 +518,51 @@ def test_event_times_that_were_trimmed_still_count(fresh: cutwater.Client) -> No
     (info,) = (info for info in link.loop.run(link.ranges.view(10)).streams.values() if info.stream == slow)
     heard = False
     while not heard:
-        assert seen(read(**options)) == {left.glsn: None, last.glsn: right}
+        assert seen(read(**options)) == {left.glsn: right, last.glsn: right}
         try:
             link.loop.run(link.ranges.heads(info, GLSN(1), last.glsn, 10))
         except Trimmed:
             heard = True
-    assert seen(read(**options)) == {left.glsn: None, last.glsn: right}
+    assert seen(read(**options)) == {left.glsn: right, last.glsn: right}
     watermark = fresh.watermark("t", at=last.glsn, idle_after=timedelta(days=9))
     assert watermark is not None
     assert round(watermark.timestamp() * 1_000_000) == right
+
+
+def test_a_micro_batch_of_before_is_read_again_under_its_own_rule(fresh: cutwater.Client) -> None:
+    """Its end names no rule. Under rule 1 a record of one topic lets time pass for the streams of the other."""
+    fresh.create_topic("t")
+    fresh.create_topic("u")
+    while True:
+        acks = [fresh.append(topic, b"x", timestamp=time) for topic, time in (("t", 50_000), ("u", 100_000), ("u", 1))]
+        if acks[0].glsn + 2 == acks[2].glsn:
+            break
+    last = acks[2].glsn
+    options = {"servers": fresh.servers, "subscribe": "t,u", "watermark.idleAfter": "0s", "startingOffsets": "earliest"}
+    with stream(**options) as reader:
+        for end, expected in (({"glsn": last}, 99_000), ({"glsn": last, "rule": 1}, 99_000)):
+            table = rows_of(reader, reader.partitions({"glsn": acks[0].glsn - 1}, end), columns(options))
+            assert seen(table)[last] == expected
+        table = rows_of(
+            reader, reader.partitions({"glsn": acks[0].glsn - 1}, {"glsn": last, "rule": 2}), columns(options)
+        )
+        assert seen(table)[last] == 49_000
+        with pytest.raises(
+            Refused, match="made under rule 3 of the watermark, and this version of Cutwater knows 1 and 2"
+        ):
+            reader.partitions({"glsn": 0}, {"glsn": last, "rule": 3})
+        with pytest.raises(InvalidArgument, match="unknown field"):
+            reader.partitions({"glsn": 0}, {"glsn": last, "clock": 3})
+
+
+def test_after_a_trim_rule_1_begins_with_no_watermark(fresh: cutwater.Client) -> None:
+    """Rule 2 is evaluated where the log begins after a trim; rule 1 was not."""
+    fresh.create_topic("t")
+    fresh.append("t", b"x", timestamp=50_000)
+    left = fresh.append("t", b"x", timestamp=60_000).glsn
+    fresh.trim("t", before=left)
+    options = {"servers": fresh.servers, "subscribe": "t", "startingOffsets": "earliest"}
+    with stream(**options) as reader:
+        for rule, expected in ((1, None), (2, 49_000)):
+            parts = reader.partitions({"glsn": left - 1}, {"glsn": left, "rule": rule})
+            assert seen(rows_of(reader, parts, columns(options))) == {left: expected}

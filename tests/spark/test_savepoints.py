@@ -20,7 +20,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 import cutwater
-from cutwater.errors import AlreadyExists, DeadlineExceeded, InvalidArgument, NotFound, Refused, SavepointDamaged
+from cutwater.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    OutputExists,
+    Refused,
+    SavepointDamaged,
+)
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.keys import key_of_bytes
 from cutwater.savepoints import Savepoint, delete_savepoint, open_savepoint
@@ -153,15 +161,20 @@ def damaged_is_refused(spark: SparkSession, p: Pipeline, place: Path) -> None:
     assert not any((place / "never" / name).exists() for name in ("cutwater.json", "metadata", "offsets", "state"))
     with pytest.raises(AlreadyExists, match="already belongs to a pipeline"):
         p.run(spark=spark, available_now=True, checkpoint=place / "run-1", from_savepoint=place / "first")
+    with pytest.raises(Refused, match=r"there/run-1 was moved or copied from file:.*here/run-1, .*Run the pipeline"):
+        take_savepoint(place / "run-1", place / "gone", spark=spark)
     with pytest.raises(NotFound, match="does not have micro-batch 77"):
         take_savepoint(place / "run-1", place / "never", spark=spark, batch=77)
     with pytest.raises(InvalidArgument, match="give from_savepoint"):
-        p.run(spark=spark, available_now=True, checkpoint=place / "never", replay_output=True)
+        p.run(spark=spark, available_now=True, checkpoint=place / "never", allow_non_restored_state=True)
+    with pytest.raises(OutputExists, match=r"never would publish rows of that input again\..*--start \d+"):
+        p.run(spark=spark, available_now=True, checkpoint=place / "never")
+    assert not any((place / "never" / name).exists() for name in ("cutwater.json", "metadata", "offsets", "state"))
     other = Pipeline("pays", log=p.log)
     other.source("payments").sink("else", uid="else")
     with pytest.raises(Refused, match="has state of 'totals', 'windows', 'limits'"):
         other.run(spark=spark, available_now=True, checkpoint=place / "never", from_savepoint=place / "first")
-    with pytest.raises(Refused, match="differs in the operators limits, totals, windows"):
+    with pytest.raises(Refused, match="operator 'limits' was there before, and is not now; operator 'totals' was"):
         other.run(spark=spark, available_now=True, checkpoint=place / "run-1", parallelism=2, slices=5)
 
 
@@ -178,6 +191,29 @@ def through_hadoop(spark: SparkSession, savepoint: Savepoint) -> None:
     assert files.list(f"{place}/../note") == ["text"]
     files.delete(f"{place}/../note")
     assert not files.exists(f"{place}/../note")
+
+
+class Keeping:
+    """A file system that deletes nothing."""
+
+    def __init__(self, system: Any) -> None:
+        self._system = system
+
+    def __getattr__(self, name: str) -> Any:
+        assert name != "delete", "a file is there until another one takes its place"
+        return getattr(self._system, name)
+
+
+def test_a_file_of_hadoop_is_there_until_another_takes_its_place(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = HadoopFiles(spark)
+    at, place = files._at, f"file://{tmp_path}/note/text"
+    monkeypatch.setattr(files, "_at", lambda path: (Keeping(at(path)[0]), at(path)[1]))
+    for data in (b"1", b"22"):
+        files.write(place, data)
+        assert files.read(place) == data
+        assert files.list(f"file://{tmp_path}/note") == ["text"]
 
 
 def beside_and_again(
@@ -206,7 +242,7 @@ def beside_and_again(
         "spark": spark, "until": until, "drain": True, "parallelism": 2, "slices": 3, "checkpoint": place / "run-4",
         "from_savepoint": place / "second",
     }  # fmt: skip
-    with pytest.raises(Refused, match="the output of 'pays' is past"):
+    with pytest.raises(OutputExists, match=r"'pays' has published .* the savepoint .*second would publish"):
         again.run(**options)
     again.run(**options, replay_output=True)
     assert written(log, "out")[-len(fixed) :] == fixed

@@ -154,8 +154,13 @@ def test_a_new_checkpoint_takes_the_name_over(spark: SparkSession, log: cutwater
     rows = streaming(spark, log, "source", startingOffsets="earliest", columns="value").load()
     log.append("source", b"a")
     copy(rows, log, tmp_path / "first", topic="sink", name="owner")
+    # Its checkpoint is lost, say: the same rows would be there twice.
+    with pytest.raises(StreamingQueryException, match=r"'owner' has published 1 row.*option replayOutput"):
+        copy(rows, log, tmp_path / "lost", topic="sink", name="owner")
+    copy(rows, log, tmp_path / "first", topic="sink", name="owner")
+    assert values(log, "sink") == [b"a"]
     # Its batches begin with 0 again, and are others.
-    copy(rows, log, tmp_path / "second", topic="sink", name="owner")
+    copy(rows, log, tmp_path / "second", topic="sink", name="owner", replayOutput="true")
     assert values(log, "sink") == [b"a", b"a"]
     log.append("source", b"b")
     with pytest.raises(StreamingQueryException, match="publishes under the name 'owner' now"):

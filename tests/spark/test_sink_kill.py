@@ -7,6 +7,7 @@ of the one before. Two topics get every row of the input; while all this goes on
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,11 +28,13 @@ from cutwater.admin import local_cluster, processes
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.client.errors import ClientClosed
 from tests.integration.log_cluster import seeded
+from tests.soak import rounds
 from tests.spark.killed_program import DRIVER_POINTS, EXECUTOR_POINTS, ROWS_PER_BATCH, TOPICS, Plan
 
-pytestmark = pytest.mark.timeout(3_000)
+pytestmark = pytest.mark.timeout(rounds(1_500, 7_200))
 
-DRIVER_KILLS, EXECUTOR_KILLS = 16, 4
+DRIVER_KILLS, EXECUTOR_KILLS = rounds(len(DRIVER_POINTS), 42), rounds(2, 8)
+"""In the suite, the driver is killed once at each point."""
 ROUND_SECONDS_MAX = 240
 ROOT = Path(__file__).parents[2]
 QUIET = "-Xlog:disable -Xlog:all=off"
@@ -144,9 +147,9 @@ def append_input(log: cutwater.Client, count: int) -> None:
         log.append("in", [{"n": i} for i in range(n, n + 4)])
 
 
-def test_twenty_kills(tmp_path: Path) -> None:
+def test_drivers_and_executors_are_killed(tmp_path: Path) -> None:
     random = seeded()
-    points = [*DRIVER_POINTS, *DRIVER_POINTS, *random.sample(DRIVER_POINTS, DRIVER_KILLS - 2 * len(DRIVER_POINTS))]
+    points = [DRIVER_POINTS[i % len(DRIVER_POINTS)] for i in range(DRIVER_KILLS)]
     random.shuffle(points)
     with cluster_of_two(tmp_path / "cluster") as cluster, cutwater.connect(cluster.servers) as log:
         log.create_topic("in", streams=2, schema={"n": pa.int64()})
@@ -178,7 +181,7 @@ def test_twenty_kills(tmp_path: Path) -> None:
             assert (ended, Path(plan.marker).exists()) == (-signal.SIGKILL, True), f"{plan.point}: {said}"
             Path(plan.marker).unlink()
         kill_executors(
-            plan, log, tmp_path / "last.log", [random.choice(EXECUTOR_POINTS) for _ in range(EXECUTOR_KILLS)]
+            plan, log, tmp_path / "last.log", [EXECUTOR_POINTS[i % len(EXECUTOR_POINTS)] for i in range(EXECUTOR_KILLS)]
         )
         watcher.end()
         judge(log, watcher, subscriber)
@@ -219,3 +222,17 @@ def judge(log: cutwater.Client, watcher: Watcher, subscriber: Subscriber) -> Non
     assert watcher.seen <= whole
     assert len({batch for _, batch, _, _ in watcher.seen}) > len(first) // 2
     assert subscriber.end(len(glsns)) == sorted(glsns)
+
+
+def test_a_jvm_that_is_killed_is_told_of(log: cutwater.Client, tmp_path: Path) -> None:
+    log.create_topic("killed-in")
+    log.append("killed-in", b"x")
+    program = [sys.executable, str(Path(__file__).parent / "jvm_killed_program.py"), log.servers, str(tmp_path / "run")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=300, check=True)
+    first, second = done.stdout.splitlines()[-2:]
+    assert re.fullmatch(
+        r"unavailable: pipeline 'killed': the JVM of Spark, process \d+, was killed \(SIGKILL\)\. The checkpoint is as "
+        "it was: start the program again, in a new process, to go on from there",
+        first,
+    )
+    assert re.search(r"unavailable: .*the JVM of Spark, process \d+, was killed \(SIGKILL\).*new process", second)

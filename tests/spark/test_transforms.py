@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 import cutwater
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState
+from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.spark.run import program_of
 from tests.spark.pipeline_kit import written
 from tests.spark.random_pipelines import expected
@@ -121,7 +122,9 @@ def test_projection_filter_explode_and_join_give_what_a_test_gives(
         return df.join(static, "tag").withColumn("n", F.col("weight") * 100)
 
     p = Pipeline("transforms", log=log.servers)
-    source = p.source("transformed-in", schema=ROWS, event_time="at").map(counted, ROWS)
+    source = p.source("transformed-in", schema=ROWS, event_time="at", watermark=Watermark.ascending()).map(
+        counted, ROWS
+    )
     tags = source.transform(exploded, schema="k string, n bigint, tag string")
     tags.process(key="tag", function=Count(), uid="count", schema=SHORT).sink("tag-counts", uid="counts")
     tags.sink("tags", uid="tags")
@@ -140,7 +143,7 @@ def test_projection_filter_explode_and_join_give_what_a_test_gives(
 def test_the_last_step_may_be_code_on_data_frames(log: cutwater.Client, spark: SparkSession, tmp_path: Path) -> None:
     filled(log, "last-in")
     p = Pipeline("last", log=log.servers)
-    per = p.source("last-in", schema=ROWS, event_time="at").window(
+    per = p.source("last-in", schema=ROWS, event_time="at", watermark=Watermark.ascending()).window(
         key="k", window=Tumbling("10s"), aggregate={"n": "sum(n)"}, uid="w"
     )
     named = "k string, from timestamp, n bigint"
@@ -151,3 +154,42 @@ def test_the_last_step_may_be_code_on_data_frames(log: cutwater.Client, spark: S
     p.run(spark=spark, until="now", drain=True, parallelism=1, slices=2, checkpoint=tmp_path / "checkpoint")
     assert wanted["last-out"]
     assert written(log, "last-out") == wanted["last-out"]
+
+
+@pytest.mark.timeout(600)
+def test_an_unchained_row_function_runs_in_a_worker_of_its_own(
+    log: cutwater.Client, spark: SparkSession, tmp_path: Path
+) -> None:
+    filled(log, "unchained-in")
+
+    def first(row: Any) -> Any:
+        return {"n": row.n, "first": os.getpid()}
+
+    def next_one(row: Any) -> Any:
+        return {"n": row.n, "first": row.first, "second": os.getpid()}
+
+    def last(row: Any) -> Any:
+        return {"n": row.n, "first": row.first, "second": row.second, "third": os.getpid()}
+
+    p = Pipeline("unchained", log=log.servers)
+    firsts = p.source("unchained-in", schema=ROWS).map(first, "n bigint, first bigint")
+    seconds = firsts.map(next_one, "n bigint, first bigint, second bigint").unchained()
+    seconds.map(last, "n bigint, first bigint, second bigint, third bigint").sink("unchained-out", uid="out")
+    p.run(spark=spark, until="now", parallelism=1, slices=2, checkpoint=tmp_path / "checkpoint")
+    rows = written(log, "unchained-out")
+    assert [row["n"] for row in rows] == list(range(30))
+    assert all(row["first"] == row["second"] != row["third"] for row in rows)
+
+
+def test_a_session_that_newsession_made_is_told_of(log: cutwater.Client, spark: SparkSession, tmp_path: Path) -> None:
+    log.create_topic("sessions-in", schema=SCHEMA)
+    for name in ("sessions", "sessions again"):
+        p = Pipeline(name, log=log.servers)
+        p.source("sessions-in").sink("sessions-out", uid="out")
+        if name == "sessions":
+            p.run(spark=spark, until="now", parallelism=1, slices=2, checkpoint=tmp_path / "first")
+            log.delete_topic("sessions-out")
+            continue
+        with pytest.raises(InvalidArgument, match=r"was made by newSession\(\).*use the first session"):
+            p.run(spark=spark.newSession(), until="now", parallelism=1, slices=2, checkpoint=tmp_path / "second")
+    assert "sessions-out" not in {topic.name for topic in log.topics()}

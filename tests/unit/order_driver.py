@@ -2,7 +2,7 @@
 
 ``Leader.raw`` hands over one event and gives back exactly what the layer wants done. ``Leader.run`` also stores every
 write at once. ``FakeNodes`` are storage nodes that do what they are told, at once and durably, and otherwise only
-report; they insist on DESIGN §3.6: a commit applies at the first uncommitted LLSN, to records that are there.
+report; they insist on one rule: a commit applies at the first uncommitted LLSN, to records that are there.
 """
 
 from __future__ import annotations
@@ -126,10 +126,14 @@ class Leader:
         options: OrderOptions | None = None,
         snapshot: Snapshot | None = None,
         now: Instant = START,
+        is_new: bool = False,
     ) -> None:
+        """One that ``is_new`` has heard of no replica yet, so it answers nobody."""
         self.stored: list[d.Decision] = list(decisions)
         self.now = now
         self.layer = OrderLayer(LEADER, OrderState(snapshot, self.stored), now, options or OrderOptions())
+        for stream in () if is_new else self.layer.first_reports.missing:
+            self.layer.first_reports.hear(stream)
         self._sequences: dict[StorageNodeId, int] = {}
         self._requests = 0
 
@@ -266,6 +270,8 @@ class FakeNodes:
         self.replicas: dict[tuple[StorageNodeId, LogStreamId], FakeReplica] = {}
         self.nodes = list(nodes)
         self.silent: set[StorageNodeId] = set()
+        self.damaged: set[tuple[StorageNodeId, LogStreamId]] = set()
+        """Replicas that cannot be trusted, and do not come right by themselves."""
         self.seen: list[OrderEffect] = []
 
     def append(self, stream: LogStreamId, count: int) -> None:
@@ -280,7 +286,8 @@ class FakeNodes:
         self.take(self.leader.wake_after(ms * MILLISECOND))
         for node in self.nodes:
             if node not in self.silent:
-                self.take(self.leader.run(self.leader.report(node, *self._reports(node))))
+                invalid = tuple(lsid for at, lsid in sorted(self.damaged) if at == node)
+                self.take(self.leader.run(self.leader.report(node, *self._reports(node), invalid=invalid)))
 
     def rounds(self, count: int, ms: int = 20) -> None:
         for _ in range(count):
@@ -290,13 +297,15 @@ class FakeNodes:
         return [
             ur(lsid, end=r.end, committed=r.committed, hwm=r.hwm, epoch=r.epoch, state=r.state, trimmed=r.trimmed)
             for (at, lsid), r in sorted(self.replicas.items())
-            if at == node
+            if at == node and (at, lsid) not in self.damaged
         ]
 
     def take(self, effects: Iterable[OrderEffect]) -> None:
         for effect in effects:
             self.seen.append(effect)
-            if isinstance(effect, Send) and effect.node not in self.silent:
+            if not isinstance(effect, Send) or effect.node in self.silent:
+                continue
+            if (effect.node, getattr(effect.message, "stream", None)) not in self.damaged:
                 self._deliver(effect.node, effect.message)
 
     def _deliver(self, node: StorageNodeId, message: m.LeaderMessage) -> None:

@@ -144,7 +144,9 @@ class Disk:
                 ]
             case Restart():
                 self.first_llsn = effect.first_llsn
-                self.entries, self.contexts, self.unsynced = [], [], []
+                self.sync()
+                kept = [e for e in self.entries if e.first_llsn >= effect.first_llsn and e.last_llsn <= effect.keep_end]
+                self.entries, self.contexts = kept, []
             case Reopen(durable_end=None):
                 self.unsynced = []
             case Reopen():
@@ -172,7 +174,8 @@ class Disk:
         base = self.hard_state.base_llsn if self.hard_state else LLSN(0)
         committed_end = last.last_llsn if last else base
         tail = tuple(e for e in self.entries if e.last_llsn > committed_end)
-        return Found(self.hard_state, last, self.first_llsn, self.end, tail)
+        lacks_dedup = self.dedup is None and self.first_llsn > 1
+        return Found(self.hard_state, last, self.first_llsn, self.end, tail, lacks_dedup=lacks_dedup)
 
     def truncate(self, end: LLSN) -> None:
         self.entries = [e for e in self.entries if e.last_llsn <= end]

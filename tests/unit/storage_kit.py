@@ -39,6 +39,13 @@ SMALL = SegmentOptions(segment_bytes=1500, index_interval_bytes=400, commits_per
 DIRECTORY = Path("/disk/cid=1/snid=2/lsid=3")
 
 
+def declaration(number: int) -> Batch:
+    """Idleness alone, or with a watermark."""
+    declared, zero = EventTime(number * 5), EventTime(0)
+    is_idle = number % 2 == 0
+    return Batch(1, b"", 0, zero, zero, BatchKind.DECLARATION, None, None if is_idle else declared, idle=is_idle)
+
+
 def batch(number: int, count: int = 1, size: int = 20, *, tagged: bool = False, fence: bool = False) -> Batch:
     body = b"" if fence else (b"%d:" % number).ljust(size, b".")
     tag = ProducerTag(ProducerId("prodüçer"), ProducerEpoch(1), Sequence(number)) if tagged or fence else None
@@ -62,6 +69,10 @@ def entries_from(first: int, count: int, *, epoch: int = 1, size: int = 20, reco
     for i in range(count):
         number = llsn
         made = batch(number, 1 + number % records, size, tagged=number % 5 == 0, fence=number % 7 == 0)
+        if number % 11 == 0:
+            made = declaration(number)
+        elif number % 13 == 0:
+            made = structs.replace(made, idle=made.kind is BatchKind.DATA)
         found.append(Entry(LLSN(llsn), Epoch(epoch), made))
         llsn += made.count
         assert i >= 0

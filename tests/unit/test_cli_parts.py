@@ -43,6 +43,7 @@ def test_who_follows_nodes_that_are_down_is_told_so_once(capsys: pytest.CaptureF
 
     class Subscription(AbstractContextManager[Any]):
         trouble = ""
+        skipped_records = 0
 
         def take(self, timeout: float) -> list[Any]:
             if not troubles:
@@ -80,7 +81,7 @@ def test_times(text: str, found: datetime) -> None:
 
 @pytest.mark.parametrize("text", ["@", "@-5", "@-5w", "@5m", "@yesterday", "@-99999999999999d", "0", "-1", "1.5", "x"])
 def test_what_is_no_position_says_what_is_one(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"write .*@2026-01-31T12:00:00Z.*or 'earliest' or 'latest'"):
+    with pytest.raises(InvalidArgument, match=r"write .*@2026-01-31T12:00Z.*or 'earliest' or 'latest'"):
         parse_start(text, NOW)
 
 
@@ -339,3 +340,22 @@ print(sorted(sys.modules.keys() & {"pyarrow", "numpy", "pandas", "pyspark"}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("read", "abc"), "a GLSN is a whole number from 1 on, not 'abc'"),
+        (("read", "0"), "a GLSN is a whole number from 1 on, not '0'"),
+        (("topic", "create", "t", "--event-time-ahead-max", "5"), "--event-time-ahead-max is '5': a unit is missing"),
+        (("topic", "declare", "t", "--watermark", "yesterday"), "'yesterday' is no time: write 2026-01-31T12:00Z"),
+        (("find", "@yesterday"), "'@yesterday' is no time: write @2026-01-31T12:00Z"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused_in_the_words_of_the_command(
+    words: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, [*words, "--path", str(tmp_path / "log")])
+    said = f"{done.output} {done.exception}"
+    assert told in " ".join(said.replace("│", " ").split()), said
+    assert not (tmp_path / "log").exists()

@@ -275,9 +275,11 @@ def test_what_is_demanded_inside_is_demanded(kind: pa.DataType, fine: list[Any],
     [
         (pa.dense_union([pa.field("a", pa.int32()), pa.field("b", pa.string())]), "use a struct"),
         (pa.run_end_encoded(pa.int32(), pa.int64()), "use int64"),
+        (pa.list_view(pa.int64()), "use a list of int64"),
+        (pa.large_list_view(pa.int64()), "use a list of int64"),
     ],
 )
-def test_unions_and_runs_are_no_columns(around: Any, kind: pa.DataType, said: str) -> None:
+def test_unions_runs_and_list_views_are_no_columns(around: Any, kind: pa.DataType, said: str) -> None:
     with pytest.raises(InvalidArgument, match=f"column 'c' is .*{said}"):
         new_schema({"c": around(kind)}, "")
 

@@ -26,8 +26,9 @@ UNKNOWN = {
     "ProtocolViolation", "InvalidTransition", "ImpossibleReport", "ContradictoryCommand", "OrderLayerLostMemory",
     "MalformedFrame",
     # Never said about an append; so whatever they might mean, it is not certain.
-    "AlreadyExists", "Damaged", "NoRecordHere", "NotYetCommitted", "Trimmed", "PipelineFailed", "NotLeader",
-    "CannotListen", "Fenced", "LeaderFenced", "ProducerFenced", "RunFenced", "SavepointDamaged",
+    "AlreadyExists", "Damaged", "Malformed", "NoRecordHere", "NotYetCommitted", "Trimmed", "PipelineFailed",
+    "NotLeader", "CannotListen", "Fenced", "LeaderFenced", "ProducerFenced", "RunFenced", "SavepointDamaged",
+    "CheckpointDamaged",
 }  # fmt: skip
 ELSEWHERE = {
     "ConnectionLost", "DeadlineExceeded", "NotFound", "NotLeader", "ReadOnly", "ResourceExhausted", "StreamSealed",

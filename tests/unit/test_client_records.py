@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.client import parts as client_parts
 from cutwater.client.conversion import to_batch
-from cutwater.client.encoding import Limits, encode, encode_parts, row_bytes
+from cutwater.client.encoding import Limits, encode, row_bytes
 from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.client.parts import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
 from cutwater.client.schemas import (
@@ -560,18 +559,6 @@ def test_many_singles_have_the_same_body_too() -> None:
     assert found is not None
     assert found.body == joined(parts).rows.serialize().to_pybytes()
     assert plain_body([*parts, joined(parts).rows]) is None
-
-
-def test_arrow_makes_the_bodies_if_it_does_so_in_another_way_than_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    singles: list[Part] = [Single(b"value", b"key", 1)]
-    (rows, _) = joined(singles)
-    monkeypatch.setattr(client_parts, "_of_singles", lambda singles: joined([rows.select(["key", "value"])]))
-    assert client_parts._template.__wrapped__() is None
-    monkeypatch.undo()
-    monkeypatch.setattr(client_parts, "_template", lambda: None)
-    assert plain_body(singles) is None
-    made = encode_parts(singles, TopicSchema("t"), lambda: 5, limits=Limits(), compression=None)
-    assert (made.body, made.time_min) == (rows.serialize().to_pybytes(), 1)
 
 
 def test_a_record_over_the_limit_is_named_and_nothing_is_encoded() -> None:

@@ -33,6 +33,11 @@ class Sea:
         self.sinks: Exception | None = None
         self.refusals: list[CutwaterError] = []
         self.retried: list[CutwaterError | None] = []
+        self.shipments: list[Shipment] = []
+        self.others = False
+
+    def has_way_around(self, topic: Any, pin: Any) -> bool:
+        return self.others
 
     def begin(
         self,
@@ -50,6 +55,7 @@ class Sea:
         except CutwaterError:
             return False
         shipment.may_have_arrived = True
+        self.shipments.append(shipment)
         if self.refusals:
             shipment.may_have_arrived = False
             asyncio.get_running_loop().call_soon(on_outcome, self.refusals.pop())
@@ -109,6 +115,33 @@ async def test_few_appends_do_not_wait_for_a_batch_that_hangs() -> None:
     await lane.close()
     outcomes = await asyncio.gather(*stuck, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {AppendUnknown}
+
+
+@pytest.mark.parametrize("others", [True, False])
+async def test_batches_that_hang_hold_nobody_up_if_another_log_stream_takes_appends(others: bool) -> None:
+    sea = Sea()
+    lane = lane_to(sea)
+    sea.hangs = True
+    stuck: list[asyncio.Task[Ack]] = []
+    for number in (1, 2):
+        stuck += append(lane, 3)
+        await until(lambda number=number: len(sea.sizes) == number)  # type: ignore[misc]
+    sea.hangs, sea.others = False, others
+    waiting = append(lane, 2)
+    await asyncio.sleep(0.1)
+    assert sea.sizes == [3, 3], "as long as they are not slow, two are under way"
+    for shipment in sea.shipments:
+        shipment.is_slow = True
+        assert shipment.on_slow is not None
+        shipment.on_slow()
+    await asyncio.sleep(0.02)
+    if others:
+        await asyncio.wait_for(asyncio.gather(*waiting), 20)
+        assert sea.sizes == [3, 3, 2]
+    else:
+        assert sea.sizes == [3, 3], "there is nowhere else to go"
+    await lane.close()
+    await asyncio.gather(*stuck, *waiting, return_exceptions=True)
 
 
 async def test_appends_of_one_turn_travel_together_and_each_hears_of_its_own() -> None:

@@ -8,6 +8,7 @@ from random import Random
 from unittest import mock
 
 import pytest
+from msgspec import structs
 from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from, heads_of
 
 from cutwater.core.dedup import DedupCheckpoint
@@ -186,11 +187,16 @@ class Workload:
     def restart(self) -> None:
         world = self.world
         first = world.end + self.rng.randint(1, 50)
+        tail = [entry for entry in world.entries if entry.first_llsn > world.committed_end]
+        if tail and self.rng.random() < 0.7:
+            # What was kept of it stays.
+            first = self.rng.choice(tail).first_llsn
+        kept = [entry for entry in tail if entry.first_llsn >= first]
         world.saved = HardState(epoch=world.hard_state.epoch, base_llsn=LLSN(first - 1), base_glsn=GLSN(10 * first))
         self.storage.save_hard_state(world.saved)
-        self.storage.restart(LLSN(first), NO_TIME)
-        world.first, world.entries, world.contexts = LLSN(first), [], []
-        world.durable = world.contexts_durable = 0
+        self.storage.restart(LLSN(first), NO_TIME, kept[-1].last_llsn if kept else None)
+        world.first, world.entries, world.contexts = LLSN(first), kept, []
+        world.durable, world.contexts_durable = len(kept), 0
         world.restarts += 1
 
     def reopen(self) -> None:
@@ -299,7 +305,8 @@ def test_every_crash_is_survived(workload: Workload) -> None:
             storage = recover(disk)
             found = storage.find()
             check(found, storage, step)
-            verdict = judge(found)
+            # A replica saves a checkpoint of deduplication before it trims, and this workload does not.
+            verdict = judge(structs.replace(found, lacks_dedup=False))
             if step.name == "restart" and isinstance(verdict, Invalid):
                 # The new base is saved, and the entries of the old one are still there: to be synced again.
                 assert found.hard_state == step.after.saved

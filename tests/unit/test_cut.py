@@ -1,4 +1,4 @@
-"""The sentences of DESIGN §3 about the cut and its time, as examples."""
+"""The cut and its time (docs/protocol.md), as examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producer deduplication: DESIGN §7, sentence by sentence.
+"""Producer deduplication, rule by rule (docs/producers.md).
 
 “Deduplication state (sequence → LLSN, GLSN, checksum) covers uncommitted entries, is truncated with the tail,
 checkpointed, outlives trim, and travels with sync. A gap, or the same sequence with other bytes, is an error; so is

@@ -80,3 +80,41 @@ def test_the_code_map_is_found() -> None:
 @pytest.mark.parametrize("name", code_map())
 def test_every_file_of_the_code_map_exists(name: str) -> None:
     assert any((base / name).exists() for base in CODE_MAP_BASES)
+
+
+# What is not in the repository cannot be looked up: sections of a paper, a contract that was left elsewhere.
+ELSEWHERE = re.compile("\u00a7|" + r"\b" + "DESI" + r"GN\b|" + "DESI" + r"GN\.md|\.\./shared\b")
+
+
+def test_nothing_cites_a_document_that_is_not_in_the_repository() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in ("src", "tests", "docs", "examples")
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in (".py", ".md", ".toml", ".proto") and path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if ELSEWHERE.search(line)
+    ]
+    assert not found, "name the page in docs/ instead:\n" + "\n".join(found)
+    assert ELSEWHERE.search("the sentences of DESI" + "GN \u00a73")
+
+
+def test_decisions_are_numbered_without_holes_and_listed_in_order() -> None:
+    files = sorted(path.name for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    assert [name[:4] for name in files] == [f"{number:04}" for number in range(1, len(files) + 1)]
+    listed = re.findall(r"^\| \[(\d{4})\]\((\S+)\)", text("docs/adr/README.md"), re.MULTILINE)
+    assert listed == [(name[:4], name) for name in files]
+
+
+def test_every_decision_that_is_cited_exists() -> None:
+    there = {path.name[:4] for path in (ROOT / "docs" / "adr").glob("[0-9]*.md")}
+    cited = {
+        (str(path.relative_to(ROOT)), number)
+        for folder in ("src", "tests", "docs")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".md")
+        for many in re.findall(r"ADRs? (\d{4}(?:(?:, | and )\d{4})*)", path.read_text(encoding="utf-8"))
+        for number in re.findall(r"\d{4}", many)
+    }
+    assert {(path, number) for path, number in cited if number not in there} == set()
+    assert len(cited) > 5

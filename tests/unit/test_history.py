@@ -1,4 +1,4 @@
-"""DESIGN §3.8: what a replica that is behind is told, with exact numbers."""
+"""What a replica that is behind is told, with exact numbers (docs/protocol.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,7 +12,7 @@ import pytest
 
 from cutwater.errors import Refused
 from cutwater.jobs.job_file import Restored
-from cutwater.jobs.messages import Savepoint, Start, Taken
+from cutwater.jobs.messages import Ended, Moved, Progress, Savepoint, Start, Taken
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.program import ProgramInfo
 from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin
@@ -22,7 +24,7 @@ NOTE = Note(FORMAT, 1, "p", 5, 3, "log", ProgramInfo((), (), (), 1), {})
 def test_a_checkpoint_keeps_the_sizes_that_it_was_made_with() -> None:
     """Also if a program that ran by itself made it, with other slices than the default."""
     assert sizes(Start("/c"), NOTE) == sizes(Start("/c", parallelism=3), NOTE) == (3, 5)
-    with pytest.raises(Refused, match="made with parallelism 3, not 4: leave --parallelism out"):
+    with pytest.raises(Refused, match=r"made with parallelism 3, not 4: leave --parallelism .*take a savepoint"):
         sizes(Start("/c", parallelism=4), NOTE)
 
 
@@ -83,3 +85,17 @@ def test_a_savepoint_waits_for_the_first_micro_batch(tmp_path: Path) -> None:
         (tmp_path / name / "0").write_text('v1\n{}\n{"glsn": 3, "slices": 1}\n')
     assert restored(checkpoint, checkpoint.point(), None) == Restored(str(tmp_path), 3, 0)
     assert wish.taken(run) == Taken("/s")
+
+
+@pytest.mark.parametrize("waits", [0, 2])
+def test_a_run_that_ends_between_two_looks_tells_of_its_last_micro_batch(waits: int) -> None:
+    """A bounded run is often over before the first look."""
+    told: list[Any] = []
+    left = iter([False] * waits)
+    run = SimpleNamespace(wait=lambda seconds: next(left, True), progress={})
+    looks = iter(Progress(batch, 2, 3, 0.0, 0, 0.0, None, 0, 0, 0.0) for batch in range(9))
+    supervisor: Any = SimpleNamespace(tell=told.append, commands=queue.Queue())
+    watcher = SimpleNamespace(look=lambda progress: next(looks))
+    last = _Program(supervisor, UNUSED, Start("/c"))._until_over(run, UNUSED, watcher)
+    assert isinstance(last, Ended)
+    assert [message.progress.batch for message in told if isinstance(message, Moved)] == list(range(waits + 1))

@@ -110,7 +110,7 @@ def test_options_of_a_run() -> None:
     [
         (RunOptions(available_now=True, until="now"), "say one or the other"),
         (RunOptions(drain=True), "say which, with --until"),
-        (RunOptions(replay_output=True), "are about --from-savepoint: name one"),
+        (RunOptions(allow_non_restored_state=True), "is about --from-savepoint: name one"),
         (RunOptions(until="soon"), "'soon' is no position: .*; or 'now'"),
         (RunOptions(start="yesterday"), "--start is 'earliest', 'latest' or a GLSN from 1 on, not 'yesterday'"),
         (RunOptions(trigger="abc"), "--trigger is 'abc': give whole milliseconds, .* or a text such as '500ms'"),

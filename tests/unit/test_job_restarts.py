@@ -57,7 +57,7 @@ def test_strategies_are_read_as_they_are_written(text: str, strategy: Strategy) 
         ("always", "is no restart strategy"),
         ("none:delay=5s", "'none' has no 'delay'; it has nothing to set"),
         ("fixed:wait=5s", "'fixed' has no 'wait'; it has delay, attempts, as in fixed:delay=5s,attempts=3"),
-        ("fixed:delay=5", "delay in 'fixed:delay=5' is '5': give whole milliseconds, a timedelta, or a text such as"),
+        ("fixed:delay=5", "delay in 'fixed:delay=5' is '5': a unit is missing, write '5ms', '5s' or '5m'"),
         ("fixed:delay=-5s", "must be at least 0 ms"),
         ("fixed:attempts=0", "attempts is '0', and must be a whole number from 1 on"),
         ("fixed:attempts=x", "attempts is 'x', and must be a whole number from 1 on"),

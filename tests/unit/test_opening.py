@@ -34,7 +34,8 @@ def test_the_files_of_a_replica_that_cannot_be_trusted_stay_as_they_are() -> Non
     opening = open_replica(HEAD, STREAM, disk)
     assert opening.problem == "an interrupted sync"
     assert not opening.replica.trusted
-    assert (opening.replica.committed_end, opening.replica.durable_end, disk.end) == (2, 2, 3)
+    assert (opening.replica.committed_end, opening.replica.durable_end, disk.end) == (2, 3, 3)
+    assert opening.replica.report() is None
 
 
 def test_deduplication_is_its_checkpoint_and_what_came_after_it() -> None:

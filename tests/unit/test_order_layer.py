@@ -1,4 +1,4 @@
-"""Reports, cuts and the store: the sentences of DESIGN §3.3 to §3.7, held against whole lists of effects."""
+"""Reports, cuts and the store (docs/protocol.md), held against whole lists of effects."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def everybody(leader: Leader, *reports: UncommitReport) -> list[object]:
     return plain(leader.run(leader.report(NODES[-1], *reports)))
 
 
-# §3.4: the cut.
+# The cut.
 
 
 def test_the_worked_example(leader: Leader) -> None:
@@ -148,7 +148,7 @@ def test_a_report_from_which_something_follows_has_its_turn_also_when_others_sha
 
 
 def test_who_got_nothing_is_told_so(leader: Leader) -> None:
-    """'a stream with nothing new never holds up the others' (§7): the commit message names the quiet streams."""
+    """'a stream with nothing new never holds up the others': the commit message names the quiet streams."""
     *_, to_n3 = everybody(leader, ls1(1), ls2(0))
     commits = (StreamCommit(LS1, context(5, 11, 1, hwm=11, prev=10, time=START.wall)),)
     assert to_n3 == Send(N3, CommitMessage(GLSN(10), GLSN(11), REVISION, commits, (LS2,)), may_wait=True)
@@ -170,7 +170,7 @@ def test_empty_cuts_are_not_stored(leader: Leader) -> None:
     assert leader.state.index == LAST
 
 
-# §3.3: which reports count.
+# Which reports count.
 
 
 def test_older_and_repeated_reports_are_ignored(leader: Leader) -> None:
@@ -288,7 +288,7 @@ def test_a_deposed_leader_raises_no_alarm(leader: Leader, impossible: UncommitRe
 
 
 def test_a_node_that_knows_a_later_leader_is_reason_to_ask_the_store(leader: Leader) -> None:
-    """§3.5: 'fenced by the leader's epoch'. Mostly this leader has been deposed and steps down in silence; if it has
+    """'fenced by the leader's epoch'. Mostly this leader has been deposed and steps down in silence; if it has
     not, the store has lost an epoch that it gave out."""
     hello, store = leader.raw(leader.report(N1, ls1(1), ls2(1), leader_epoch=LEADER + 1))
     assert hello == Send(N1, LeaderHello(LEADER))
@@ -300,7 +300,7 @@ def test_a_node_that_knows_a_later_leader_is_reason_to_ask_the_store(leader: Lea
 
 
 def test_the_alarm_is_raised_once_however_long_the_store_takes(leader: Leader) -> None:
-    """§12: 'memory and queues are bounded'. A node reports many times a second; a store may stand still for an hour."""
+    """Memory and queues are bounded. A node reports many times a second; a store may stand still for an hour."""
     bad = ur(LS1, committed=2, end=3, hwm=5)
     (first,) = leader.raw(leader.ask(r.AddNodeRequest(N4)))
     assert isinstance(first, Store)
@@ -369,14 +369,14 @@ def test_a_report_that_does_not_name_this_leader_is_not_believed(leader: Leader)
 
 
 def test_a_halted_leader_does_not_let_anyone_wait(leader: Leader) -> None:
-    """§7: errors 'say what to do'. A request that can never be carried out is answered."""
+    """Errors 'say what to do'. A request that can never be carried out is answered."""
     leader.run(leader.report(N1, ur(LS1, committed=4, end=4, hwm=11)))
     effects = leader.run(leader.ask(r.CreateTopicRequest("other", 1, 1)))
     effects += leader.wake_after(SECOND)
     assert (Reply, 1, OrderLayerLostMemory) in plain(effects)
 
 
-# §3.5: one write at a time.
+# One write at a time.
 
 
 def test_nothing_leaves_while_a_write_is_in_flight(leader: Leader) -> None:
@@ -453,7 +453,7 @@ def test_a_store_that_is_elsewhere_is_an_alarm(leader: Leader) -> None:
 
 
 def test_waiting_requests_are_bounded() -> None:
-    """§12: 'memory and queues are bounded'; the excess is told at once, also while a write is in flight."""
+    """Memory and queues are bounded; the excess is told at once, also while a write is in flight."""
     leader = Leader(CLUSTER, options=OrderOptions(requests_max=3, requests_per_turn_max=2))
     (store,) = leader.raw(leader.ask(r.AddNodeRequest(N4)))
     assert isinstance(store, Store)
@@ -467,7 +467,7 @@ def test_waiting_requests_are_bounded() -> None:
 
 
 def test_the_store_is_compacted_also_under_load() -> None:
-    """§6: 'periodic compaction'. A leader that always has something to write must come to it as well."""
+    """Periodic compaction. A leader that always has something to write must come to it as well."""
     leader = Leader(CLUSTER, options=OrderOptions(compact_every_decisions=4))
     for node in NODES:
         effects = leader.raw(leader.report(node, ls1(1), ls2(0)))
@@ -497,7 +497,7 @@ def test_the_store_is_compacted_also_while_nothing_is_due() -> None:
 
 
 def test_a_cut_carries_the_revision_it_was_made_under(leader: Leader) -> None:
-    """§3.11: 'Every cut carries the catalog revision it was made under'; a change in the same write comes after it."""
+    """Every cut carries the catalog revision it was made under; a change in the same write comes after it."""
     everybody(leader, ls1(0), ls2(0))
     (store,) = leader.raw(leader.ask(r.AddStreamRequest("orders")))
     assert isinstance(store, Store)

@@ -1,4 +1,4 @@
-"""What replicas that are behind are told, and how long it is remembered: the sentences of DESIGN §3.8."""
+"""What replicas that are behind are told, and how long it is remembered (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -192,8 +192,8 @@ def test_a_new_leader_knows_that_the_ranges_are_forgotten(leader: Leader) -> Non
     ],
 )
 def test_nobody_is_told_to_commit_records_that_it_does_not_have(outsider: UncommitReport) -> None:
-    """'A commit … applies only at the replica's first uncommitted LLSN' (§3.6), to records that are on its disk. Who is
-    outside the newest epoch 'truncates durably to its own committed LLSN' (§4), so it has none to commit."""
+    """'A commit … applies only at the replica's first uncommitted LLSN', to records that are on its disk. Who is
+    outside the newest epoch 'truncates durably to its own committed LLSN', so it has none to commit."""
     decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 2}])
     decisions += [d.Seal(LS1, E1, LLSN(2), NODES, "a test"), d.Unseal(LS1, E2, LLSN(2), (N1, N2))]
     leader = Leader(decisions, options=QUIET)

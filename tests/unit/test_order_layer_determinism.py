@@ -1,4 +1,4 @@
-"""DESIGN §6: 'Two of them fed the same inputs give the same cuts.' And what holds whatever happens.
+"""Two leaders fed the same inputs give the same cuts. And what holds whatever happens.
 
 Random lives of a small cluster: appends, dead and returning nodes, complaints, requests, a store that is slow, a leader
 that sleeps. Everything that one leader sees is also shown to a second one, which must want the same done, effect by
@@ -189,7 +189,7 @@ def test_what_always_holds(todo: list[tuple[str, int, int]]) -> None:
 @settings(max_examples=40)
 @given(lives)
 def test_after_the_fault_heals_appends_succeed(todo: list[tuple[str, int, int]]) -> None:
-    """§12: 'after the fault heals, appends succeed within seconds' and 'replicas converge'."""
+    """'after the fault heals, appends succeed within seconds' and 'replicas converge'."""
     leader, nodes = live(todo)
     leader.slowness = 0
     nodes.silent.clear()

@@ -54,7 +54,7 @@ def everyone_reports(leader: Leader, *, epoch: int = 1, state=RUNNING) -> list[O
 
 
 def open_run(leader: Leader, key: str = "k") -> None:
-    assert isinstance(leader.answer(r.OpenRunRequest("query", key)), r.RunAnswer)
+    assert isinstance(leader.answer(r.OpenRunRequest("query", key, start=r.RunStart(replay=True))), r.RunAnswer)
 
 
 def publish(batch: int = 0, *parts: Part, run: int = 1) -> r.PublishRequest:
@@ -104,6 +104,17 @@ def test_nobody_hears_of_a_batch_before_it_is_stored() -> None:
         N1,
         PublishGroup(LS1, Epoch(1), RunId(1), BatchNumber(0), T1, (part(),), 3, index, index),
     )
+
+
+def test_a_node_without_a_replica_says_nothing_of_what_is_published() -> None:
+    leader = leads()
+    open_run(leader)
+    decided(leader)
+    stranger = StorageNodeId(77)
+    leader.answer(r.AddNodeRequest(stranger))
+    for state in GroupState:
+        assert replies(leader.run(said(state, node=stranger, glsn=5, count=3))) == []
+    assert replies(leader.run(said(GroupState.PUBLISHED, glsn=5, count=3))) != []
 
 
 def test_the_answer_leaves_when_all_is_published_and_that_is_stored() -> None:
@@ -330,7 +341,7 @@ def test_who_waits_hears_when_the_run_is_fenced_or_the_leader_goes() -> None:
     leader = leads()
     open_run(leader)
     decided(leader)
-    effects = leader.run(leader.ask(r.OpenRunRequest("query", "other")))
+    effects = leader.run(leader.ask(r.OpenRunRequest("query", "other", start=r.RunStart(replay=True))))
     assert [type(outcome) for outcome in replies(effects)] == [r.RunAnswer, RunFenced]
     leader = leads()
     open_run(leader)

@@ -1,4 +1,4 @@
-"""Dead nodes and repair: the sentences of DESIGN §4, with fake storage nodes that report and obey."""
+"""Dead nodes and repair (docs/protocol.md), with fake storage nodes that report and obey."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_leader_that_slept_does_not_open_a_stream_without_the_others(first: st
 
 
 def test_a_finished_stream_is_looked_after_now_and_then() -> None:
-    """§12: 'replicas converge', 'damage is repaired or reported'. A replica that is invalid reports nothing of itself,
+    """'replicas converge', 'damage is repaired or reported'. A replica that is invalid reports nothing of itself,
     so nobody but the leader's own round finds it; finished streams 'never hurry'."""
     decisions = cluster_of({LS1: NODES}, cuts=[{LS1: 4}])
     decisions.append(d.Seal(LS1, E1, LLSN(4), (N1, N2), "a test", final=True))
@@ -259,7 +259,7 @@ def test_a_finished_stream_is_looked_after_now_and_then() -> None:
 
 
 def test_a_finished_stream_becomes_whole() -> None:
-    """§12: 'replicas converge', also when a node was away while the stream was finished."""
+    """'replicas converge', also when a node was away while the stream was finished."""
     nodes = cluster()
     append(nodes, LS1, 3)
     nodes.silent.add(N3)

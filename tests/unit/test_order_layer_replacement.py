@@ -6,14 +6,15 @@ from msgspec import structs
 from order_driver import LS1, LS2, N1, N2, N3, N4, FakeNodes, sends, stores
 from test_order_layer_repair import QUIET, append, cluster, is_whole
 
+from cutwater.admin.telling import why_dead
 from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CreateReplica
 from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint
-from cutwater.core.order_state import OrderState
+from cutwater.core.order_state import Node, OrderState
 from cutwater.core.staffing import substitute
-from cutwater.errors import InvalidArgument, OrderLayerLostMemory, Refused, WrongIdentity
-from cutwater.types import MILLISECOND, SECOND, ReplicaState, Retention, StorageNodeId
+from cutwater.errors import InvalidArgument, OrderLayerLostMemory, Refused, Unavailable, WrongIdentity
+from cutwater.types import GLSN, MILLISECOND, SECOND, ReplicaState, Retention, StorageNodeId
 
 HASTY = structs.replace(QUIET, replace_node_after_us=4 * SECOND, replace_stream_after_us=3 * SECOND)
 FOUR = (N1, N2, N3, N4)
@@ -24,7 +25,7 @@ def members(nodes: FakeNodes) -> tuple[StorageNodeId, ...]:
 
 
 def test_a_dead_nodes_place_is_given_to_another_while_the_stream_runs() -> None:
-    """§4: 're-replicates with a learner while the stream runs'."""
+    """Re-replicates with a learner while the stream runs."""
     nodes = cluster(nodes=FOUR, options=HASTY)
     append(nodes, LS1, 5)
     (free,) = set(FOUR) - set(members(nodes))
@@ -42,6 +43,64 @@ def test_a_dead_nodes_place_is_given_to_another_while_the_stream_runs() -> None:
     assert stream.committed_end == 8
 
 
+def test_a_spare_node_is_brought_in_for_a_replica_that_is_damaged() -> None:
+    """At once, not when the node has been dead for long: it lives. It keeps its place until there are enough copies,
+    because what it has may be what another one lacks."""
+    nodes = cluster(nodes=(N1, N2, N3), replication=2)
+    append(nodes, LS1, 5)
+    (spare,) = {N1, N2, N3} - set(members(nodes))
+    sound, damaged = members(nodes)
+    nodes.damaged.add((damaged, LS1))
+    nodes.rounds(130)
+    append(nodes, LS1, 2)
+    stream = nodes.leader.state.streams[LS1]
+    assert set(stream.members) == set(stream.replicas) == {sound, spare}
+    assert stream.committed_end == 7
+    events = nodes.leader.answer(r.EventsRequest())
+    assert isinstance(events, r.Events)
+    reasons = [event.reason for event in events.events if event.reason]
+    assert f"the copy on storage node {damaged} is damaged" in reasons
+    assert f"there are 2 copies without storage node {damaged}" in reasons
+
+
+def test_a_spare_node_that_dies_is_replaced_too() -> None:
+    nodes = cluster(nodes=FOUR, replication=2, options=HASTY)
+    append(nodes, LS1, 5)
+    sound, damaged = members(nodes)
+    nodes.damaged.add((damaged, LS1))
+    while len(nodes.leader.state.streams[LS1].replicas) < 3:
+        nodes.round()
+    (spare,) = set(nodes.leader.state.streams[LS1].replicas) - {sound, damaged}
+    nodes.silent.add(spare)
+    (last,) = set(FOUR) - {sound, damaged, spare}
+    nodes.rounds(500)
+    assert set(members(nodes)) == set(nodes.leader.state.streams[LS1].replicas) == {sound, last}
+
+
+def test_a_replica_that_is_repaired_in_a_moment_needs_no_spare_node() -> None:
+    nodes = cluster(nodes=(N1, N2, N3), replication=2)
+    append(nodes, LS1, 5)
+    before = set(members(nodes))
+    nodes.damaged.add((members(nodes)[1], LS1))
+    nodes.rounds(10)
+    nodes.damaged.clear()
+    nodes.rounds(150)
+    assert set(members(nodes)) == set(nodes.leader.state.streams[LS1].replicas) == before
+
+
+def test_a_damaged_replica_that_is_back_first_keeps_its_place() -> None:
+    nodes = cluster(nodes=(N1, N2, N3), replication=2)
+    append(nodes, LS1, 5)
+    before = set(members(nodes))
+    (spare,) = {N1, N2, N3} - before
+    nodes.damaged |= {(members(nodes)[1], LS1), (spare, LS1)}
+    nodes.rounds(60)
+    assert spare in nodes.leader.state.streams[LS1].replicas
+    nodes.damaged = {(spare, LS1)}
+    nodes.rounds(150)
+    assert set(members(nodes)) == set(nodes.leader.state.streams[LS1].replicas) == before
+
+
 def test_without_a_free_node_the_dead_keep_their_place() -> None:
     nodes = cluster(options=HASTY)
     append(nodes, LS1, 5)
@@ -54,7 +113,7 @@ def test_without_a_free_node_the_dead_keep_their_place() -> None:
 
 
 def test_the_number_of_streams_that_take_appends_is_kept() -> None:
-    """§4: 'keeps the number of active log streams per topic, opens replacements where enough healthy nodes exist'."""
+    """Keeps the number of active log streams per topic, opens replacements where enough healthy nodes exist."""
     nodes = cluster(nodes=FOUR, streams=2, replication=1, options=HASTY)
     lost = nodes.leader.state.streams[LS1].members[0]
     nodes.silent.add(lost)
@@ -78,7 +137,7 @@ def test_a_stream_sealed_for_good_is_replaced_and_one_sealed_by_an_operator_is_n
 
 
 def test_who_accuses_two_peers_is_left_out_itself() -> None:
-    """§4: 'if both ends live and only their link is cut, repair leaves one of them out': the one that sees nobody."""
+    """If both ends live and only their link is cut, repair leaves one of them out: the one that sees nobody."""
     nodes = cluster(options=HASTY)
     append(nodes, LS1, 2)
     head, second, third = members(nodes)
@@ -101,15 +160,64 @@ def test_substitutes_never_meet_a_replica_of_the_same_stream() -> None:
 
 
 def test_a_node_with_another_key_is_not_the_node() -> None:
-    """§5: 'a node whose keys do not match the cluster's refuses to start or to be added'."""
+    """'a node whose keys do not match the cluster's refuses to start or to be added'."""
     leader = cluster().leader
     assert leader.answer(r.AddNodeRequest(N4, "h:1", "key", ("/a",))) == r.Done()
-    assert leader.answer(r.AddNodeRequest(N4, "h:2", "key", ("/a", "/b"))) == r.Done()
+    assert leader.answer(r.JoinRequest(N4, "h:2", "key", ("/a", "/b"), asked_at="h:1")) == r.Joined(known=True)
     assert leader.state.nodes[N4].address == "h:2"
     assert isinstance(leader.answer(r.AddNodeRequest(N4, "h:2", "other")), WrongIdentity)
+    assert isinstance(leader.answer(r.JoinRequest(N4, "h:2", "other", ())), WrongIdentity)
     index = leader.state.index
     assert leader.answer(r.AddNodeRequest(N4, "h:2", "key", ("/a", "/b"))) == r.Done()
     assert leader.state.index == index, "nothing new"
+
+
+def test_only_a_node_with_the_public_key_that_was_noted_changes_what_is_known_of_it() -> None:
+    leader = cluster().leader
+    assert leader.answer(r.AddNodeRequest(N4, "h:1")) == r.Done()
+    assert leader.answer(r.JoinRequest(N4, "h:1", "key", ("/a",), "public", "h:1")) == r.Joined(known=True)
+    noted = Node(N4, "h:1", "key", ("/a",), "public")
+    assert leader.state.nodes[N4] == noted
+    for request in (
+        r.AddNodeRequest(N4, "h:1", "key", ("/a",), "another"),
+        r.JoinRequest(N4, "h:2", "key", ("/a",), "another"),
+        r.JoinRequest(N4, "h:2", "key", ("/a",)),
+    ):
+        assert isinstance(leader.answer(request), WrongIdentity), request
+    # Anyone may ask to add a node, with nothing but what everyone can know; that moves none.
+    assert isinstance(leader.answer(r.AddNodeRequest(N4, "h:2")), Refused)
+    assert leader.answer(r.AddNodeRequest(N4)) == r.Done()
+    assert leader.answer(r.AddNodeRequest(N4, "h:1", "", ("/b",))) == r.Done()
+    assert leader.state.nodes[N4] == noted
+    assert leader.answer(r.JoinRequest(N4, "h:2", "key", ("/b",), "public")) == r.Joined(known=True)
+    assert leader.state.nodes[N4] == Node(N4, "h:2", "key", ("/b",), "public")
+    assert OrderState(leader.state.snapshot(), ()).nodes[N4].server_key == "public"
+    # A new key is for the same data only, and only if one is said.
+    for key in ("", "other data"):
+        renewal = r.AddNodeRequest(N4, "", key, (), "another", renews=True)
+        assert isinstance(leader.answer(renewal), WrongIdentity)
+    assert leader.answer(r.AddNodeRequest(N4, "", "key", (), "", renews=True)) == r.Done()
+    assert leader.state.nodes[N4].server_key == "public"
+    assert leader.answer(r.AddNodeRequest(N4, "", "key", (), "another", renews=True)) == r.Done()
+    assert leader.state.nodes[N4] == Node(N4, "h:2", "key", ("/b",), "another")
+    assert isinstance(leader.answer(r.JoinRequest(N4, "h:2", "key", ("/b",), "public")), WrongIdentity)
+    # Who was removed is a stranger.
+    assert leader.answer(r.RemoveNodeRequest(N4)) == r.Done()
+    assert leader.answer(r.AddNodeRequest(N4, "h:3")) == r.Done()
+    assert leader.state.nodes[N4] == Node(N4, "h:3")
+
+
+def test_a_key_is_noted_only_if_it_was_asked_for_where_the_node_listens() -> None:
+    """A node may be added, or removed and added elsewhere, between the question for its key and the decision."""
+    leader = cluster().leader
+    thief = r.JoinRequest(N4, "h:6", "", (), "thief")
+    assert leader.answer(thief) == r.Joined(known=False)
+    for address, asked in (("h:1", ""), ("h:1", "h:6"), ("", ""), ("", "h:6")):
+        assert leader.answer(r.AddNodeRequest(N4, address)) == r.Done()
+        refused = leader.answer(structs.replace(thief, asked_at=asked))
+        assert isinstance(refused, Unavailable), (address, asked, refused)
+        assert leader.state.nodes[N4] == Node(N4, address)
+        assert leader.answer(r.RemoveNodeRequest(N4)) == r.Done()
 
 
 def test_topics_change_and_say_so() -> None:
@@ -227,6 +335,12 @@ def test_a_cluster_is_founded_once() -> None:
     assert sends(effects, CreateReplica) == []
 
 
+def described(nodes: FakeNodes) -> r.Description:
+    found = nodes.leader.answer(r.DescribeRequest())
+    assert isinstance(found, r.Description)
+    return found
+
+
 def test_a_process_that_has_ended_is_not_waited_for() -> None:
     nodes = cluster(options=HASTY)
     append(nodes, LS1, 2)
@@ -235,10 +349,17 @@ def test_a_process_that_has_ended_is_not_waited_for() -> None:
     nodes.take(nodes.leader.run(NodeGone(gone)))
     nodes.rounds(4, ms=5)
     assert gone not in members(nodes), "sealed and opened on the others within a few milliseconds"
+    (told,) = (node for node in described(nodes).nodes if node.node == gone)
+    assert why_dead(told) == "is dead: its connection was lost, and nobody listens there any more"
     append(nodes, LS1, 2)
     nodes.silent.clear()
     nodes.rounds(100)
     assert is_whole(nodes, LS1), "when it reports again, it is welcome again"
+    assert not any(node.is_gone for node in described(nodes).nodes)
+    nodes.silent.add(gone)
+    nodes.rounds(400, ms=15)
+    (told,) = (node for node in described(nodes).nodes if node.node == gone)
+    assert "is dead: it has been silent for" in why_dead(told)
 
 
 def test_a_node_that_reports_but_cannot_be_reached_is_left_out_for_a_while() -> None:
@@ -280,15 +401,16 @@ def test_a_finished_stream_counts_the_copies_that_took_over() -> None:
     assert set(stream.members) == set(stream.replicas)
 
 
-def test_whoever_only_asks_is_answered_also_when_nothing_is_decided_any_more() -> None:
+def test_operators_are_told_how_the_cluster_is_also_when_nothing_is_decided_any_more() -> None:
     nodes = cluster()
     nodes.leader.run(nodes.leader.report(N1, applied=10**6))
     assert nodes.leader.layer.halted is not None
     description = nodes.leader.answer(r.DescribeRequest())
     assert isinstance(description, r.Description)
     assert "has heard of the cut 1000000" in description.halted
-    assert isinstance(nodes.leader.answer(r.CatalogRequest()), r.Catalog)
-    assert isinstance(nodes.leader.answer(r.AddNodeRequest(N4)), OrderLayerLostMemory)
+    assert isinstance(nodes.leader.answer(r.EventsRequest()), r.Events)
+    for refused in (r.CatalogRequest(), r.ReadCursorRequest("c"), r.ClockRequest(GLSN(0)), r.AddNodeRequest(N4)):
+        assert isinstance(nodes.leader.answer(refused), OrderLayerLostMemory)
 
 
 def test_a_topic_with_fewer_copies_than_min_replication_opens_all_the_same() -> None:

@@ -1,4 +1,4 @@
-"""Seal, unseal and who counts: the sentences of DESIGN §4, held against whole lists of effects."""
+"""Seal, unseal and who counts (docs/protocol.md), held against whole lists of effects."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_quarantined_replica_has_no_say_in_the_last_cut() -> None:
 
 @pytest.mark.parametrize("how", ["says nothing of it", "calls it invalid", "is learning"])
 def test_a_member_that_cannot_be_trusted_does_not_survive(how: str) -> None:
-    """'Recovery … invalid: never reports, waits for sync' (§5): the stream is sealed without it."""
+    """'Recovery … invalid: never reports, waits for sync': the stream is sealed without it."""
     leader = lead(CLUSTER)
     for node in NODES:
         leader.run(leader.report(node, at(4)))
@@ -283,7 +283,7 @@ def test_a_new_leader_does_not_wait_for_ever_for_the_others_to_speak() -> None:
 
 
 def test_a_node_whose_disk_is_full_is_left_out() -> None:
-    """§5: 'Disk full: the node turns read-only for appends …, loses nothing'."""
+    """Disk full: the node turns read-only for appends …, loses nothing."""
     leader = meet(lead(SEALED_CLUSTER))
     leader.run(leader.report(N3, at(4, SEALED), node_state=NodeState.READ_ONLY))
     leader.run(leader.report(N1, at(4, SEALED)))
@@ -303,7 +303,7 @@ def test_an_operators_seal_holds_until_it_is_lifted() -> None:
 
 
 def test_sealed_for_good_is_never_opened_again() -> None:
-    """§12: 'sealed never grows'."""
+    """Sealed never grows."""
     leader = lead(CLUSTER)
     leader.answer(r.SealRequest(LS1, final=True))
     for _ in range(3):
@@ -316,7 +316,7 @@ def test_sealed_for_good_is_never_opened_again() -> None:
 
 @pytest.mark.parametrize("cluster", [SEALED_CLUSTER, HELD_CLUSTER, FINAL_CLUSTER], ids=["sealed", "held", "for good"])
 def test_a_replica_that_lacks_records_learns_however_the_stream_is_sealed(cluster: list[d.Decision]) -> None:
-    """§12: 'replicas converge'. A stream that is sealed for good needs its copies as much as any other."""
+    """Replicas converge. A stream that is sealed for good needs its copies as much as any other."""
     leader = lead([*cluster, d.DropSurvivor(LS1, N3, "a test")])
     leader.run(leader.report(N3, at(2, SEALING, committed=2)))
     leader.run(leader.report(N1, at(4, SEALED)))
@@ -341,7 +341,12 @@ def test_a_new_stream_starts_at_the_hwm_of_its_creation() -> None:
     _, create = stores(effects)
     assert isinstance(create, d.CreateStream)
     assert (create.stream, create.high_watermark, sorted(create.replicas)) == (LS2, 5, [1, 2, 3])
-    assert sends(effects) == [Send(node, create_replica(LS2, 5)) for node in create.replicas]
+    # The topic has changed, too: members of its log streams hear of the newer catalog.
+    news, orders = [], []
+    for send in sends(effects):
+        (news if isinstance(send.message, CommitMessage) else orders).append(send)
+    assert orders == [Send(node, create_replica(LS2, 5)) for node in create.replicas]
+    assert {(send.message.high_watermark, send.message.commits) for send in news} == {(5, ())}
     for node in create.replicas:
         fresh = ur(LS2, end=0, hwm=5, epoch=0, state=SEALING)
         assert sends(leader.run(leader.report(node, at(5), fresh)), SealReplica) == [
@@ -377,7 +382,7 @@ def test_a_new_replica_of_an_existing_stream_must_learn() -> None:
 
 
 def test_a_lost_trim_is_repeated_to_a_running_replica() -> None:
-    """§5: trim is 'durable in the MR before any replica removes a segment; … a later read below it answers *trimmed*'.
+    """Trim is 'durable in the MR before any replica removes a segment; … a later read below it answers *trimmed*'.
     A lost message must not leave a replica, which may run for months, without it."""
     leader = lead([*CLUSTER, d.Trim(T1, GLSN(3))])
     effects = []

@@ -1,4 +1,4 @@
-"""Cut time and ticks: the sentences of DESIGN §3.10."""
+"""Cut time and ticks (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_ticks_of_a_slow_clock_move_on_too() -> None:
 
 
 def test_the_first_stream_is_not_older_than_the_cluster() -> None:
-    """§9: a stream is idle if 'its creation lies more than `idle_after` of cut time before'; 'until then a stream that
+    """A stream is idle if 'its creation lies more than `idle_after` of cut time before'; 'until then a stream that
     has not spoken holds the watermark back', also one that was created before the first cut."""
     leader = Leader([d.AddNode(N1)], options=PATIENT)
     leader.run(leader.report(N1))

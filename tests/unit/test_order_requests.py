@@ -161,7 +161,7 @@ def test_a_topic_needs_enough_live_nodes(leader: Leader) -> None:
 
 
 def test_a_node_whose_disk_is_full_gets_no_new_replicas(leader: Leader) -> None:
-    """§5: 'Disk full: the node turns read-only for appends'."""
+    """Disk full: the node turns read-only for appends."""
     leader.run(leader.report(N4, node_state=NodeState.READ_ONLY))
     assert error(leader.answer(r.CreateTopicRequest("four", 1, 4))) is Unavailable
     created = leader.answer(r.CreateTopicRequest("three", 2, 3))
@@ -180,7 +180,7 @@ def around(*usable: StorageNodeId, ready: tuple[StorageNodeId, ...] = (), time: 
 
 @pytest.mark.parametrize("request_", [r.CreateTopicRequest("new", 2, 2), r.AddStreamRequest(ORDERS)])
 def test_new_streams_go_to_nodes_that_can_be_used_and_are_as_old_as_now(request_: r.Request) -> None:
-    """§9: idleness counts from a stream's creation. A request is judged by the surroundings alone."""
+    """Idleness counts from a stream's creation. A request is judged by the surroundings alone."""
     state = OrderState(None, CLUSTER)
     decisions, _ = decide(request_, state, around(N1, N3, N4, time=77))
     created = [x for x in decisions if isinstance(x, d.CreateStream)]
@@ -222,7 +222,7 @@ def test_a_node_may_leave_a_finished_stream_to_others_that_hold_it(leader: Leade
 
 
 def test_a_node_does_not_leave_a_finished_stream_to_the_dead(leader: Leader) -> None:
-    """§4 of a replacement: 'only if at least one member of the new set holds every committed record'; as much holds
+    """Of a replacement: 'only if at least one member of the new set holds every committed record'; as much holds
     when the set only shrinks. Nobody has heard of the others since the seal: they may be gone for ever."""
     for lsid in (LS1, LS2):
         leader.answer(r.SealRequest(lsid, final=True))
@@ -334,7 +334,7 @@ def test_seal_and_unseal(leader: Leader) -> None:
 
 
 def test_trim_is_monotone(leader: Leader) -> None:
-    """§5: trim is 'monotone'; asking for less than was trimmed changes nothing."""
+    """Trim is 'monotone'; asking for less than was trimmed changes nothing."""
     assert leader.answer(r.TrimRequest(ORDERS, GLSN(5))) == r.Done()
     assert leader.answer(r.TrimRequest(ORDERS, GLSN(3))) == r.Done()
     assert leader.answer(r.TrimRequest(ORDERS, GLSN(5))) == r.Done()
@@ -344,7 +344,7 @@ def test_trim_is_monotone(leader: Leader) -> None:
 
 
 def test_opening_a_producer_bumps_its_epoch(leader: Leader) -> None:
-    """§7: 'Opening it bumps its epoch in the MR'; it stays in its stream."""
+    """Opening it bumps its epoch in the MR; it stays in its stream."""
     assert leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 4)) == r.ProducerGrant(
         ProducerEpoch(1), LS1, Sequence(0)
     )  # fmt: skip
@@ -404,7 +404,7 @@ def test_a_deleted_topics_producer_waits_for_an_open_stream(leader: Leader) -> N
 
 
 def test_a_producer_moves_only_from_a_sealed_stream(leader: Leader) -> None:
-    """§7: 'It changes streams only by an MR decision, after the first stream is sealed and the fate of every sequence
+    """'It changes streams only by an MR decision, after the first stream is sealed and the fate of every sequence
     is known.'"""
 
     def move(epoch: int = 1, stream_epoch: int = 1, session: int = 16) -> r.Answer | CutwaterError:
@@ -435,6 +435,25 @@ def test_a_move_that_others_overtook_is_refused(leader: Leader) -> None:
     leader.answer(r.SealRequest(LS1))
     late = r.MoveProducerRequest(BILLING, 17, ProducerEpoch(1), E1, Sequence(7))
     assert error(leader.answer(late)) is ProducerFenced
+
+
+def test_the_holder_of_a_name_gets_its_next_epoch_where_it_is(leader: Leader) -> None:
+    def renew(epoch: int = 1, session: int = 19) -> r.Answer | CutwaterError:
+        return leader.answer(r.RenewProducerRequest(BILLING, session, ProducerEpoch(epoch)))
+
+    assert error(renew()) is NotFound
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 19))
+    assert error(renew(session=18)) is ProducerFenced
+    assert error(renew(epoch=2)) is ProducerFenced
+    renewed = r.ProducerGrant(ProducerEpoch(2), LS1, Sequence(0))
+    assert renew() == renewed
+    assert renew() == renewed, "asked again after the first answer was lost"
+    assert renew(epoch=2) == r.ProducerGrant(ProducerEpoch(3), LS1, Sequence(0))
+    assert error(renew()) is ProducerFenced, "too late to be the same question"
+    assert OrderState(None, leader.stored).producers == leader.state.producers
+    leader.answer(r.OpenProducerRequest(BILLING, ORDERS, 20))
+    assert error(renew(epoch=3)) is ProducerFenced, "someone newer has the name and keeps it"
+    assert leader.state.producers[BILLING].session == 20
 
 
 def test_cursors(leader: Leader) -> None:

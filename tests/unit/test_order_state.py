@@ -1,4 +1,4 @@
-"""The fold of decisions: replay, snapshots, and what it refuses (DESIGN §3.5, §6, §12)."""
+"""The fold of decisions: replay, snapshots, and what it refuses."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_decisions_make_of_a_stream() -> None:
 
 
 def test_the_revision_follows_the_catalog_only() -> None:
-    """§3.11: 'a reader knows which streams exist' by the revision; cuts and cursors do not change that."""
+    """'a reader knows which streams exist' by the revision; cuts and cursors do not change that."""
     state = OrderState(None, CLUSTER)
     revision = state.revision
     for decision in (cut(commit()), d.CommitCursor("c", GLSN(1)), d.OpenProducer(BILLING, ProducerEpoch(1), LS1, 1)):
@@ -140,7 +140,7 @@ def test_the_revision_follows_the_catalog_only() -> None:
 
 
 def test_a_stream_is_as_old_as_its_decision_says() -> None:
-    """§9: idleness counts from a stream's creation, which need not be at a cut."""
+    """Idleness counts from a stream's creation, which need not be at a cut."""
     state = OrderState(None, LIFE[:-1])
     assert state.streams[LS1].created_time == CREATED_TIME
     assert state.streams[LS3].created_time == LATER
@@ -260,7 +260,7 @@ FINAL_LS1 = d.Seal(LS1, E1, LLSN(5), NODES, "a test", final=True)
 def test_a_decision_that_contradicts_the_earlier_ones_changes_nothing(
     before: list[d.Decision], decision: d.Decision
 ) -> None:
-    """'raises, and changes nothing, if it contradicts the earlier ones'; §12: dense, unique, one cut sequence."""
+    """Raises, and changes nothing, if it contradicts the earlier ones: dense, unique, one cut sequence."""
     state = OrderState(None, [*CLUSTER, *before])
     snapshot = state.snapshot()
     with pytest.raises(ContradictoryCommand):

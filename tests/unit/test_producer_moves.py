@@ -1,7 +1,7 @@
 """A producer that moves from one log stream to another and back, as the metadata repository and a replica see it.
 
-DESIGN §7: “… so an older holder of the name can do no more harm. It changes streams only by an MR decision, after the
-first stream is sealed and the fate of every sequence is known.”
+An older holder of the name can do no more harm (docs/producers.md). A producer changes streams only by a decision of
+the metadata repository, after the first stream is sealed and the fate of every sequence is known.
 """
 
 from __future__ import annotations

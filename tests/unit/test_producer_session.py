@@ -1,4 +1,4 @@
-"""The client's side of a named producer: the outcome rules of DESIGN §7, sentence by sentence."""
+"""The client's side of a named producer: the rules for outcomes (docs/producers.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recovery matrix of DESIGN §5, row by row.
+"""The recovery matrix (docs/recovery.md), row by row.
 
 “Matrix: nothing → fresh, but only when the replica is being created (an empty mount is not a fresh replica); CC only
 (all trimmed) → valid; CC end = last committed entry → valid; anything else → invalid: never reports, waits for sync.”
@@ -43,15 +43,29 @@ def test_nothing_is_invalid_where_a_replica_used_to_be() -> None:
     assert verdict.kept is None
 
 
-def test_records_without_a_hard_state_are_invalid() -> None:
-    for there in (
-        found(hard=None, end=2, tail=(entry(1, 2),)),
-        found(hard=None, last_commit=context(1, 2), end=2),
-        found(hard=None, last_commit=context(1, 2), first=3, end=2),
+def test_records_without_a_hard_state_are_invalid_and_what_is_committed_is_kept() -> None:
+    for there, committed in (
+        (found(hard=None, end=2, tail=(entry(1, 2),)), 0),
+        (found(hard=None, last_commit=context(1, 2), end=2), 2),
+        (found(hard=None, last_commit=context(1, 2), end=3, tail=(entry(3),)), 2),
+        (found(hard=None, last_commit=context(1, 2), first=3, end=2), 2),
     ):
         verdict = judge(there)
         assert isinstance(verdict, Invalid)
-        assert verdict.kept is None
+        assert verdict.forgot_epochs
+        assert verdict.kept is not None
+        assert (verdict.kept.committed_end, verdict.kept.keep_end) == (committed, committed)
+
+
+def test_a_member_whose_commits_are_missing_keeps_the_entries_that_they_committed() -> None:
+    """Entries of an older epoch than the one it is a member of were committed, on disk: they are not cut off."""
+    hard = HardState(epoch=Epoch(2), chain=(HEAD,))
+    verdict = judge(found(hard=hard, end=4, tail=(entry(1, 2, epoch=1), entry(3, 2, epoch=2))))
+    assert isinstance(verdict, Invalid)
+    assert "the commits from LLSN 1 on are missing" in verdict.reason
+    assert not verdict.forgot_epochs
+    left_out = HardState(epoch=Epoch(2), chain=())
+    assert judge(found(hard=left_out, end=2, tail=(entry(1, 2, epoch=1),))) == valid(0, 0, 0)
 
 
 def test_a_replica_that_was_created_but_got_nothing_is_valid_at_its_creation() -> None:
@@ -173,7 +187,7 @@ def test_what_is_kept_of_the_tail(tail: tuple[Entry, ...], sealed_at: int | None
 
 
 def test_a_tail_without_any_commit_is_kept() -> None:
-    """“discarding them lost data when all replicas stopped between a cut and its application” (§14)."""
+    """“discarding them lost data when all replicas stopped between a cut and its application”."""
     there = found(end=3, tail=(entry(1, 2, epoch=2), entry(3, epoch=2)))
     assert judge(there) == valid(0, 0, 3)
 

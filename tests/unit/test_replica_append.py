@@ -1,4 +1,4 @@
-"""Sequencing, the chain, durability and reports: DESIGN §3.1 to §3.3 and §3.9, sentence by sentence."""
+"""Sequencing, the chain, durability and reports, rule by rule (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_an_entry_that_overlaps_the_end_is_refused() -> None:
 
 
 def test_other_batch_boundaries_are_not_a_repetition() -> None:
-    """“all replicas share batch boundaries” (§3.9), so a batch of another size at the same place is another batch."""
+    """“all replicas share batch boundaries”, so a batch of another size at the same place is another batch."""
     backup = running(MIDDLE)
     backup.do(replicate(entry(1, 3)))
     assert backup.do(replicate(entry(1, 2))) == [RefuseEntry("expected LLSN 4, got 1"), ReportNow()]
@@ -264,7 +264,7 @@ def test_a_report_tells_of_durable_commits_only() -> None:
 
 
 def test_after_a_power_cut_the_replica_reports_exactly_what_it_reported_before() -> None:
-    """§5: “Durable but uncommitted entries of the current epoch are kept and reported again.”"""
+    """“Durable but uncommitted entries of the current epoch are kept and reported again.”"""
     backup = backup_with(2, 1, 3, committed=2)
     backup.do(replicate(entry(7)))
     backup.do(commit(3, 1))
@@ -275,12 +275,12 @@ def test_after_a_power_cut_the_replica_reports_exactly_what_it_reported_before()
 
 
 def test_a_new_log_stream_starts_at_the_high_watermark_of_its_creation() -> None:
-    """§4: “A new log stream starts at the HWM of its creation (the command that creates a replica carries it).”"""
+    """“A new log stream starts at the HWM of its creation (the command that creates a replica carries it).”"""
     assert Bench(HEAD, new_disk(40)).replica.report() == report(ReplicaState.SEALING, 40, 1, 0, epoch=0)
 
 
 def test_a_new_replica_of_an_existing_stream_has_nothing() -> None:
-    """§4: “A new replica of an existing stream reports (HWM 0, first LLSN 1, nothing)”."""
+    """A new replica of an existing stream reports (HWM 0, first LLSN 1, nothing)."""
     assert Bench().replica.report() == report(ReplicaState.SEALING, 0, 1, 0, epoch=0)
 
 
@@ -291,7 +291,7 @@ def test_opening_an_epoch_is_on_disk_before_anyone_hears_of_it() -> None:
     assert effects == [SaveHardState(bench.replica.hard_state), ReportNow()]
 
 
-# "Records of one batch are committed by one cut, contiguous in LLSN and GLSN … Assert it." (§3.9)
+# "Records of one batch are committed by one cut, contiguous in LLSN and GLSN … Assert it."
 
 
 def test_a_cut_through_a_batch_is_refused_by_assertion() -> None:

@@ -1,4 +1,4 @@
-"""Commits: DESIGN §3.6 to §3.8, sentence by sentence."""
+"""Commits, rule by rule (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_commit_beyond_what_a_member_ever_reported_is_an_alarm() -> None:
 
 
 def test_a_replica_outside_the_epoch_ignores_commits_of_records_that_it_lacks() -> None:
-    """§3.8: “The MR answers a report with every later range of that stream.” A replica that was left out and learns
+    """“The MR answers a report with every later range of that stream.” A replica that was left out and learns
     again lacks the newest entries when the stream is sealed to let it in; being told their ranges is no contradiction,
     it has to learn a little more."""
     outside = backup_with(2, committed=2)

@@ -1,4 +1,4 @@
-"""Groups in one replica, which its durable end covers only as a whole: DESIGN §10."""
+"""Groups in one replica, which its durable end covers only as a whole (docs/publishing.md)."""
 
 from __future__ import annotations
 

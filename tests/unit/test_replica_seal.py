@@ -1,4 +1,4 @@
-"""Seal, unseal and being left out: DESIGN §4, sentence by sentence."""
+"""Seal, unseal and being left out, rule by rule (docs/protocol.md)."""
 
 from __future__ import annotations
 

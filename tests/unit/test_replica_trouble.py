@@ -1,8 +1,9 @@
-"""Faults, trim, and producers as a replica meets them: DESIGN §4, §5 and §7, sentence by sentence."""
+"""Faults, trim, and producers as a replica meets them, rule by rule (docs/recovery.md, docs/producers.md)."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from cutwater.core.dedup import Deduplicator
 from cutwater.core.messages import DropReplica, TrimReplica
@@ -28,7 +29,7 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
-from cutwater.errors import NotSealed, ProducerFenced, ResourceExhausted, SequenceGap, SequenceReused
+from cutwater.errors import NotSealed, ProducerFenced, Refused, ResourceExhausted, SequenceGap, SequenceReused
 from cutwater.types import GLSN, LLSN, Ack, Entry, Epoch, ReplicaState, Sequence, StorageNodeId
 from tests.unit.replica_bench import (
     HEAD,
@@ -69,8 +70,8 @@ def loses_entries() -> Bench:
     return bench
 
 
-# "any write/replicate/commit error" (§4); "An fsync error fails the replica: the unsynced range counts as lost; it is
-# never retried and acknowledged." (§5)
+# "any write/replicate/commit error"; "An fsync error fails the replica: the unsynced range counts as lost; it is
+# never retried and acknowledged."
 
 
 def test_a_failed_sync_loses_what_was_not_durable_and_opens_the_replica_anew() -> None:
@@ -137,6 +138,23 @@ def test_a_replica_that_cannot_reach_the_next_one_complains_and_goes_sealing() -
     assert head.do(ReplicateFailed(MIDDLE, Epoch(1), "gone")) == []
 
 
+def test_only_the_replica_before_gives_entries_and_only_the_one_after_refuses_them() -> None:
+    """Other storage nodes, also those of somebody who added one, have no say in the chain."""
+    middle = running(MIDDLE)
+    for sender in (LAST, MIDDLE, StorageNodeId(77)):
+        with pytest.raises(Refused, match=f"storage node {sender} is not before"):
+            middle.do(structs.replace(replicate(entry(1)), sender=sender))
+        assert middle.replica.written_end == 0
+    for peer in (HEAD, MIDDLE, StorageNodeId(77)):
+        assert middle.do(ReplicateFailed(peer, Epoch(1), "gone")) == []
+    assert middle.replica.state is ReplicaState.RUNNING
+    middle.do(structs.replace(replicate(entry(1)), sender=HEAD))
+    assert middle.replica.written_end == 1
+    head = running(HEAD)
+    with pytest.raises(Refused, match="is not before"):
+        head.do(structs.replace(replicate(entry(1)), sender=LAST))
+
+
 def test_a_replication_error_of_another_epoch_is_over() -> None:
     head = running()
     assert head.do(ReplicateFailed(MIDDLE, Epoch(0), "gone")) == []
@@ -151,7 +169,7 @@ def test_entries_go_on_becoming_durable_while_sealing() -> None:
     assert head.numbers() == (0, 0, 2, 2)
 
 
-# "Trim is one GLSN per topic … monotone; a later read below it answers trimmed …, also after restart." (§5)
+# "Trim is one GLSN per topic … monotone; a later read below it answers trimmed …, also after restart."
 
 
 def test_trim_is_remembered_with_deduplication_before_anything_is_dropped() -> None:
@@ -259,7 +277,7 @@ def test_a_replica_that_cannot_be_trusted_is_removed_as_well() -> None:
     assert loses_entries().do(DropReplica(STREAM)) == [Remove()]
 
 
-# Producers (§7): "it retries on the same stream with the same (producer, sequence) and gets the same GLSN."
+# Producers: "it retries on the same stream with the same (producer, sequence) and gets the same GLSN."
 
 
 def producing() -> Bench:

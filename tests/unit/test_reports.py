@@ -1,4 +1,4 @@
-"""Which reports count: the sentences of DESIGN §3.3, on the book that keeps them."""
+"""Which reports count (docs/protocol.md), on the book that keeps them."""
 
 from __future__ import annotations
 

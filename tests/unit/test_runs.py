@@ -68,8 +68,10 @@ def ask(state: OrderState, request: r.Request) -> r.Answer | None:
     return answer
 
 
-def opened(state: OrderState, name: str = "query", key: str = "k1", *, once: bool = False) -> r.RunAnswer:
-    answer = ask(state, r.OpenRunRequest(name, key, once))
+def opened(
+    state: OrderState, name: str = "query", key: str = "k1", *, once: bool = False, replay: bool = False
+) -> r.RunAnswer:
+    answer = ask(state, r.OpenRunRequest(name, key, once, r.RunStart(replay=replay)))
     assert isinstance(answer, r.RunAnswer)
     return answer
 
@@ -313,7 +315,7 @@ def test_decisions_that_cannot_be() -> None:
     for decision in later:
         with pytest.raises(ContradictoryCommand):
             state.apply(decision)
-    opened(state, key="k2")
+    opened(state, key="k2", replay=True)
     published(state, 1, 0)
     with pytest.raises(ContradictoryCommand, match="over"):
         state.apply(batch_of(1, 1, group))
@@ -384,7 +386,7 @@ def test_a_decided_batch_is_never_dropped_before_it_is_published_however_old() -
     opened(state)
     publish(state, 1, 0, part("a"))
     assert staged(state, (1, 0, 1, 100 * HOUR)) == []
-    opened(state, key="k2")
+    opened(state, key="k2", replay=True)
     state.apply(d.ExpireStaged(RunId(1)))
     assert staged(state, (1, 0, 1, 100 * HOUR)) == [], "not even if its run is over"
     assert state.runs.get(RunId(1)).generation == 2  # type: ignore[union-attr]
@@ -510,13 +512,13 @@ def test_a_dropped_run_is_over_and_what_it_held_up_goes_on() -> None:
         with pytest.raises(RunFenced, match="dropped"):
             opened(known)
         # The name is free, and the one that was dropped stays so.
-        assert opened(known, key="k2").run == 2
+        assert opened(known, key="k2", replay=True).run == 2
         assert run.fenced_by == 1
     told = state.events[-2]
     assert (told.kind, told.reason) == ("DropRun", "an operator gave up batch 0: 2 rows for topic 'second'")
     # A run that was fenced may hold things up as well.
     state = OrderState(before)
-    opened(state, key="k2")
+    opened(state, key="k2", replay=True)
     ask(state, r.DropRunRequest(RunId(1)))
     assert state.runs.publishing == []
     assert opened(state, key="k2").run == 2

@@ -154,7 +154,7 @@ def test_what_is_said_of_a_damaged_part_is_true_of_parts(size: int) -> None:
     files.open(held.path).truncate(size)
     ((broken,)) = area_of(files).open([STAGED])[1]
     assert "another holder" in broken.why
-    assert "sync the replica" not in broken.why
+    assert "another replica" not in broken.why
 
 
 def test_a_full_disk_and_a_failing_one_are_told_apart_and_nothing_is_acknowledged() -> None:

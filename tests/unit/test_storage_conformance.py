@@ -216,6 +216,31 @@ def test_truncating_where_nothing_is_changes_nothing(bench) -> None:
     assert list(bench.reopen().entries(LLSN(1), bench.storage.end)) == entries
 
 
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_restart_may_keep_the_entries_from_there_on(bench, is_synced: bool) -> None:
+    """All commits go, and so do the entries before; those that are kept are durable."""
+    fill(bench.storage, groups=3)
+    tail = entries_from(bench.storage.end + 1, 40)
+    bench.storage.write(tail)
+    if is_synced:
+        bench.storage.sync()
+    first, running = tail[7].first_llsn, Running(EventTime(5_000), EventTime(77))
+    bench.storage.restart(first, running, tail[30].last_llsn)
+    storage = bench.lose_power()
+    assert (storage.first_llsn, storage.end, storage.last_commit) == (first, tail[30].last_llsn, None)
+    assert storage.find().tail == heads_of(tail[7:31])
+    assert list(storage.entries(first, storage.end)) == tail[7:31]
+    assert storage.running_before(first) == running
+    assert storage.verify() == []
+    storage.save_hard_state(HardState(base_llsn=LLSN(first - 1), base_glsn=GLSN(800)))
+    more = entries_from(storage.end + 1, 3)
+    storage.write(more)
+    storage.sync()
+    storage.write_contexts([commit_of([*tail[7:31], *more], None)])
+    storage.sync()
+    assert bench.reopen().verify() == []
+
+
 def test_restart_begins_anew_elsewhere(bench) -> None:
     fill(bench.storage)
     running = Running(EventTime(5_000), EventTime(77))
@@ -377,7 +402,7 @@ def test_damage_in_the_uncommitted_tail_is_found_when_opened(bench) -> None:
     found = bench.reopen().find()
     assert found.damaged == bad.first_llsn
     assert found.entries_end == tail[-1].last_llsn
-    assert found.tail == heads_of([entry for entry in tail if entry.last_llsn < bad.first_llsn])
+    assert found.tail == heads_of([entry for entry in tail if entry is not bad])
 
 
 def test_a_damaged_entry_is_not_taken(bench) -> None:

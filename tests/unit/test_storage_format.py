@@ -61,7 +61,7 @@ PATH = Path("somewhere")
 numbers = st.integers(1, 2**62)
 times = st.integers(-(2**62), 2**62).map(EventTime)
 maybe_times = st.none() | times
-runnings = st.builds(Running, maybe_times, maybe_times)
+runnings = st.builds(Running, maybe_times, maybe_times, st.booleans())
 tags = st.builds(ProducerTag, st.text(max_size=60).map(ProducerId), numbers.map(ProducerEpoch), numbers.map(Sequence))
 groups = st.builds(
     GroupTag,
@@ -73,8 +73,8 @@ groups = st.builds(
 )
 bodies = st.binary(max_size=300)
 batches = st.builds(
-    lambda body, count, time_min, time_max, kind, producer, declared, schema, more, group: Batch(
-        count, body, crc32c(body), time_min, time_max, kind, producer, declared, schema, more, group
+    lambda body, count, time_min, time_max, kind, producer, declared, schema, more, group, idle, checked: Batch(
+        count, body, crc32c(body), time_min, time_max, kind, producer, declared, schema, more, group, idle, checked
     ),
     bodies,
     st.integers(1, 2**32 - 1),
@@ -86,6 +86,8 @@ batches = st.builds(
     st.integers(0, 2**32 - 1),
     st.booleans(),
     st.none() | groups,
+    st.booleans(),
+    st.booleans(),
 )
 entries = st.builds(Entry, numbers.map(LLSN), st.integers(0, 2**32 - 1).map(Epoch), batches)
 contexts = st.builds(
@@ -137,6 +139,42 @@ def test_running_time_is_before_the_batch() -> None:
     running = Running().after(first)
     assert running == Running(EventTime(9), EventTime(3))
     assert running.after(late) == running.after(fence) == running
+
+
+def test_running_says_whether_the_last_entry_declares_idleness() -> None:
+    zero = EventTime(0)
+    quiet = Batch(1, b"", 0, zero, zero, kind=BatchKind.DECLARATION, declared=EventTime(7), idle=True)
+    fence = Batch(1, b"", 0, zero, zero, kind=BatchKind.FENCE)
+    running = Running(EventTime(9)).after(quiet)
+    assert running == Running(EventTime(9), EventTime(7), idle=True)
+    assert running.after(quiet) is running
+    assert running.after(fence) == Running(EventTime(9), EventTime(7))
+
+
+def versioned(batch: Batch, running: Running = Running()) -> int:  # noqa: B008
+    return encode_frame(Entry(LLSN(1), Epoch(1), batch), running)[0][4]
+
+
+def test_a_frame_has_the_oldest_version_that_says_all_of_it() -> None:
+    """Code that knows versions 1 and 2 refuses what it would misread, and reads everything else as before."""
+    time = EventTime(5)
+    plain = Batch(1, b"", 0, time, time, declared=time)
+    assert versioned(plain) == versioned(structs.replace(plain, kind=BatchKind.FENCE)) == 1
+    assert versioned(structs.replace(plain, more=True)) == 2
+    assert versioned(structs.replace(plain, kind=BatchKind.DECLARATION)) == 3
+    assert versioned(structs.replace(plain, idle=True)) == versioned(structs.replace(plain, more=True, idle=True)) == 3
+    # What follows an idle entry is read by older code as it always was: the flag only adds to what came before.
+    assert versioned(plain, Running(time, time, idle=True)) == 1
+
+
+def test_a_frame_without_declarations_has_the_bytes_of_before() -> None:
+    tag = ProducerTag(ProducerId("p"), ProducerEpoch(2), Sequence(3))
+    entry = Entry(LLSN(7), Epoch(1), Batch(2, b"ab", crc32c(b"ab"), EventTime(1), EventTime(4), producer=tag))
+    assert frame_of(entry, Running(EventTime(9), EventTime(8))).hex() == (
+        "4357465201000d00650001000200000002000000010000000700000000000000010000000000000004000000000000000900"
+        "0000000000000000000000000000080000000000000002000000000000000300000000000000000000003629a2e270b2262b"
+        "b961627b0000000700000000000000b2262bb9be4166d3"
+    )
 
 
 def test_what_does_not_fit_is_refused() -> None:

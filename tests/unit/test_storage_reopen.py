@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import HardState
+from cutwater.core.recovery import HardState, Valid, judge
 from cutwater.storage.files import OsFile, OsFiles
 from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.types import LLSN, Epoch
+from cutwater.types import LLSN, Epoch, LeaderEpoch, StorageNodeId
 from tests.unit.storage_kit import IDENTITY, SMALL, commit_of, entries_from
 
 
@@ -37,6 +37,29 @@ def filled(directory: Path, files: OsFiles) -> SegmentStorage:
     storage.sync()
     storage.save_dedup(DedupCheckpoint(storage.committed_end, ()))
     return storage
+
+
+def test_a_replica_whose_only_commits_are_cut_back_is_whole_after_a_restart(tmp_path: Path) -> None:
+    """The commit was on disk, and something failed before the replica heard of it."""
+    storage = SegmentStorage(tmp_path, IDENTITY, SMALL)
+    storage.save_hard_state(HardState(epoch=Epoch(1), leader_epoch=LeaderEpoch(1), chain=(StorageNodeId(2),)))
+    entries = entries_from(1, 3)
+    storage.write(entries)
+    storage.sync()
+    storage.write_contexts([commit_of(entries, None)])
+    storage.sync()
+    storage.cut_back(entries[-1].last_llsn, LLSN(0))
+    assert isinstance(judge(storage.find()), Valid)
+    storage.close()
+    storage = SegmentStorage(tmp_path, IDENTITY, SMALL)
+    assert isinstance(judge(storage.find()), Valid)
+    # With commits again, files of commits that are missing are noticed again.
+    storage.write_contexts([commit_of(entries, None)])
+    storage.sync()
+    storage.close()
+    for path in tmp_path.glob("*.commits"):
+        path.unlink()
+    assert not isinstance(judge(SegmentStorage(tmp_path, IDENTITY, SMALL).find()), Valid)
 
 
 def test_a_reader_never_meets_files_that_are_half_opened(tmp_path: Path) -> None:

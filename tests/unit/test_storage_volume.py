@@ -158,8 +158,8 @@ def test_keys_are_made_once_and_shared_by_all_volumes(volumes: list[Path]) -> No
     node = start([volumes[0]], make_key=lambda: next(keys))
     assert node.identity.node_key == "key0"
     assert node.identity.cluster_key is None
-    node.adopt_cluster_key("cluster")
-    node.adopt_cluster_key("cluster")
+    node.adopt("cluster", {})
+    node.adopt("cluster", {})
     node.release()
     node = start(volumes, make_key=lambda: next(keys))
     assert (node.identity.node_key, node.identity.cluster_key) == ("key0", "cluster")
@@ -171,9 +171,9 @@ def test_keys_are_made_once_and_shared_by_all_volumes(volumes: list[Path]) -> No
 
 def test_another_cluster_with_the_same_number(volumes: list[Path]) -> None:
     node = start(volumes)
-    node.adopt_cluster_key("ours")
+    node.adopt("ours", {})
     with pytest.raises(WrongIdentity, match="holds data of another cluster that also has the id 1: check --metadata"):
-        node.adopt_cluster_key("theirs")
+        node.adopt("theirs", {})
     node.release()
 
 
@@ -187,7 +187,7 @@ def test_volumes_of_two_nodes(volumes: list[Path]) -> None:
 def test_volumes_of_two_clusters(volumes: list[Path]) -> None:
     for volume, key in zip(volumes, ("ours", "theirs"), strict=True):
         node = start([volume], make_key=lambda: "same")
-        node.adopt_cluster_key(key)
+        node.adopt(key, {})
         node.release()
     with pytest.raises(WrongIdentity, match="belongs to another cluster"):
         start(volumes)
@@ -205,7 +205,8 @@ def test_data_without_keys_is_nobodys(volumes: list[Path]) -> None:
     node = start([volumes[0]])
     create(node, 3)
     node.release()
-    (node_path(volumes[0], CLUSTER, NODE) / "node").unlink()
+    for name in ("node", "node.copy"):
+        (node_path(volumes[0], CLUSTER, NODE) / name).unlink()
     with pytest.raises(DamagedFile, match="is missing, next to lsid=3"):
         start([volumes[0]])
 
@@ -214,6 +215,7 @@ def test_a_damaged_or_newer_node_file(volumes: list[Path]) -> None:
     start([volumes[0]]).release()
     path = node_path(volumes[0], CLUSTER, NODE) / "node"
     right = path.read_bytes()
+    path.with_name("node.copy").unlink()
     for offset in range(len(right)):
         wrong = bytearray(right)
         wrong[offset] ^= 4
@@ -226,6 +228,27 @@ def test_a_damaged_or_newer_node_file(volumes: list[Path]) -> None:
         start([volumes[0]])
     path.write_bytes(right)
     start([volumes[0]]).release()
+
+
+@pytest.mark.parametrize("name", ["node", "node.copy"])
+@pytest.mark.parametrize("harm", ["flipped", "torn", "missing"])
+def test_one_of_the_two_copies_is_enough(volumes: list[Path], name: str, harm: str) -> None:
+    node = start([volumes[0]])
+    create(node, 3)
+    key, number = node.identity.node_key, node.next_incarnation()
+    node.release()
+    path = node_path(volumes[0], CLUSTER, NODE) / name
+    content = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content[:20] if harm == "torn" else content[:30] + bytes([content[30] ^ 1]) + content[31:])
+    node = start([volumes[0]])
+    assert (node.identity.node_key, list(node.replicas)) == (key, [3])
+    assert node.next_incarnation() == number + 1
+    node.release()
+    assert path.exists(), "there are two again"
+    assert path.read_bytes() == path.with_name("node").read_bytes()
 
 
 def test_every_start_has_its_own_number(volumes: list[Path]) -> None:
@@ -303,7 +326,7 @@ def test_what_is_removed_stays_removed(volumes: list[Path]) -> None:
     second.rename(second.with_name("lsid=4.removed"))
     node = start([volumes[0]])
     assert node.replicas == {}
-    assert sorted(path.name for path in first.parent.iterdir()) == ["lock", "node"]
+    assert sorted(path.name for path in first.parent.iterdir()) == ["lock", "node", "node.copy"]
     node.release()
 
 
@@ -376,7 +399,7 @@ def test_an_added_volume_that_is_not_there_at_the_next_start(volumes: list[Path]
 def test_what_may_not_be_added(volumes: list[Path], tmp_path: Path) -> None:
     first, second = volumes
     node = start([first])
-    node.adopt_cluster_key("ours")
+    node.adopt("ours", {})
     path = create(node, 3)
     with pytest.raises(InvalidArgument, match="on the machine of the storage node, from / on"):
         node.add(Path("data"))
@@ -393,7 +416,7 @@ def test_what_may_not_be_added(volumes: list[Path], tmp_path: Path) -> None:
         node.add(second)
     shutil.rmtree(second / "cid=1")
     theirs = start([second], make_key=lambda: node.identity.node_key)
-    theirs.adopt_cluster_key("theirs")
+    theirs.adopt("theirs", {})
     theirs.release()
     with pytest.raises(WrongIdentity, match="belongs to another cluster"):
         node.add(second)

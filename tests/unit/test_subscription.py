@@ -1,4 +1,4 @@
-"""Subscribe: DESIGN §7, sentence by sentence.
+"""Subscribe, rule by rule (docs/clients.md).
 
 “**Subscribe** delivers every committed record of its topics once, in GLSN order, across failover, new streams, sealed
 streams and reconnects. It delivers up to a position h only when it knows all its streams at h (catalog revision of the
@@ -351,7 +351,7 @@ def test_a_last_position_inside_a_batch_hands_the_batch_on() -> None:
     assert subscription.is_finished
 
 
-# Trim (§5): "a later read below it answers trimmed with the first GLSN that is left".
+# Trim: "a later read below it answers trimmed with the first GLSN that is left".
 
 
 def trimmed_at(subscription: Subscription) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The sentences of DESIGN §9 as examples. Times in the examples are milliseconds, converted at the edge."""
+"""The rule of docs/watermarks.md as examples. Times in the examples are milliseconds, converted at the edge."""
 
 from __future__ import annotations
 
@@ -224,14 +224,16 @@ def test_a_stream_that_speaks_again_counts_again() -> None:
     assert log.say(S0, 40, at_s=34) == 39
 
 
-def test_when_all_streams_are_idle_the_watermark_stays() -> None:
-    """Flink's multiplexer: the combined watermark is unchanged, also if the streams turn idle at one position."""
+def test_when_all_streams_are_idle_the_highest_counts() -> None:
+    """Nothing is expected from any of them, so the one that had come furthest tells the time."""
     log = Log({S0: ascending(), S1: ascending()})
     log.say(S0, 10)
     log.say(S1, 20)
-    assert log.tick(100) == 9
-    assert log.tick(200) == 9
-    assert log.say(S0, 30, at_s=201) == 29, "alone, as S1 is idle"
+    assert log.watermark == 9
+    assert log.tick(100) == 19
+    assert log.tick(200) == 19
+    assert log.say(S0, 15, at_s=201) == 19, "14 would be less than before"
+    assert log.say(S0, 30, at_s=202) == 29, "alone, as S1 is idle"
 
 
 def test_three_streams_with_declared_watermarks() -> None:
@@ -338,6 +340,7 @@ def test_a_snapshot_is_a_plain_value_that_survives_encoding() -> None:
             StreamSnapshot(S0, bounded_ms(3, idle_after_s=60), CutTime(2 * SECOND), ms(8)),
             StreamSnapshot(S1, Punctuated(), CutTime(SECOND), ms(20)),
         ),
+        idle=False,
     )
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=WatermarkSnapshot) == snapshot
 
@@ -383,7 +386,7 @@ def test_a_refused_tick_changes_nothing() -> None:
     clock = _clock_at_glsn_7()
     before = clock.snapshot()
     with pytest.raises(ProtocolViolation, match="positions never go back"):
-        clock.tick(GLSN(7), CutTime(100))
+        clock.tick(GLSN(6), CutTime(100))
     with pytest.raises(ProtocolViolation, match="cut time never goes back"):
         clock.tick(GLSN(8), CutTime(99))
     assert clock.snapshot() == before

@@ -35,7 +35,7 @@ def test_a_request_comes_out_as_it_went_in() -> None:
 
 
 def test_the_format_does_not_change_by_accident() -> None:
-    """These bytes were spoken by version 1. If this fails, it is a new version."""
+    """These bytes were spoken by version 1, but PROOF, which is of version 2. If this fails, it is a new version."""
     frame = encode_frame(Kind.REQUEST, 258, msgpack.encode(("m", 3, None)), b"xy")
     assert frame.hex() == "02000000050000000201000000000000" + "0300" + "93a16d03c0" + "7879"
     assert {kind.name: kind.value for kind in Kind} == {
@@ -54,6 +54,7 @@ def test_the_format_does_not_change_by_accident() -> None:
         "PING": 13,
         "PONG": 14,
         "GOAWAY": 15,
+        "PROOF": 16,
     }
     assert FIXED_BYTES == 18
 

@@ -233,6 +233,7 @@ async def test_certificates_are_asked_for_and_shown(tmp_path: Path) -> None:
         ("client-cert", shown.cert_chain_pems[0]),
     ):
         blob.write_to_path(tmp_path / f"{name}.pem")
+        (tmp_path / f"{name}.pem").chmod(0o600)
     files = {name: tmp_path / f"{name}.pem" for name in ("ca", "stranger", "cert", "key", "client-cert", "client-key")}
     options = ["--cert-file", files["cert"], "--key-file", files["key"], "--trusted-ca-file", files["ca"]]
     with LocalEtcd(tmp_path, options=(*ETCD_OPTIONS, *map(str, options), "--client-cert-auth"), scheme="https") as etcd:
@@ -247,6 +248,9 @@ async def test_certificates_are_asked_for_and_shown(tmp_path: Path) -> None:
         await good.close()
     with pytest.raises(InvalidArgument, match=r"none\.pem cannot be read"):
         await open_store(f"{etcd.url('tls')}?tls.ca={tmp_path}/none.pem", cluster=CLUSTER)
+    files["client-key"].chmod(0o644)
+    with pytest.raises(InvalidArgument, match=r"chmod 600 \S+client-key\.pem"):
+        await open_store(f"{etcd.url('tls')}?tls.ca={files['ca']}{shown_too}", cluster=CLUSTER)
 
 
 async def test_a_version_that_loses_data_is_warned_of_once(on_etcd: Etcd, caplog: pytest.LogCaptureFixture) -> None:

@@ -50,6 +50,22 @@ async def test_the_leader_is_whoever_acquired_last(backend: Backend) -> None:
     assert await again.leader() == LeaderInfo(E2, TWO, THERE)
 
 
+async def test_keys_of_metadata_nodes_are_kept_and_replaced_and_are_no_decisions(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    assert await one.members() == {}
+    await one.announce(ONE, "a key")
+    await two.announce(TWO, "another key")
+    await two.announce(TWO, "another key")
+    assert await one.members() == {ONE: "a key", TWO: "another key"}
+    assert await one.load() == Loaded(NOBODY, Snapshot(), ())
+    assert await one.acquire(ONE, HERE, E0) == E1
+    await one.append(E1, START, History().next())
+    await two.announce(TWO, "a new key")
+    again = await backend.reopen()
+    assert await again.members() == {ONE: "a key", TWO: "a new key"}
+    assert await again.leader() == LeaderInfo(E1, ONE, HERE)
+
+
 async def test_nobody_takes_over_from_an_epoch_that_is_over(backend: Backend) -> None:
     store = await store_led_by_one(backend)
     for seen in (E0, E2):
@@ -149,7 +165,7 @@ async def test_an_empty_append_confirms_that_the_epoch_leads(backend: Backend) -
 async def test_a_snapshot_takes_the_place_of_decisions(backend: Backend) -> None:
     """What is loaded is the fold of all decisions, wherever in a batch the snapshot ends."""
     store, history = await store_led_by_one(backend), History(3)
-    snapshots = [history.state.snapshot()]
+    snapshots = [Snapshot()]
     for count in (5, 1, 9, 1, 1, 20):
         after, decisions = history.state.index, []
         for _ in range(count):

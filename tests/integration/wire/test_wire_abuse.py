@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -540,7 +541,7 @@ async def test_large_notices_share_the_budget_of_the_listener(network: Any) -> N
 
 @pytest.mark.parametrize("network", ["tcp", "memory"], indirect=True)
 async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
-    limits = ListenerOptions(connections_max=50, handshakes_max=40, refusals_max=20, retry_ms=700)
+    limits = ListenerOptions(connections_max=50, handshakes_max=110, refusals_max=20, retry_ms=700)
     listener = await network.listen(Server().methods, limits=limits)
     friend = await network.connect(listener)
     refused: list[CutwaterError] = []
@@ -560,7 +561,7 @@ async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
     async with undisturbed(friend):
         for _ in range(10):
             await asyncio.gather(*(intrude() for _ in range(100)))
-    assert most <= 50 + 20
+    assert most <= 50 + 110 + 20
     assert len(refused) == 1_000 - 49
     assert {type(error) for error in refused} == {ResourceExhausted}, "each is told, and when to come back"
     assert {error.retry_ms for error in refused if isinstance(error, ResourceExhausted)} == {700}
@@ -572,35 +573,85 @@ async def test_a_thousand_connections_beyond_the_limit(network: Any) -> None:
     assert (await network.connect(listener)).state is State.OPEN
 
 
-async def test_those_who_cannot_be_told_at_once_are_told_one_after_another(tcp: Any) -> None:
-    """Three at a time, each of whom stays as long as it may; nobody is closed without a word."""
-    limits = ListenerOptions(connections_max=1, refusals_max=3)
-    listener = await tcp.listen(Server().methods, limits=limits, options=WireOptions(linger_ms_max=50))
+async def test_the_oldest_of_too_many_handshakes_makes_room_and_is_told(tcp: Any) -> None:
+    limits = ListenerOptions(handshakes_max=3, refusals_max=4, retry_ms=700)
+    listener = await tcp.listen(Server().methods, limits=limits, options=WireOptions(linger_ms_max=500))
     friend = await tcp.connect(listener)
     async with undisturbed(friend):
-        strangers = [await tcp.raw(listener, stays=True) for _ in range(10)]
-        reasons = [await stranger.farewell() for stranger in strangers]
+        strangers = [await tcp.raw(listener, stays=number < 4) for number in range(10)]
+        reasons = [await stranger.farewell() for stranger in strangers[:4]]
+        for silent in strangers[4:7]:
+            await asyncio.wait_for(silent.gone, 5)
+            assert not silent.frames, "no more than refusals_max are told at a time"
+        assert not any(stranger.gone.done() for stranger in strangers[7:]), "the newest wait on"
+        assert (await tcp.connect(listener)).state is State.OPEN, "nobody is kept out meanwhile"
     assert {type(reason) for reason in reasons} == {ResourceExhausted}
-    assert listener.gate.snapshot().refused_total == 10
+    assert {reason.retry_ms for reason in reasons} == {700}
+    assert listener.gate.snapshot().evicted_total == 8
 
 
-async def test_strangers_that_say_nothing_do_not_keep_others_out_for_long(tcp: Any) -> None:
-    limits = ListenerOptions(connections_max=100, handshakes_max=10, retry_ms=50)
-    options = WireOptions(handshake_ms_max=200, linger_ms_max=50)
-    listener = await tcp.listen(Server().methods, limits=limits, options=options)
+async def test_strangers_that_say_nothing_keep_nobody_out(tcp: Any) -> None:
+    limits = ListenerOptions(connections_max=100, handshakes_max=10, handshake_ms_max=60_000)
+    listener = await tcp.listen(Server().methods, limits=limits, options=WireOptions(linger_ms_max=50))
     friend = await tcp.connect(listener)
     async with undisturbed(friend):
         for _ in range(30):
             await tcp.raw(listener)
-        async with asyncio.timeout(5):
-            while True:
-                try:
-                    await tcp.connect(listener)
-                    break
-                except (ResourceExhausted, ConnectionLost):
-                    await asyncio.sleep(0.05)
+        for _ in range(20):
+            await tcp.connect(listener)
     snapshot = listener.gate.snapshot()
-    assert snapshot.refused_total >= 20
+    assert snapshot.connections == 21
+    assert snapshot.handshakes <= 10
+    assert snapshot.evicted_total >= 20
+
+
+async def test_strangers_whose_tls_never_ends_keep_nobody_out(tls: Any) -> None:
+    """They hold no file descriptor either once they were dropped."""
+    limits = ListenerOptions(handshakes_max=10, handshake_ms_max=60_000)
+    listener = await tls.listen(Server().methods, limits=limits)
+    writers = []
+    try:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(40):
+            _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writers.append(writer)
+            # The beginning of a TLS record that never comes to its end, or nothing at all.
+            writer.write(b"\x16\x03\x01\x02\x00\x01" if number % 2 else b"")
+        for _ in range(5):
+            await tls.connect(listener)
+        async with asyncio.timeout(5):
+            # 40 of our own, at most 10 of the listener's, and both ends of five connections.
+            while len(os.listdir("/proc/self/fd")) > before + 40 + 10 + 10:
+                await asyncio.sleep(0.01)
+        assert listener.gate.snapshot().evicted_total >= 30
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+async def test_a_handshake_has_one_deadline_however_slowly_it_comes(tcp: Any) -> None:
+    """From the first byte of TCP on: a byte now and then buys no time."""
+    listener = await tcp.listen(Server().methods, limits=ListenerOptions(handshake_ms_max=300))
+    raw = await tcp.raw(listener, stays=True)
+    started = asyncio.get_running_loop().time()
+    hello = encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 1, 1, 1, "raw", "r", "", GENEROUS)))
+    for byte in hello:
+        if raw.gone.done() or raw.frames:
+            break
+        raw.send(bytes([byte]))
+        await asyncio.sleep(0.05)
+    reason = await raw.farewell()
+    assert isinstance(reason, DeadlineExceeded)
+    assert asyncio.get_running_loop().time() - started < 2
+    assert listener.gate.snapshot().late_total == 1
+
+
+async def test_tls_that_never_ends_has_the_same_deadline(tls: Any) -> None:
+    listener = await tls.listen(Server().methods, limits=ListenerOptions(handshake_ms_max=200))
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    assert await asyncio.wait_for(reader.read(), 5) == b""
+    assert listener.gate.snapshot().late_total == 1
+    writer.close()
 
 
 # ----------------------------------------------------------------------------------------------------------- silence

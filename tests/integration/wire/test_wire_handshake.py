@@ -114,7 +114,7 @@ async def test_an_authenticator_that_hangs_is_not_waited_for(network: Any) -> No
 async def test_no_common_version(network: Any) -> None:
     listener = await network.listen(options=CURT)
     raw = await network.raw(listener)
-    raw.send(hello(low=2, high=9))
+    raw.send(hello(low=3, high=9))
     error = await raw.farewell()
     assert type(error) is WrongVersion
     assert "upgrade the older side" in str(error)
@@ -123,7 +123,7 @@ async def test_no_common_version(network: Any) -> None:
 async def test_a_greeting_of_an_unknown_shape_still_finds_out_about_versions(network: Any) -> None:
     listener = await network.listen(options=CURT)
     raw = await network.raw(listener)
-    raw.send(encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 2, 9, {"all": "new"}))))
+    raw.send(encode_frame(Kind.HELLO, 0, msgpack.encode(("cutwater", 3, 9, {"all": "new"}))))
     assert type(await raw.farewell()) is WrongVersion
 
 
@@ -133,7 +133,7 @@ async def test_a_newer_peer_that_speaks_ours_too_is_welcome(network: Any) -> Non
     raw.send(hello(high=9))
     await raw.until(lambda frames: frames)
     assert [frame.kind for frame in raw.frames] == [Kind.WELCOME]
-    assert msgpack.decode(raw.frames[0].header)[:3] == ["cutwater", 1, 1]
+    assert msgpack.decode(raw.frames[0].header)[:3] == ["cutwater", 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -417,13 +417,13 @@ def test_both_sides_check_the_cluster() -> None:
     ours = Endpoint(ClusterId(3), "client")
     welcome = ("cutwater", 1, 1, 4, "server", "s", LIMITS)
     with pytest.raises(WrongCluster):
-        judge_welcome(ours, Raw(msgpack.encode(welcome)), "there")
-    peer = judge_welcome(Endpoint(ANY_CLUSTER, "client"), Raw(msgpack.encode(welcome)), "there")
+        judge_welcome(ours, b"", Raw(msgpack.encode(welcome)), "there")
+    peer, _ = judge_welcome(Endpoint(ANY_CLUSTER, "client"), b"", Raw(msgpack.encode(welcome)), "there")
     assert (peer.cluster, peer.version, peer.address) == (4, 1, "there")
     with pytest.raises(WrongVersion):
-        judge_welcome(ours, Raw(msgpack.encode(("cutwater", 2, 2, 3, "server", "s", LIMITS))), "there")
+        judge_welcome(ours, b"", Raw(msgpack.encode(("cutwater", 3, 3, 3, "server", "s", LIMITS))), "there")
     with pytest.raises(MalformedFrame):
-        judge_welcome(ours, Raw(msgpack.encode("what")), "there")
+        judge_welcome(ours, b"", Raw(msgpack.encode("what")), "there")
 
 
 def test_a_greeting_tells_what_this_side_takes() -> None:

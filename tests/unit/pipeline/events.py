@@ -17,5 +17,5 @@ def source(bound: int = 0) -> tuple[Pipeline, Stream]:
     return p, p.source("in", schema="k string, t bigint", event_time="t", watermark=Watermark.bounded(bound))
 
 
-def run(p: Pipeline, text: str, *, drain: bool = True) -> TestResult:
-    return p.test({"in": events(text)}, drain=drain)
+def run(p: Pipeline, text: str, **options: Any) -> TestResult:
+    return p.test({"in": events(text)}, **options)

@@ -1,4 +1,4 @@
-"""The sentences of DESIGN §11 on what a pipeline means, each with an example."""
+"""What a pipeline means (docs/pipelines.md), each rule with an example."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from events import events, run, source
 
+from cutwater.errors import InvalidArgument
 from cutwater.pipeline import (
     BroadcastFunction,
     BroadcastState,
@@ -72,14 +73,69 @@ def test_a_timer_registered_in_on_timer_fires_in_the_same_advance() -> None:
     assert fired == [("a", 10), ("a", 5), ("b", 10), ("b", 5)]
 
 
-def test_the_end_fires_what_there_is_but_not_what_is_registered_then() -> None:
-    """'End with the maximum watermark …; timers registered during that last advance do not fire.'"""
+def test_timers_registered_at_the_end_fire_so_often_and_the_others_stay() -> None:
+    """'Timers registered during that last advance fire too, at most n per key and operator; leftovers stay and are
+    counted.'"""
     p, stream = source()
     stream.process(key="k", function=Chain(), uid="x", schema=FIRED).sink("out", uid="out")
-    result = run(p, "a10")
-    assert [(row["t"], row["w"]) for row in result["out"]] == [(10, MAX_TIME)]
-    assert result.timers("x") == [Timer(5, "a"), Timer(110, "a")]
-    assert result.watermark == MAX_TIME
+    for firings, left in ((0, [5, 110]), (1, [110]), (2, [105, 210]), (3, [210])):
+        result = run(p, "a10", drain_firings=firings)
+        assert [row["t"] for row in result["out"]] == [10, 5, 110, 105][: firings + 1]
+        assert {row["w"] for row in result["out"]} == {MAX_TIME}
+        assert result.timers("x") == [Timer(time, "a") for time in left]
+        assert result.left_timers("x") == len(left)
+        assert result.watermark == MAX_TIME
+    result = run(p, "a10 b10")
+    fired = [(row["k"], row["t"]) for row in result["out"]]
+    # Each key has ten, in the order of any advance; what there was before the end does not count.
+    assert [len([key for key, _ in fired if key == own]) for own in "ab"] == [11, 11]
+    assert fired[:8] == [("a", 10), ("a", 5), ("b", 10), ("b", 5), ("a", 110), ("a", 105), ("b", 110), ("b", 105)]
+    assert result.left_timers("x") == 4
+    with pytest.raises(InvalidArgument, match="drain_firings is -1"):
+        run(p, "a10", drain_firings=-1)
+
+
+class Postponed(ProcessFunction):
+    """The first timer deletes the second one, registers it anew, and fails in one of the two cases."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self._fails = fails
+
+    def process(self, record: Any, ctx: Any) -> None:
+        ctx.timers.at(10)
+        ctx.timers.at(20)
+
+    def on_timer(self, time: int, ctx: Any) -> Iterator[Any]:
+        if time == 10:
+            ctx.timers.delete(20)
+            ctx.timers.at(20)
+            if self._fails:
+                raise ValueError("no")
+        elif time < 50:
+            ctx.timers.at(time + 10)
+        yield {"k": ctx.key, "t": time, "w": ctx.watermark, "g": ctx.glsn}
+
+
+@pytest.mark.parametrize(
+    ("fails", "firings", "fired", "left"),
+    [
+        (True, 0, [20], [30]),
+        (True, 1, [20, 30], [40]),
+        (False, 0, [10], [20]),
+        (False, 1, [10, 20], [30]),
+    ],
+)
+def test_a_call_that_fails_at_the_end_costs_its_key_no_firing(
+    fails: bool, firings: int, fired: list[int], left: list[int]
+) -> None:
+    """A timer that a failed call registered anew is the one of before, which fires in any case."""
+    p, stream = source()
+    made = stream.process(key="k", function=Postponed(fails=fails), uid="x", schema=FIRED, dead_letters=True)
+    made.sink("out", uid="out")
+    result = run(p, "a5", drain_firings=firings)
+    assert [row["t"] for row in result["out"]] == fired
+    assert result.timers("x") == [Timer(time, "a") for time in left]
+    assert result.left_timers("x") == len(left)
 
 
 def test_what_an_operator_emits_at_the_end_still_reaches_the_next_one_before_it_ends() -> None:
@@ -138,8 +194,8 @@ class Join(CoProcessFunction):
 
 def test_connected_inputs_share_keys_state_and_one_clock() -> None:
     p = Pipeline("test")
-    one = p.source("one", event_time="t")
-    two = p.source("two", event_time="t")
+    one = p.source("one", event_time="t", watermark=Watermark.ascending())
+    two = p.source("two", event_time="t", watermark=Watermark.ascending())
     one.connect(two, key="k", function=Join(), uid="j", schema="k string, s string, w bigint").sink("out", uid="out")
     rows = {
         "one": [{"k": "a", "t": 5, "_glsn": 1}, {"k": "a", "t": 30, "_glsn": 4}],
@@ -152,8 +208,8 @@ def test_connected_inputs_share_keys_state_and_one_clock() -> None:
 
 def test_an_operator_is_held_back_only_by_the_sources_that_feed_it() -> None:
     p = Pipeline("test")
-    one = p.source("one", schema="k string, t bigint", event_time="t")
-    two = p.source("two", schema="k string, t bigint", event_time="t")
+    one = p.source("one", schema="k string, t bigint", event_time="t", watermark=Watermark.ascending())
+    two = p.source("two", schema="k string, t bigint", event_time="t", watermark=Watermark.ascending())
     one.process(key="k", function=See(), uid="alone", schema=FIRED).sink("alone", uid="a")
     one.union(two).process(key="k", function=See(), uid="both", schema=FIRED).sink("both", uid="b")
     rows = {"one": events("a5 a9"), "two": []}
@@ -182,7 +238,10 @@ class Apply(BroadcastFunction):
 def test_a_rule_applies_to_exactly_the_records_after_it() -> None:
     """'A rule at GLSN b applies to exactly the records after b.'"""
     p = Pipeline("test")
-    data, rules = p.source("data", event_time="t"), p.source("rules", event_time="t")
+    data, rules = (
+        p.source("data", event_time="t", watermark=Watermark.ascending()),
+        p.source("rules", event_time="t", watermark=Watermark.ascending()),
+    )
     data.broadcast(rules, key="k", function=Apply(), uid="b", schema="k string, v bigint").sink("out", uid="out")
     rows = {
         "data": [{"k": key, "t": 1, "_glsn": glsn} for key, glsn in (("a", 1), ("b", 3), ("a", 4), ("c", 6))],
@@ -203,7 +262,10 @@ def test_a_rule_applies_to_exactly_the_records_after_it() -> None:
 def test_state_of_the_other_kind_is_out_of_reach(rows: dict[str, Any], text: str) -> None:
     p = Pipeline("test")
     schema = "k string, t bigint"
-    data, rules = p.source("data", schema=schema, event_time="t"), p.source("rules", schema=schema, event_time="t")
+    data, rules = (
+        p.source("data", schema=schema, event_time="t", watermark=Watermark.ascending()),
+        p.source("rules", schema=schema, event_time="t", watermark=Watermark.ascending()),
+    )
     data.broadcast(rules, key="k", function=Apply(), uid="b", schema="k string, v bigint").sink("out", uid="out")
     with pytest.raises(Exception, match=text) as caught:
         p.test(rows)
@@ -236,7 +298,7 @@ def test_three_streams_with_declared_watermarks() -> None:
     p.source("in", watermark=Watermark.punctuated()).sink("out", uid="out")
     said = [(0, 10), (1, 20), (2, 15), (0, 30), (2, None), (1, 25), (0, 40), (1, 50), (2, 60)]
     rows = [
-        {"_stream": stream, "_idle": True} if time is None else {"_stream": stream, "_watermark": time}
+        {"_stream": stream + 1, "_idle": True} if time is None else {"_stream": stream + 1, "_watermark": time}
         for stream, time in said
     ]
     watermarks = [p.test({"in": rows[:count]}, drain=False).watermark for count in range(3, len(rows) + 1)]

@@ -35,14 +35,12 @@ from cutwater.pipeline import (
 )
 from cutwater.pipeline.context import KeyEntry
 from cutwater.pipeline.partitions import divided, redistributed
-from cutwater.pipeline.plan import Plan
-from cutwater.pipeline.rows import RowType
 
 KT = "k string, t bigint"
 
 
 class Fraud(ProcessFunction):
-    """The example of DESIGN §11, word for word."""
+    """A program with a process function, a window, late rows and three sinks."""
 
     last = ValueState("double")
 
@@ -98,7 +96,7 @@ def test_explain_shows_levels_chains_state_and_watermarks() -> None:
         "source payments",
         "watermark: bounded 5s, idle after 30s",
         "process fraud ← filter-1",
-        "key: user; 128 key groups; watermark: minimum of payments",
+        "key: user; 128 key groups; watermark: of payments",
         "state last: value double",
         "window: tumbling 10s, at the watermark, allowed lateness 5s",
         "sink late ← window w [.late]",
@@ -166,7 +164,16 @@ def ok(stream: Any, **options: Any) -> Any:
         (lambda p, s: ok(s, function=Wrong()), r"broadcast state exists only in broadcast\(\)"),
         (lambda p, s: ok(s, schema="k strng"), "'strng' where a type is due"),
         (lambda p, s: p.source("in"), "reads the topic 'in' twice"),
-        (lambda p, s: p.source("b", schema=KT, event_time="at"), "event_time of the source 'b' names the column 'at'"),
+        (
+            lambda p, s: p.source("b", schema=KT, event_time="at", watermark=Watermark.ascending()),
+            "event_time of the source 'b' names the column 'at'",
+        ),
+        (
+            lambda p, s: p.source("b", schema=KT, event_time="k", watermark=Watermark.ascending()),
+            r"'test', source b: event time is the column 'k', whose type is string: it must be a timestamp, or an "
+            r"integer in milliseconds since 1970\. Name such a column of k string, t bigint, or give a function",
+        ),
+        (lambda p, s: p.source("b", on_malformed="ignore"), "on_malformed of the source 'b' is 'error' or 'skip', not"),
         (lambda p, s: p.source("b", watermark="5s"), r"give Watermark.bounded\('5s'\)"),
         (lambda p, s: s.map("x"), "map takes a function"),
         (lambda p, s: s.union(), "at least one other stream"),
@@ -205,18 +212,16 @@ def test_a_uid_is_taken_by_what_is_part_of_the_pipeline() -> None:
         ok(stream)
 
 
-def test_streams_without_a_schema_are_for_tests_only() -> None:
+def test_streams_without_a_schema_are_refused_as_a_run_does() -> None:
     p = Pipeline("test")
-    stream = p.source("in", event_time="t").map(lambda r: {"user": r.k, "n": r.t})
+    stream = p.source("in", event_time="t", watermark=Watermark.ascending()).map(lambda r: {"user": r.k, "n": r.t})
     made = stream.window(key="user", window=Tumbling(10), aggregate={"all": "collect_list(n)"}, uid="w")
     made.map(lambda r: {"user": r.user, "until": r.window_end, "all": r["all"]}).sink("out", uid="out")
-    assert run(p, "a1 a2")["out"] == [{"user": "a", "until": 10, "all": [1, 2]}]
-    declared = {"in": RowType.of(KT)}
     with pytest.raises(InvalidArgument, match="what map-1 gives has no schema, which a run needs"):
-        Plan(p.name, p.graph, declared).require_schemas()
+        run(p, "a1 a2")
     q, typed = source()
     ok(typed).sink("out", uid="out")
-    Plan(q.name, q.graph, declared).require_schemas()
+    run(q, "a1 a2")
 
 
 # ------------------------------------------------------------------------------------------------------ row functions
@@ -229,7 +234,7 @@ def test_row_functions_and_their_dead_letters() -> None:
     made.dead_letters.sink("dead", uid="dead")
     result = run(p, "a3 b0 c4")
     assert result["out"] == [{"k": "a", "t": 4}, {"k": "c", "t": 3}]
-    assert [(row["uid"], row["glsn"], row["record"], row["error"]) for row in result["dead"]] == [
+    assert [(row["uid"], row["source_glsn"], row["record"], row["error"]) for row in result["dead"]] == [
         ("map-1", 2, '{"k":"b","t":0}', "ZeroDivisionError: integer division or modulo by zero")
     ]
 
@@ -268,14 +273,14 @@ def test_a_key_function_may_fail_like_any_other() -> None:
     made = ok(stream, key=lambda r: r.k if r.t else r.missing, dead_letters=True)
     made.dead_letters.sink("dead", uid="dead")
     (letter,) = run(p, "a1 b0 c2")["dead"]
-    assert (letter["key"], letter["glsn"]) == (None, 2)
+    assert (letter["key"], letter["source_glsn"]) == (None, 2)
     assert letter["error"] == "AttributeError: no column 'missing': there are k, t"
 
 
 @pytest.mark.parametrize("given", [{"event_time": lambda r: 1 // r.t}, {"watermark": lambda r: 1 // r.t}])
 def test_a_failing_function_of_time_names_source_and_position(given: dict[str, Any]) -> None:
     p = Pipeline("test")
-    p.source("in", **({"event_time": "t"} | given)).sink("out", uid="out")
+    p.source("in", **({"event_time": "t", "watermark": Watermark.ascending()} | given)).sink("out", uid="out")
     with pytest.raises(
         PipelineFailed, match=r"operator 'source in', at GLSN 2: ZeroDivisionError: .*\(test_program.py, line "
     ):
@@ -318,7 +323,7 @@ def test_user_code_runs_once_per_record_whoever_reads_its_output() -> None:
 
 def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     p, stream = source()
-    stream.transform(lambda df: df).sink("out", uid="out")
+    stream.transform(lambda df: df, schema=KT).sink("out", uid="out")
     monkeypatch.setitem(sys.modules, "cutwater.spark.pipeline_transform", None)
     with pytest.raises(Refused, match=r"pipeline 'test' runs on Spark, which is not there .*transform without arrow="):
         run(p, "a1")
@@ -383,11 +388,13 @@ def test_a_failing_function_of_arrow_tables_names_itself(function: Any, told: st
 
 def test_a_key_that_looks_reserved_is_a_column_only_if_it_is_declared() -> None:
     p = Pipeline("test")
-    p.source("in", event_time="t").sink("out", uid="out")
+    p.source("in", event_time="t", watermark=Watermark.ascending()).sink("out", uid="out")
     with pytest.raises(InvalidArgument, match=r"'_steam' in the row .* no reserved key: those are _stream, _watermark"):
         p.test({"in": [{"t": 1, "_steam": 2}]})
     p = Pipeline("test")
-    p.source("in", event_time="t", schema="t bigint, _id bigint").sink("out", uid="out")
+    p.source("in", event_time="t", schema="t bigint, _id bigint", watermark=Watermark.ascending()).sink(
+        "out", uid="out"
+    )
     assert p.test({"in": [{"t": 1, "_id": 2}]})["out"] == [{"t": 1, "_id": 2}]
 
 
@@ -461,7 +468,7 @@ class TimersInPartition(PartitionFunction):
 
 def test_a_partition_has_no_timers() -> None:
     p, stream = source()
-    stream.process_partition(function=TimersInPartition(), parallelism=2, uid="x", schema=KT)
+    stream.process_partition(function=TimersInPartition(), parallelism=2, uid="x", schema=KT).sink("out", uid="out")
     with pytest.raises(PipelineFailed, match="a partition has no key: only keyed operators have timers"):
         run(p, "a1")
 
@@ -471,7 +478,10 @@ def test_a_partition_has_no_timers() -> None:
 
 def test_rows_of_several_topics_are_ordered_by_glsn_or_topic_after_topic() -> None:
     p = Pipeline("test")
-    one, two = p.source("one", event_time="t"), p.source("two", event_time="t")
+    one, two = (
+        p.source("one", event_time="t", watermark=Watermark.ascending()),
+        p.source("two", event_time="t", watermark=Watermark.ascending()),
+    )
     one.union(two).sink("out", uid="out")
     assert [row["t"] for row in p.test({"two": [{"t": 1}], "one": [{"t": 2}]})["out"]] == [1, 2]
     rows = {"two": [{"t": 1, "_glsn": 7}], "one": [{"t": 2, "_glsn": 3}]}
@@ -482,7 +492,7 @@ def test_rows_of_several_topics_are_ordered_by_glsn_or_topic_after_topic() -> No
 
 def test_a_record_without_event_time_has_the_time_it_was_appended_at() -> None:
     p = Pipeline("test")
-    p.source("in").sink("out", uid="out")
+    p.source("in", watermark=Watermark.ascending()).sink("out", uid="out")
     result = p.test({"in": [{"value": b"x", "_time": 5_000}]}, drain=False)
     assert (result["out"], result.watermark) == ([{"value": b"x"}], 4_999)
 
@@ -507,7 +517,8 @@ def test_a_record_without_event_time_has_the_time_it_was_appended_at() -> None:
     ],
 )
 def test_wrong_rows_are_refused(topics: Any, text: str) -> None:
-    p, _ = source()
+    p, stream = source()
+    stream.sink("out", uid="out")
     with pytest.raises(InvalidArgument, match=text):
         p.test(topics)
 
@@ -562,3 +573,10 @@ def test_a_function_may_be_used_by_several_operators() -> None:
 def test_what_a_function_lacks_is_told_when_it_is_made(base: type, missing: str) -> None:
     with pytest.raises(TypeError, match=rf"abstract method.*\b{missing}\b"):
         type("Half", (base,), {})()
+
+
+def test_a_trigger_that_is_none_is_told_with_those_there_are() -> None:
+    p = Pipeline("triggers")
+    source = p.source("in", schema="k string, n bigint")
+    with pytest.raises(InvalidArgument, match=r"trigger of the window 'w' is 'count\(3\)': give .*Trigger\.count\(3\)"):
+        source.window(key="k", window=Tumbling("1m"), aggregate={"n": "count(*)"}, trigger="count(3)", uid="w")

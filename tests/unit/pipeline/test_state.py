@@ -67,7 +67,7 @@ def test_a_state_is_not_assigned_to(name: str, told: str) -> None:
 
 def test_state_is_kept_per_key_in_the_form_of_its_type() -> None:
     p, stream = source()
-    stream.process(key="k", function=Keeper(), uid="x", schema="t bigint")
+    stream.process(key="k", function=Keeper(), uid="x", schema="t bigint").sink("out", uid="out")
     result = run(p, "a1 b2 a3", drain=False)
     assert result.state("x") == {
         "a": {"total": 2.0, "times": [1, 3], "words": {"a": {"n": 2}}},
@@ -85,7 +85,7 @@ def test_a_failed_call_leaves_no_state_timer_or_output_behind() -> None:
     result = run(p, "a1 a13 a14")
     assert result["out"] == [{"t": 1}, {"t": 14}]
     assert result.state("x")["a"]["times"] == [1, 14]
-    assert [(row["timer"], row["key"], row["time"], row["glsn"], row["error"]) for row in result["dead"]] == [
+    assert [(row["timer"], row["key"], row["time"], row["source_glsn"], row["error"]) for row in result["dead"]] == [
         (False, "a", 13, 2, "ValueError: thirteen"),
         (True, "a", 101, 3, "ValueError: timer 101"),
         (True, "a", 114, 3, "ValueError: timer 114"),
@@ -95,7 +95,7 @@ def test_a_failed_call_leaves_no_state_timer_or_output_behind() -> None:
 
 def test_without_dead_letters_a_failure_stops_the_job_and_names_the_place() -> None:
     p, stream = source()
-    stream.process(key="k", function=Keeper(), uid="x", schema="t bigint")
+    stream.process(key="k", function=Keeper(), uid="x", schema="t bigint").sink("out", uid="out")
     with pytest.raises(
         PipelineFailed, match=r"pipeline 'test', operator 'x', at GLSN 2: ValueError: thirteen"
     ) as caught:
@@ -326,4 +326,4 @@ def test_a_key_that_cannot_be_fails_with_its_record_alone() -> None:
         ticks = Ticks({frozenset({"in"}): Steps()}, Steps(0))
         written = machine.run({"in": records}, ticks)
         assert [row.t for row in written["out"].rows] == [1, 2]
-        assert [(row.glsn, row.key) for row in written["dead"].rows] == [(glsn + 1, None)]
+        assert [(row.source_glsn, row.key) for row in written["dead"].rows] == [(glsn + 1, None)]

@@ -274,7 +274,9 @@ def test_durations() -> None:
         "1d",
     ]
     bad: Any
-    for bad in ("5", "5 parsecs", "5s 1", "1m 5 parsecs", "", 1.5, True, None, timedelta(microseconds=1)):
+    with pytest.raises(InvalidArgument, match="x is '5': a unit is missing, write '5ms', '5s' or '5m'"):
+        milliseconds("5", "x")
+    for bad in ("5 parsecs", "5s 1", "1m 5 parsecs", "", 1.5, True, None, timedelta(microseconds=1)):
         with pytest.raises(InvalidArgument, match="give whole milliseconds, a timedelta, or a text"):
             milliseconds(bad, "x")
     with pytest.raises(InvalidArgument, match="must be at least 0 ms"):

@@ -86,7 +86,8 @@ def test_a_late_row_may_extend_a_session_that_is_still_open() -> None:
 
 def test_a_merged_session_leaves_no_timers_of_its_parts() -> None:
     p, stream = source(bound=50)
-    stream.window(key="k", window=Session(5), aggregate={"n": "count(*)"}, uid="w", allowed_lateness=3)
+    made = stream.window(key="k", window=Session(5), aggregate={"n": "count(*)"}, uid="w", allowed_lateness=3)
+    made.sink("out", uid="out")
     result = run(p, "a1 a9 a5", drain=False)
     assert [time for time, _, _ in result.timers("w")] == [13, 16]
     assert result.state("w") == {"a": {"windows": {(1, 14): (3,)}}}
@@ -113,7 +114,9 @@ def test_a_trigger_by_processing_time() -> None:
 
 def test_all_aggregates_and_their_nulls() -> None:
     p = Pipeline("test")
-    stream = p.source("in", schema="k string, t bigint, x double, y int", event_time="t")
+    stream = p.source(
+        "in", schema="k string, t bigint, x double, y int", event_time="t", watermark=Watermark.ascending()
+    )
     names = "count(*) count(x) sum(x) sum(y) min(x) max(y) avg(y) first(x) last(x) collect_list(x)".split()
     made = stream.window(key=["k"], window=Tumbling(10), aggregate={name: name for name in names}, uid="w")
     made.sink("out", uid="out")

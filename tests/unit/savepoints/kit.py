@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cutwater.pipeline import ListState, MapState, Pipeline, ProcessFunction, Tumbling, ValueState
+from cutwater.pipeline import ListState, MapState, Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.plan import Plan
 from cutwater.savepoints import Manifest, Savepoint, write_savepoint
 from cutwater.savepoints.manifest import FORMAT, VERSION, OperatorState, RunPoint
@@ -33,7 +33,7 @@ class Last(ProcessFunction):
 
 def pipeline(function: Any = None, name: str = "pays", **options: Any) -> Pipeline:
     p = Pipeline(name, **options)
-    pay = p.source("payments", schema=ROWS, event_time="at")
+    pay = p.source("payments", schema=ROWS, event_time="at", watermark=Watermark.ascending())
     pay.process(key="user", function=function or Last(), uid="last", schema=ROWS).sink("out", uid="out")
     pay.window(key="user", window=Tumbling("10s"), aggregate={"n": "count(*)", "s": "sum(amount)"}, uid="w").sink(
         "windows", uid="windows"
@@ -49,10 +49,19 @@ def program_of(p: Pipeline) -> ProgramInfo:
     return described(Plan(p.name, p.graph, {"payments": p.graph.nodes[0].rows}))  # type: ignore[attr-defined]
 
 
-def taken(target: Path, count: int = 30, p: Pipeline | None = None) -> Savepoint:
+def taken(
+    target: Path,
+    count: int = 30,
+    p: Pipeline | None = None,
+    rows: list[dict[str, Any]] | None = None,
+    *,
+    with_clock: bool = False,
+    ended: bool = False,
+) -> Savepoint:
     """What ``p`` has kept after some payments."""
     p = p or pipeline()
-    machine = p.test({"payments": payments(count)}, drain=False)._machine
+    result = p.test({"payments": payments(count) if rows is None else rows}, drain=False)
+    machine, clock = result._machine, result._clock.snapshot() if with_clock else None
     program = program_of(p)
     state = machine.snapshot()
     tables = {}
@@ -62,7 +71,7 @@ def taken(target: Path, count: int = 30, p: Pipeline | None = None) -> Savepoint
             tables[operator.uid] = pa.Table.from_batches([to_table(chunks[0], operator)])
     created = "2026-01-01T00:00:00.000+00:00"
     manifest = Manifest(
-        FORMAT, VERSION, f"id-{count}", p.name, created, count, 1_000 * count, None, False, 4, 2,
+        FORMAT, VERSION, f"id-{count}", p.name, created, count, 1_000 * count, clock, ended, 4, 2,
         RunPoint(p.name, "key", 3), "log", program.sources, program.sinks,
         tuple(OperatorState(operator, 0, 0, ()) for operator in program.operators), {"cutwater": "0"},
     )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -12,7 +15,8 @@ import pytest
 from kit import Last, payments, pipeline, taken
 
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, SavepointDamaged
-from cutwater.pipeline import ProcessFunction, ValueState
+from cutwater.pipeline import ProcessFunction, ValueState, Watermark
+from cutwater.pipeline.rule_one import RuleOneSnapshot
 from cutwater.savepoints import (
     delete_savepoint,
     diff,
@@ -21,6 +25,7 @@ from cutwater.savepoints import (
     new_savepoint,
     open_savepoint,
 )
+from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.manifest import NAME, UNFINISHED
 from cutwater.savepoints.savepoint import directory_of
 
@@ -44,6 +49,18 @@ def test_what_was_kept_is_read_by_people_and_by_any_tool(tmp_path: Path) -> None
         assert pq.read_table(tmp_path / "sp" / file.path).num_rows == file.rows
     with pytest.raises(NotFound, match="no operator 'x': it has last, w"):
         found.table("x")
+
+
+def test_a_savepoint_of_before_topics_had_numbers_is_opened(tmp_path: Path) -> None:
+    taken(tmp_path / "sp")
+    path = tmp_path / "sp" / NAME
+    plain = msgspec.json.decode(path.read_bytes())
+    del plain["topics"]
+    plain["checksum"] = hashlib.sha256(msgspec.json.encode({**plain, "checksum": ""})).hexdigest()
+    path.write_bytes(msgspec.json.encode(plain))
+    found = open_savepoint(tmp_path / "sp")
+    found.verify()
+    assert found.manifest.topics == {}
 
 
 def test_every_flipped_byte_of_a_file_is_found(tmp_path: Path) -> None:
@@ -200,3 +217,72 @@ def test_an_operator_that_keeps_nothing_has_no_files(tmp_path: Path) -> None:
     savepoint = taken(tmp_path / "sp", 20, pipeline(Nothing()))
     assert not savepoint.operator("last").files
     assert savepoint.table("last").num_rows == 0
+
+
+def as_version_1(path: Path, clock: object = None) -> None:
+    """The manifest as it was before rules had numbers, with its own checksum."""
+    file = path / "manifest.json"
+    plain = json.loads(file.read_bytes())
+    plain |= {"version": 1, "clock": clock, "checksum": ""}
+    del plain["rule"]
+    plain["checksum"] = hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
+    file.write_bytes(json.dumps(plain).encode())
+
+
+def rewritten(path: Path, **changes: object) -> None:
+    file = path / "manifest.json"
+    plain = json.loads(file.read_bytes()) | changes | {"checksum": ""}
+    plain["checksum"] = hashlib.sha256(msgspec.json.encode(plain)).hexdigest()
+    file.write_bytes(json.dumps(plain).encode())
+
+
+def test_a_savepoint_says_under_which_rule_its_clocks_are(tmp_path: Path) -> None:
+    made = taken(tmp_path / "s")
+    assert made.manifest.rule == 2
+    old = {
+        "time_ms": 5,
+        "streams": [["payments", 1]],
+        "clocks": [
+            [
+                ["payments"],
+                {
+                    "glsn": 3,
+                    "time": 5_000,
+                    "watermark": 7_000,
+                    "ended": False,
+                    "streams": [
+                        {
+                            "log_stream_id": 0,
+                            "strategy": {"type": "bounded", "bound_us": 0, "idle_after_us": 30_000_000},
+                            "last_commit": 5_000,
+                            "watermark": 7_000,
+                        }
+                    ],
+                },
+            ]
+        ],
+        "ended": [],
+    }
+    as_version_1(tmp_path / "s", old)
+    manifest = open_savepoint(tmp_path / "s").manifest
+    assert (manifest.version, manifest.rule) == (1, 1)
+    assert isinstance(manifest.clock, RuleOneSnapshot)
+    operators = tuple(state.operator for state in manifest.operators)
+    clock = migrated(manifest.clock, {"payments": Watermark.ascending()}, operators, operators)
+    assert clock is not None
+    assert clock.watermark_ms == 7
+
+
+def test_rules_and_fields_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    for number, (changes, said) in enumerate(
+        [
+            ({"rule": 3}, "made under rule 3 of the watermark, and this version of Cutwater knows 1 and 2"),
+            ({"version": 3}, "has version 3 of the format"),
+            ({"what": 1}, "says what this Cutwater does not know .*what"),
+            ({"clock": {"rule": 2, "time_us": 0, "sources": [], "operators": [], "what": 1}}, "does not know .*what"),
+        ]
+    ):
+        taken(tmp_path / str(number))
+        rewritten(tmp_path / str(number), **changes)
+        with pytest.raises(Refused, match=said):
+            open_savepoint(tmp_path / str(number))

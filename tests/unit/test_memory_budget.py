@@ -1,0 +1,91 @@
+"""Memory for decompression: in turn, bounded, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from cutwater.errors import ResourceExhausted
+from cutwater.storagenode.memory_budget import MemoryBudget
+from cutwater.storagenode.picking import Needs, within
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_whoever_comes_first_is_served_first() -> None:
+    budget, order = MemoryBudget(100), []
+
+    async def use(name: str, size: int) -> None:
+        async with budget.reserved(size, 5.0):
+            order.append(name)
+            assert budget.bytes <= 100
+            await asyncio.sleep(0.01)
+
+    await asyncio.gather(use("a", 60), use("b", 90), use("c", 10), use("d", 1_000))
+    assert order == ["a", "b", "c", "d"]
+    assert budget.bytes == 0
+
+
+async def test_whoever_waits_too_long_is_told_to_try_again() -> None:
+    budget = MemoryBudget(100)
+    async with budget.reserved(100):
+        with pytest.raises(ResourceExhausted, match="100 of 100 are in use"):
+            async with budget.reserved(1, 0.01):
+                pass
+    async with budget.reserved(100, 0.01):
+        assert budget.bytes == 100
+    assert budget.bytes == 0
+
+
+async def test_who_gives_up_waiting_holds_up_nobody() -> None:
+    budget = MemoryBudget(100)
+    async with budget.reserved(60):
+        waiting = asyncio.create_task(budget._take(90, 5.0))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        async with budget.reserved(40, 0.01):
+            assert budget.bytes == 100
+    assert budget.bytes == 0
+
+
+async def test_what_needs_no_memory_waits_for_nobody() -> None:
+    """Most batches are not compressed."""
+    budget = MemoryBudget(100)
+    async with budget.reserved(60):
+        waiting = asyncio.create_task(budget._take(90, 5.0))
+        await asyncio.sleep(0)
+        async with budget.reserved(0, 0.01):
+            assert budget.bytes == 60
+    await waiting
+    assert budget.bytes == 90
+
+
+async def test_a_reader_that_is_cancelled_keeps_its_memory_until_its_thread_ends() -> None:
+    """However often it is cancelled: by the caller, and again when the connection breaks."""
+    budget, may_end, begun = MemoryBudget(100), threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def decompress() -> str:
+        loop.call_soon_threadsafe(begun.set)
+        assert may_end.wait(20)
+        return "columns"
+
+    async def in_reader(job: object) -> str:
+        return await loop.run_in_executor(None, decompress)
+
+    reader = asyncio.create_task(within(budget, in_reader, Needs(80, decompress)))
+    await begun.wait()
+    try:
+        for _ in range(3):
+            reader.cancel()
+            await asyncio.sleep(0.01)
+            assert budget.bytes == 80
+            assert not reader.done()
+    finally:
+        may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert budget.bytes == 0

@@ -1,0 +1,118 @@
+"""Damage is repaired place by place: one that nobody can repair does not keep the others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from types import SimpleNamespace
+
+import pytest
+
+from cutwater.errors import Damaged
+from cutwater.storage.errors import DamagedEntries
+from cutwater.storagenode import mending
+from cutwater.types import LLSN, LogStreamId
+
+STREAM = LogStreamId(1)
+
+
+def on_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: object, **named: object) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+def damage(llsn: int) -> DamagedEntries:
+    return DamagedEntries("a file", LLSN(llsn), LLSN(llsn), "wrong checksum")
+
+
+class Bench:
+    """A mender whose repairs fail as long as a place is ``hopeless``."""
+
+    def __init__(self, *hopeless: int) -> None:
+        self.hopeless, self.tried = set(hopeless), list[int]()
+        node = SimpleNamespace(replicas={STREAM: 1}, driver=lambda stream: stream)
+        self.tasks: set[asyncio.Future[None]] = set()
+        self.mender = mending.Mender(node, None, self._spawn)  # type: ignore[arg-type]
+        self.mender._mend = self._mend  # type: ignore[method-assign]
+
+    def _spawn(self, work) -> None:
+        self.tasks.add(asyncio.ensure_future(work))
+
+    async def _mend(self, driver, error: DamagedEntries) -> None:
+        self.tried.append(error.first_llsn)
+        await asyncio.sleep(0)
+        if error.first_llsn in self.hopeless:
+            raise Damaged(f"nobody has an intact copy of LLSN {error.first_llsn}")
+
+    async def done(self) -> None:
+        await asyncio.gather(*self.tasks)
+
+    def left(self) -> list[tuple[int, bool]]:
+        return [(status.first_llsn, bool(status.trouble)) for status in self.mender.damage]
+
+
+@on_a_loop
+async def test_one_place_that_nobody_can_repair_does_not_starve_the_others() -> None:
+    bench = Bench(5, 7)
+    for llsn in (5, 9, 7, 11):
+        bench.mender.mend(STREAM, damage(llsn))
+    await bench.done()
+    assert bench.tried == [5, 9, 7, 11]
+    assert bench.left() == [(5, True), (7, True)]
+
+
+@on_a_loop
+async def test_what_is_met_during_a_repair_is_repaired_too() -> None:
+    bench = Bench(5)
+    bench.mender.mend(STREAM, damage(5))
+    await asyncio.sleep(0)
+    bench.mender.mend(STREAM, damage(6))
+    bench.mender.mend(STREAM, damage(5))
+    await bench.done()
+    assert bench.tried == [5, 6]
+
+
+@on_a_loop
+async def test_a_place_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mending, "TRY_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(mending, "AGAIN_SECONDS", 0.01)
+    bench = Bench(5)
+    bench.mender.mend(STREAM, damage(5))
+    bench.mender.mend(STREAM, damage(9))
+    await bench.done()
+    bench.mender.mend(STREAM, damage(5))
+    assert bench.left() == [(5, True)]
+    bench.hopeless.clear()
+    again = asyncio.ensure_future(bench.mender.try_again_for_ever())
+    async with asyncio.timeout(5):
+        while bench.mender.damage:
+            await asyncio.sleep(0.01)
+    again.cancel()
+    assert bench.tried[:2] == [5, 9]
+
+
+@on_a_loop
+async def test_so_many_places_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mending, "PLACES_MAX", 2)
+    bench = Bench(1, 2, 3)
+    for llsn in (1, 2, 3):
+        bench.mender.mend(STREAM, damage(llsn))
+    await bench.done()
+    assert [llsn for llsn, _ in bench.left()] == [1, 2]
+
+
+@on_a_loop
+async def test_damage_that_stays_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mending, "AGAIN_SECONDS", 0.0)
+    bench = Bench(5)
+    for _ in range(3):
+        bench.mender.mend(STREAM, damage(5))
+        await bench.done()
+    assert len(bench.tried) == 3
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
