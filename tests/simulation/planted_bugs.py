@@ -496,11 +496,12 @@ def decides_before_replicas_have_spoken() -> list[Patch]:
     right = OrderLayer._decide
 
     def decide(self, now, *, is_publishing):
-        missing, self.first_reports._missing = self.first_reports._missing, set()
+        reports = self.first_reports
+        missing, reports._missing, reports.are_missing = reports._missing, set(), False
         try:
             return right(self, now, is_publishing=is_publishing)
         finally:
-            self.first_reports._missing = missing
+            reports._missing, reports.are_missing = missing, bool(missing)
 
     return [(OrderLayer, "_decide", decide)]
 

@@ -78,7 +78,8 @@ class PendingAppends:
             self._ends[stream] = LLSN(end)
         if self.avoided:
             self.avoided.pop(stream, None)
-        self._catalogs.heard(answer.revision)
+        if answer.revision != self._catalogs.view.catalog.revision:
+            self._catalogs.heard(answer.revision)
 
     def known_end(self, info: StreamInfo) -> LLSN:
         """An LLSN of the log stream that is certainly committed."""

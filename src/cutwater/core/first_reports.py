@@ -30,46 +30,42 @@ class FirstReports:
     def __init__(self, state: OrderState, wait_us: int) -> None:
         self._state, self._wait_us = state, wait_us
         self._missing = {stream.stream for stream in state.streams.values() if stream.is_open}
-        self._waiting: deque[tuple[Asked, int]] = deque()
-
-    @property
-    def are_missing(self) -> bool:
-        return bool(self._missing)
+        self.are_missing = bool(self._missing)
+        self.waiting: deque[tuple[Asked, int]] = deque()
+        """Requests, and until when each of them waits."""
 
     @property
     def missing(self) -> tuple[LogStreamId, ...]:
         """Log streams without a report of any member yet."""
         return tuple(sorted(self._missing))
 
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def hear(self, stream: LogStreamId) -> None:
         """A member reported nothing newer than the store."""
         self._missing.discard(stream)
+        self.are_missing = bool(self._missing)
 
     def look(self) -> None:
         """Streams that were sealed or deleted do not count any more."""
         streams = self._state.streams
         self._missing = {lsid for lsid in self._missing if lsid in streams and streams[lsid].is_open}
+        self.are_missing = bool(self._missing)
 
     def holds(self, asked: Asked, now: Instant) -> bool:
         """Whether the request has to wait; then it is kept."""
         if not self._missing or isinstance(asked.request, AT_ONCE):
             return False
-        self._waiting.append((asked, now.monotonic + self._wait_us))
+        self.waiting.append((asked, now.monotonic + self._wait_us))
         return True
 
     def take_waiting(self) -> list[Asked]:
-        waiting, self._waiting = self._waiting, deque()
+        waiting, self.waiting = self.waiting, deque()
         return [asked for asked, _ in waiting]
 
     def take_overdue(self, now: Instant) -> list[Asked]:
         """The requests that waited too long. Once nothing is missing, the next turn answers all of them instead."""
         overdue = []
-        while self._missing and self._waiting and self._waiting[0][1] <= now.monotonic:
-            overdue.append(self._waiting.popleft()[0])
+        while self._missing and self.waiting and self.waiting[0][1] <= now.monotonic:
+            overdue.append(self.waiting.popleft()[0])
         return overdue
 
     def error(self) -> Unavailable:

@@ -174,7 +174,7 @@ class OrderLayer:
     # Taking in.
 
     def _take_request(self, asked: Asked) -> Sequence[OrderEffect]:
-        waiting = len(self._requests) + self.first_reports.waiting
+        waiting = len(self._requests) + len(self.first_reports.waiting)
         if waiting >= self.options.requests_max:
             error = ResourceExhausted(f"{waiting} requests wait already", retry_ms=100)
             return (Reply(asked.request_id, error),)
@@ -427,13 +427,14 @@ class OrderLayer:
         """Everything that is due, as one write. The cut comes first: it is the last one of streams that are sealed."""
         decided: list[d.Decision] = []
         self._load = None
-        if self.first_reports.are_missing:
-            self.first_reports.look()
-        if self.first_reports.are_missing:
-            self._decide_unheard(now, decided)
-            return decided
-        if self.first_reports.waiting:
-            self._requests.extendleft(reversed(self.first_reports.take_waiting()))
+        first_reports = self.first_reports
+        if first_reports.are_missing:
+            first_reports.look()
+            if first_reports.are_missing:
+                self._decide_unheard(now, decided)
+                return decided
+        if first_reports.waiting:
+            self._requests.extendleft(reversed(first_reports.take_waiting()))
         cut = self._cutter.due(self._distrusted, now)
         if cut is not None:
             self._apply(cut, decided, now)

@@ -85,18 +85,18 @@ class ContentChecks:
         """Hand a batch to ``take`` if it is sound, at once or after those before it. Raises, or tells the asker, if it
         is not. ``check_batch`` has looked at its numbers. A batch that a producer repeats is in the log already, and
         is not refused for its content."""
-        if stream not in self._queues and self._may_be_taken(stream, batch):
+        is_sound = False
+        if stream not in self._queues:
+            try:
+                is_sound = self._is_sound(stream, batch)
+            except InvalidArgument:
+                if not self._has(stream, batch):
+                    raise
+                is_sound = True
+        if is_sound:
             take(batch)
-            return
-        self._wait(stream, _Waiting(batch, asker, take, self._topics.now()))
-
-    def _may_be_taken(self, stream: LogStreamId, batch: Batch) -> bool:
-        try:
-            return self._is_sound(stream, batch)
-        except InvalidArgument:
-            if not self._has(stream, batch):
-                raise
-            return True
+        else:
+            self._wait(stream, _Waiting(batch, asker, take, self._topics.now()))
 
     def _has(self, stream: LogStreamId, batch: Batch) -> bool:
         """Whether this very batch of a producer is committed, as far as the replica here remembers."""
@@ -110,21 +110,30 @@ class ContentChecks:
         topic = self._topics.known(stream)
         if topic is None:
             return False
-        form = topic.form(batch.schema)
-        if _is_plain(batch, form):
+        if batch.kind is BatchKind.DATA:
+            form = topic.form(batch.schema)
+            if form is None:
+                return False
+            # Nearly all batches are plain, and that costs nearly nothing to see.
+            is_plain_body = form.is_key_value and is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
+            if not is_plain_body:
+                if not _is_quick(batch):
+                    return False
+                self._check_body(batch, topic, form)
+        if topic.ahead_us:
             self._check_times(stream, batch, topic)
-        elif form is not None and _is_quick(batch):
-            self._check(stream, batch, topic, form)
-        else:
-            return False
         return True
 
     def _check(self, stream: LogStreamId, batch: Batch, topic: TopicForms, form: BodyForm) -> None:
         """Raises if it is not sound. In any thread."""
+        self._check_body(batch, topic, form)
+        self._check_times(stream, batch, topic)
+
+    @staticmethod
+    def _check_body(batch: Batch, topic: TopicForms, form: BodyForm) -> None:
         problem = problem_with(batch.body, form, batch.count, batch.time_min, batch.time_max)
         if problem:
             raise malformed(topic, problem)
-        self._check_times(stream, batch, topic)
 
     def _check_times(self, stream: LogStreamId, batch: Batch, topic: TopicForms) -> None:
         if not topic.ahead_us:
@@ -225,13 +234,6 @@ def needed(body: Buffer, topic: TopicForms) -> int:
         return inflated_bytes(body)
     except BadBody as error:
         raise malformed(topic, str(error)) from None
-
-
-def _is_plain(batch: Batch, form: BodyForm | None) -> bool:
-    """Whether it is certainly sound, as nearly all are, by what costs nearly nothing."""
-    if batch.kind is not BatchKind.DATA:
-        return True
-    return form is not None and form.is_key_value and is_plain(batch.body, batch.count, batch.time_min, batch.time_max)
 
 
 def _is_quick(batch: Batch) -> bool:

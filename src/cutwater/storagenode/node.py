@@ -445,6 +445,8 @@ class StorageNode:
                 through = replica.complete_through
             if driver.watchers:
                 is_followed = True
+        if self.unreadable:
+            invalid += [stream for stream in self.unreadable if stream not in self.leftovers]
         self._sequence += 1
         self._outside.send_report(
             Report(
@@ -455,7 +457,7 @@ class StorageNode:
                 self.state,
                 tuple(reports),
                 through or GLSN(0),
-                (*invalid, *(stream for stream in self.unreadable if stream not in self.leftovers)),
+                tuple(invalid),
                 is_followed,
             )
         )

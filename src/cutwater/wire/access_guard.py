@@ -46,17 +46,20 @@ class Access(Struct, frozen=True):
 class Guard:
     """Of one method of one server. Refusals are logged, at most once in ``log_seconds``."""
 
-    __slots__ = ("_access", "_book", "_log_after", "_log_seconds", "_name", "_refused")
+    __slots__ = ("_access", "_book", "_log_after", "_log_seconds", "_name", "_needs_argument", "_refused", "_subject")
 
     def __init__(self, name: str, access: Access, book: ServerBook, *, log_seconds: float = LOG_SECONDS) -> None:
         self._name, self._access, self._book = name, access, book
+        self._subject = access.subject
+        self._needs_argument = access.is_for_clients or access.client_subject is not None
+        """Whether nobody can be refused before the argument is known."""
         self._log_seconds = log_seconds
         self._log_after = 0.0 if log_seconds < inf else inf
         self._refused = 0
 
     def check(self, peer: Peer | None) -> None:
         """Before the argument is looked at. Raises unless the peer has proved to be a server that may call this."""
-        if not self._access.is_for_clients and self._access.client_subject is None:
+        if not self._needs_argument:
             self._check_server(peer)
 
     def _check_server(self, peer: Peer | None) -> None:
@@ -72,13 +75,16 @@ class Guard:
 
     def check_argument(self, peer: Peer | None, argument: Any) -> None:
         """Raises if the argument speaks for another server."""
-        subject = self._access.subject
+        subject = self._subject
+        if subject is None:
+            return
+        number = subject(argument)
         if self._access.client_subject is not None:
-            if subject is not None and subject(argument) == self._access.client_subject:
+            if number == self._access.client_subject:
                 return
             self._check_server(peer)
-        if subject is not None and (peer is None or peer.server is None or peer.server.name != str(subject(argument))):
-            raise self._refusal(peer, f"it speaks for number {subject(argument)}, and its caller is not that server")
+        if peer is None or peer.server is None or peer.server.name != str(number):
+            raise self._refusal(peer, f"it speaks for number {number}, and its caller is not that server")
 
     def _why_not(self, peer: Peer | None) -> str:
         if self._access.is_internal:

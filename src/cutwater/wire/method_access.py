@@ -7,7 +7,7 @@ with what servers answer, both ways.
 
 from __future__ import annotations
 
-from typing import Any
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -23,10 +23,7 @@ INTERNAL = Access(is_internal=True)
 
 
 def _by_its_own(kind: str, field: str, *, is_admission: bool = False) -> Access:
-    def subject(argument: Any) -> int:
-        return int(getattr(argument, field))
-
-    return Access((kind,), subject, is_admission)
+    return Access((kind,), attrgetter(field), is_admission)
 
 
 STORAGE_NODE_ACCESS: dict[str, Access] = {
