@@ -20,11 +20,12 @@ from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import GLSN, Batch, ClusterId, Epoch, EventTime, LogStreamId, ReplicaState, StorageNodeId
 from cutwater.wire import storage_api as api
+from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Methods, Received
-from cutwater.wire.server_keys import STORAGE_NODE
+from cutwater.wire.methods import Received
 from tests.integration.order_double import OrderDouble
 
 CLUSTER = ClusterId(1)

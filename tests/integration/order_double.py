@@ -34,12 +34,13 @@ from cutwater.types import (
     StorageNodeId,
 )
 from cutwater.wire import storage_api as api
+from cutwater.wire.access import METADATA_NODE
 from cutwater.wire.connection import Connection
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.metadata_api import ASK
-from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
-from cutwater.wire.server_keys import METADATA_NODE, ServerKey
+from cutwater.wire.server_keys import ServerKey
 from cutwater.wire.serving import Call, Notification
 
 OPTIONS = OrderOptions(node_dead_after_us=1_500_000, reopen_patience_us=500_000, retry_us_min=100_000)

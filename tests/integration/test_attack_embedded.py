@@ -31,8 +31,8 @@ from cutwater.wire.addresses import parse_address
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.errors import Unauthenticated, Unproven
 from cutwater.wire.frames import Kind
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Methods
 from cutwater.wire.server import listen
 from cutwater.wire.server_keys import ServerKey
 from cutwater.wire.tls import read_tokens

@@ -41,12 +41,13 @@ from cutwater.types import (
     UncommitReport,
 )
 from cutwater.wire import metadata_api, storage_api
+from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import Unproven
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_keys import STORAGE_NODE, ServerKey
+from cutwater.wire.server_keys import ServerKey
 from cutwater.wire.tls import client_tls
 from tests.integration.sn_process import COMMAND, SECONDS_MAX, environment
 

@@ -14,12 +14,12 @@ from cutwater.core.order_options import OrderOptions
 from cutwater.core.requests import Answer, CursorAt, ReadCursorRequest, Request
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from cutwater.types import GLSN, MILLISECOND, ClusterId
+from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.errors import MalformedFrame
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.metadata_api import ASK
-from cutwater.wire.methods import Methods
 from cutwater.wire.server import Listener, listen
-from cutwater.wire.server_keys import STORAGE_NODE
 from cutwater.wire.serving import Call
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

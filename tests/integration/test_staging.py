@@ -30,10 +30,11 @@ from cutwater.storage.files import OsFiles
 from cutwater.storage.frames import frames_in, staged_frame
 from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
 from cutwater.wire import storage_api as api
+from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_keys import STORAGE_NODE, ProvenServer
+from cutwater.wire.server_keys import ProvenServer
 from tests.integration.log_cluster import CLUSTER, LogCluster, with_log
 from tests.integration.node_cluster import body_of
 

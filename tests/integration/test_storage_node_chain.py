@@ -16,7 +16,7 @@ from cutwater.core.messages import Replicate
 from cutwater.errors import Refused, StreamSealed
 from cutwater.types import LLSN, Entry, ReplicaState, StorageNodeId
 from cutwater.wire import storage_api as api
-from cutwater.wire.methods import Methods
+from cutwater.wire.handlers import Methods
 from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
 
 

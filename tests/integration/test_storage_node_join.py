@@ -16,12 +16,13 @@ from cutwater.errors import CutwaterError, Unavailable
 from cutwater.storage.volume import NodeVolumes
 from cutwater.types import ClusterId, Epoch, LeaderEpoch, Revision, StorageNodeId
 from cutwater.wire import storage_api as api
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.client import connect
 from cutwater.wire.errors import Unproven
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Methods
 from cutwater.wire.server import listen
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ProvenServer
+from cutwater.wire.server_keys import ProvenServer
 from tests.integration.node_cluster import CLUSTER, STREAM, Cluster, with_cluster
 from tests.integration.order_double import OrderDouble
 from tests.integration.sn_process import NodeProcess, until_logged

@@ -24,8 +24,8 @@ from cutwater.storagenode.syncing import Syncing
 from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, Report, StorageNodeId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Methods
 from cutwater.wire.server import listen
 from cutwater.wire.streams import StreamReceiver
 from tests.integration.node_cluster import CLUSTER, STREAM, WITHIN_SECONDS, Cluster, batch, with_cluster

@@ -12,8 +12,7 @@ from cutwater.core.dedup import DedupCheckpoint, Deduplicator
 from cutwater.core.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.storage.errors import DamagedEntries, StorageBroken
-from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import frames_in
+from cutwater.storage.frames import NO_TIME, Running, frames_in
 from cutwater.storage.memory import MemoryStorage
 from cutwater.types import GLSN, LLSN, CutTime, Entry, Epoch, EventTime, StorageNodeId
 

@@ -17,7 +17,7 @@ from cutwater.core.recovery import HardState
 from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
 from cutwater.storage.errors import DiskFull, StorageBroken
 from cutwater.storage.files import OsFile, OsFiles
-from cutwater.storage.format import NO_TIME
+from cutwater.storage.frames import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions

@@ -21,11 +21,12 @@ from cutwater.errors import CutwaterError, Damaged, InvalidArgument, WrongIdenti
 from cutwater.storage import format as layout
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import DamagedFile, NewerFormat
-from cutwater.storage.format import FileHeader, Manifest, Mark, Running
+from cutwater.storage.format import FileHeader, Manifest, Mark
 from cutwater.storage.frames import (
     HEADER_BYTES_MAX,
     PRODUCER_BYTES_MAX,
     Frame,
+    Running,
     decode_header,
     decode_trailer,
     encode_frame,

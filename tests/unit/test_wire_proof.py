@@ -15,18 +15,20 @@ from msgspec import Raw, msgpack, structs
 from cutwater.errors import InvalidArgument, WrongIdentity
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import ClusterId
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import Unproven
 from cutwater.wire.frames import ENCODE, MAGIC, Hello, Kind, PeerLimits, Welcome
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint, encode_hello, encode_proof, judge_hello, judge_proof, judge_welcome
 from cutwater.wire.memory import MemoryNetwork
-from cutwater.wire.methods import Method, Methods
+from cutwater.wire.methods import Method
 from cutwater.wire.options import WireOptions
 from cutwater.wire.server import listen
 from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ProvenServer, ServerKey, load_or_make
+from cutwater.wire.server_keys import ProvenServer, ServerKey, load_or_make
 
 CLUSTER = ClusterId(1)
 WHO = Method[None, str]("who", None, str)

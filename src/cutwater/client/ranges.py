@@ -49,8 +49,8 @@ from cutwater.storage.frames import FRAME_BYTES_MAX
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import Body
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.methods import Body
 from cutwater.wire.options import MIB
 from cutwater.wire.scan_api import (
     CHECKED,

@@ -23,7 +23,7 @@ from cutwater.storage.frames import frames_in
 from cutwater.storage.plain_bodies import is_plain
 from cutwater.storage.projection import decode_schema, projected_schema, read_columns, timestamps
 from cutwater.types import GLSN, LLSN, Batch, LogStreamId
-from cutwater.wire.frames import Body
+from cutwater.wire.methods import Body
 from cutwater.wire.storage_api import Columns, ReadAnswerHeader
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,13 +11,13 @@ from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
+from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.metadata_api import ASK
 from cutwater.wire.methods import Method, Received
-from cutwater.wire.server_keys import STORAGE_NODE
 from cutwater.wire.states import State
 from cutwater.wire.storage_api import A_CLIENT, COMPLAINT, Complaint
 

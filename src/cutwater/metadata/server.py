@@ -42,18 +42,19 @@ from cutwater.metadata.ways import Ways
 from cutwater.types import SECOND, ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
 from cutwater.wire import metadata_api as api
 from cutwater.wire import storage_api
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.access_guard import Guard
 from cutwater.wire.addresses import format_address
 from cutwater.wire.auth import Authenticator
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import Unproven
 from cutwater.wire.gate import GateSnapshot
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.method_access import METADATA_ACCESS, REQUEST_ACCESS
-from cutwater.wire.methods import Methods
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.server import Listener, listen
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ServerKey
+from cutwater.wire.server_keys import ServerKey
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.tls import Tls
 

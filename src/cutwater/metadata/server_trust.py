@@ -14,13 +14,14 @@ import ssl
 from cutwater.core.order_state import Node
 from cutwater.metadata.store_interface import MetadataStore
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import Unproven
 from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ProvenServer, ServerKey
+from cutwater.wire.server_keys import ProvenServer, ServerKey
 
 _log = logging.getLogger(__name__)
 

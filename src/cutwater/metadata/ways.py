@@ -14,10 +14,10 @@ from cutwater.core.messages import CommitMessage, LeaderMessage
 from cutwater.errors import CutwaterError
 from cutwater.types import StorageNodeId
 from cutwater.wire import storage_api
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.connection import Connection
 from cutwater.wire.metadata_api import RELAY_DOWN, RelayDown
 from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE
 
 FRESH_SECONDS = 1.0
 """A way on which nothing came for this long is not used any more, if there is another."""

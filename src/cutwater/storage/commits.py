@@ -17,15 +17,8 @@ from typing import overload
 from cutwater.errors import InvalidArgument
 from cutwater.storage.errors import DamagedFile
 from cutwater.storage.files import Files, lenient_pread, make_readable
-from cutwater.storage.format import (
-    COMMITS,
-    CONTEXT_BYTES,
-    HEADER_BYTES,
-    NO_TIME,
-    FileHeader,
-    decode_context,
-    encode_context,
-)
+from cutwater.storage.format import COMMITS, CONTEXT_BYTES, HEADER_BYTES, FileHeader, decode_context, encode_context
+from cutwater.storage.frames import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.segment_log import SegmentOptions, file_name
 from cutwater.types import LLSN, CommitContext

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from struct import Struct as Layout
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -18,10 +18,10 @@ from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import HardState
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import DamagedFile, NewerFormat
+from cutwater.storage.frames import NO_TIME, NUMBER_MAX, Running
 from cutwater.types import (
     GLSN,
     LLSN,
-    BatchKind,
     CommitContext,
     CutTime,
     Epoch,
@@ -45,9 +45,6 @@ HEADER_BYTES = 4 * SECTOR_BYTES
 """The header of a segment or commit file: a sector that never changes, two for the mark, written in turn, and the first
 one again."""
 
-NUMBER_MAX = (1 << 63) - 1
-"""No LLSN and no GLSN is larger."""
-
 POINT_BYTES = 16
 CONTEXT_BYTES = 64
 
@@ -60,42 +57,6 @@ _POINT = Layout("<QII")
 _CONTEXT = Layout("<QQQQqQIII")
 _CONTEXT_AND_CRC = Layout(_CONTEXT.format + "I")
 _CONTEXT_MAGIC = 0x43435743
-
-
-class Timed(Protocol):
-    """What says how far a batch takes event time: the batch itself, or a frame's header."""
-
-    @property
-    def kind(self) -> BatchKind: ...
-    @property
-    def time_max(self) -> EventTime: ...
-    @property
-    def declared(self) -> EventTime | None: ...
-    @property
-    def idle(self) -> bool: ...
-
-
-class Running(Struct, frozen=True):
-    """How far event time has come in a log stream before some entry: the maximum of its records, and of what its
-    producers declared; None while nobody has said anything. ``idle``: the last entry before it declares idleness."""
-
-    time_max: EventTime | None = None
-    declared: EventTime | None = None
-    idle: bool = False
-
-    def after(self, batch: Timed) -> Running:
-        """The same with one more batch. Fences and declarations hold no records."""
-        time_max, declared = self.time_max, self.declared
-        if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
-            time_max = batch.time_max
-        if batch.declared is not None and (declared is None or batch.declared > declared):
-            declared = batch.declared
-        if time_max == self.time_max and declared == self.declared and batch.idle == self.idle:
-            return self
-        return Running(time_max, declared, batch.idle)
-
-
-NO_TIME = Running()
 
 
 class FileHeader(Struct, frozen=True):

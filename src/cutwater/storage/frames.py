@@ -16,14 +16,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from struct import Struct as Layout
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import NewerFormat
-from cutwater.storage.format import NUMBER_MAX, Running
 from cutwater.types import (
     LLSN,
     Batch,
@@ -41,6 +40,8 @@ from cutwater.types import (
 )
 from cutwater.types import Sequence as BatchSequence
 
+NUMBER_MAX = (1 << 63) - 1
+"""No LLSN and no GLSN is larger."""
 FRAME_VERSION = 3
 """The newest version that is read."""
 _PLAIN_VERSION, _GROUP_VERSION, _DECLARATION_VERSION = 1, 2, 3
@@ -69,6 +70,42 @@ _MORE, _HAS_GROUP = 16, 32
 _IDLE, _RUNNING_IDLE = 64, 128
 _CHECKED = 256
 _KINDS = frozenset(map(int, BatchKind))
+
+
+class Timed(Protocol):
+    """What says how far a batch takes event time: the batch itself, or a frame's header."""
+
+    @property
+    def kind(self) -> BatchKind: ...
+    @property
+    def time_max(self) -> EventTime: ...
+    @property
+    def declared(self) -> EventTime | None: ...
+    @property
+    def idle(self) -> bool: ...
+
+
+class Running(Struct, frozen=True):
+    """How far event time has come in a log stream before some entry: the maximum of its records, and of what its
+    producers declared; None while nobody has said anything. ``idle``: the last entry before it declares idleness."""
+
+    time_max: EventTime | None = None
+    declared: EventTime | None = None
+    idle: bool = False
+
+    def after(self, batch: Timed) -> Running:
+        """The same with one more batch. Fences and declarations hold no records."""
+        time_max, declared = self.time_max, self.declared
+        if batch.kind is BatchKind.DATA and (time_max is None or batch.time_max > time_max):
+            time_max = batch.time_max
+        if batch.declared is not None and (declared is None or batch.declared > declared):
+            declared = batch.declared
+        if time_max == self.time_max and declared == self.declared and batch.idle == self.idle:
+            return self
+        return Running(time_max, declared, batch.idle)
+
+
+NO_TIME = Running()
 
 
 class FrameHeader(Struct, frozen=True):

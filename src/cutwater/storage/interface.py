@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
-from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import Frame, FrameHeader, Outline
+from cutwater.storage.frames import NO_TIME, Frame, FrameHeader, Outline, Running
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 

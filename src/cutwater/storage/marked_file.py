@@ -21,12 +21,12 @@ from cutwater.storage.format import (
     SECTOR_BYTES,
     FileHeader,
     Mark,
-    Running,
     decode_header,
     decode_mark,
     encode_header,
     encode_mark,
 )
+from cutwater.storage.frames import Running
 from cutwater.types import LLSN
 
 MARKS = 2

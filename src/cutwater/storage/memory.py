@@ -17,8 +17,7 @@ from cutwater.errors import NotYetCommitted, Trimmed
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.commits import follows
 from cutwater.storage.errors import DamagedEntries, StorageBroken, TrimmedEntries
-from cutwater.storage.format import NO_TIME, Running
-from cutwater.storage.frames import Frame, decode_header, encode_frame, frame_bytes_of
+from cutwater.storage.frames import NO_TIME, Frame, Running, decode_header, encode_frame, frame_bytes_of
 from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced, malformed
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 

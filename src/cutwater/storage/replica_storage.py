@@ -41,9 +41,7 @@ from cutwater.storage.errors import (
 )
 from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, look_again, replace
 from cutwater.storage.format import (
-    NO_TIME,
     Manifest,
-    Running,
     decode_dedup,
     decode_hard_state,
     decode_manifest,
@@ -51,6 +49,7 @@ from cutwater.storage.format import (
     encode_hard_state,
     encode_manifest,
 )
+from cutwater.storage.frames import NO_TIME, Running
 from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced
 from cutwater.storage.segment import Place
 from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name

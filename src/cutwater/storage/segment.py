@@ -17,15 +17,7 @@ from msgspec import Struct
 
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import File, Files, lenient_pread, make_readable
-from cutwater.storage.format import (
-    HEADER_BYTES,
-    POINT_BYTES,
-    SEGMENT,
-    FileHeader,
-    Running,
-    decode_point,
-    encode_point,
-)
+from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SEGMENT, FileHeader, decode_point, encode_point
 from cutwater.storage.frames import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
@@ -33,6 +25,7 @@ from cutwater.storage.frames import (
     Frame,
     FrameHeader,
     Outline,
+    Running,
     Trailer,
     decode_header,
     decode_outline,

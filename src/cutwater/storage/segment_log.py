@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from cutwater.errors import Damaged
 from cutwater.storage.files import Files
-from cutwater.storage.format import FileHeader, Running
-from cutwater.storage.frames import Frame
+from cutwater.storage.format import FileHeader
+from cutwater.storage.frames import Frame, Running
 from cutwater.storage.segment import Frames, Place, Segment
 from cutwater.types import LLSN, Entry
 

@@ -15,7 +15,8 @@ from cutwater.errors import CutwaterError, Unavailable
 from cutwater.storage.commits import CommitLog, follows
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import lenient_pread
-from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, Running, decode_context, decode_point
+from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, decode_context, decode_point
+from cutwater.storage.frames import Running
 from cutwater.storage.interface import Finding, FrameCheck, malformed
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.segment import Place, Segment

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from cutwater.errors import InvalidArgument
 from cutwater.storage.checksum import crc32c
-from cutwater.storage.format import NUMBER_MAX
-from cutwater.storage.frames import BODY_BYTES_MAX, PRODUCER_BYTES_MAX
+from cutwater.storage.frames import BODY_BYTES_MAX, NUMBER_MAX, PRODUCER_BYTES_MAX
 from cutwater.types import Batch, BatchKind, Entry, ProducerTag
 
 UINT32_MAX = (1 << 32) - 1

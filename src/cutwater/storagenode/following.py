@@ -26,7 +26,7 @@ from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Revision
 from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import Payload
+from cutwater.wire.methods import Payload
 from cutwater.wire.serving import Call
 from cutwater.wire.streams import StreamSender
 

@@ -20,8 +20,8 @@ from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, Room, inflated, 
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
 from cutwater.wire import storage_api as api
-from cutwater.wire.frames import Payload
-from cutwater.wire.methods import Reply
+from cutwater.wire.handlers import Reply
+from cutwater.wire.methods import Payload
 from cutwater.wire.scan_api import UNKNOWN
 from cutwater.wire.serving import Call
 

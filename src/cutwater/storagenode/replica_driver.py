@@ -57,7 +57,7 @@ from cutwater.errors import (
 )
 from cutwater.storage.errors import StorageBroken
 from cutwater.storage.files import look_again
-from cutwater.storage.format import NO_TIME, Running
+from cutwater.storage.frames import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
 from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport

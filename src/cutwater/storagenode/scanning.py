@@ -37,7 +37,7 @@ from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry,
 from cutwater.wire import scan_api as api
 from cutwater.wire.addresses import is_loopback
 from cutwater.wire.connection import Connection
-from cutwater.wire.methods import Reply
+from cutwater.wire.handlers import Reply
 from cutwater.wire.serving import Call
 
 COMMITS_AT_ONCE = 1_024

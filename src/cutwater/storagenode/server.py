@@ -53,17 +53,18 @@ from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire import scan_api
 from cutwater.wire import storage_api as api
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import format_address
 from cutwater.wire.auth import Authenticator
 from cutwater.wire.connection import Connection
 from cutwater.wire.gate import GateSnapshot
+from cutwater.wire.handlers import LATER, Later, Methods
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.method_access import STORAGE_NODE_ACCESS
-from cutwater.wire.methods import LATER, Later, Methods
 from cutwater.wire.options import MIB, ListenerOptions, WireOptions
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ServerKey, load_or_make
+from cutwater.wire.server_keys import ServerKey, load_or_make
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.tls import Tls
 

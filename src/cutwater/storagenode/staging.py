@@ -38,7 +38,7 @@ from cutwater.storagenode.threads import in_thread
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import BatchNumber, RunId
 from cutwater.wire import storage_api as api
-from cutwater.wire.methods import Reply
+from cutwater.wire.handlers import Reply
 from cutwater.wire.serving import Call
 
 _log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, 
 from cutwater.core.sync import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Refused
 from cutwater.storage.errors import DamagedEntries
-from cutwater.storage.format import NO_TIME, Running, decode_dedup, encode_dedup
-from cutwater.storage.frames import frames_in
+from cutwater.storage.format import decode_dedup, encode_dedup
+from cutwater.storage.frames import NO_TIME, Running, frames_in
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.wire.access import Access
 from cutwater.wire.errors import Unproven
 from cutwater.wire.server_book import ServerBook
 
@@ -24,23 +22,6 @@ _log = logging.getLogger(__name__)
 
 LOG_SECONDS = 5.0
 """How often refusals of one method are logged at most."""
-
-
-class Access(Struct, frozen=True):
-    """Which servers may call a method; clients may if none are named. ``subject``: the number of the server for which
-    the argument speaks, which must be the caller's own. ``is_admission``: the caller asks to become known, so any key
-    that it has proved to hold will do; the handler decides. ``is_internal``: refused over the wire.
-    ``client_subject``: clients may call it, too, if the argument speaks for this number."""
-
-    servers: tuple[str, ...] = ()
-    subject: Callable[[Any], int] | None = None
-    is_admission: bool = False
-    is_internal: bool = False
-    client_subject: int | None = None
-
-    @property
-    def is_for_clients(self) -> bool:
-        return not self.servers and not self.is_internal
 
 
 class Guard:

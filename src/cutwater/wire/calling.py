@@ -15,8 +15,8 @@ from typing import Any
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ProtocolViolation, ResourceExhausted
 from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import ConnectionLost, MalformedFrame, from_wire
-from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, PeerLimits
-from cutwater.wire.methods import StreamMethod
+from cutwater.wire.frames import ENCODE, Frame, Kind, PeerLimits
+from cutwater.wire.methods import Payload, StreamMethod
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.streams import SharedCredit, StreamReceiver
 

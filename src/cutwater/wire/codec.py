@@ -17,7 +17,8 @@ import msgspec
 
 from cutwater.errors import CutwaterError
 from cutwater.wire.errors import FrameTooLarge, MalformedFrame
-from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Body, Frame, Kind
+from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Frame, Kind
+from cutwater.wire.methods import Body
 
 LARGE_BYTES = 16 * 1024
 """Frames above this do not wait in the common buffer until they are complete."""

@@ -23,7 +23,7 @@ from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.calling import Calling
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
-from cutwater.wire.frames import ENCODE, Frame, Kind, Payload, Welcome
+from cutwater.wire.frames import ENCODE, Frame, Kind, Welcome
 from cutwater.wire.handshake import (
     Endpoint,
     Expect,
@@ -37,7 +37,7 @@ from cutwater.wire.handshake import (
 )
 from cutwater.wire.keepalive import Keepalive, Verdict
 from cutwater.wire.loops import receive_buffer
-from cutwater.wire.methods import Method, Notice, Received, StreamMethod
+from cutwater.wire.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.serving import Serving, unforeseen

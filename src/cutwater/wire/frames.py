@@ -30,13 +30,13 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from cutwater.wire.errors import WireError
+from cutwater.wire.methods import Body
 
 FIXED = struct.Struct("<IIQBB")
 FIXED_BYTES = FIXED.size
@@ -46,12 +46,6 @@ MAGIC = "cutwater"
 VERSION_MIN = 1
 VERSION_MAX = 2
 """2: servers prove which one they are. Clients of version 1 are served as ever."""
-
-Body = bytes | bytearray | memoryview
-"""Bytes as they come: small bodies as ``bytes``, large ones as a view of the buffer they were received into."""
-
-Payload = Body | Sequence[Body]
-"""Bytes as they go. Pieces are sent one after another, without being joined first, and must not change meanwhile."""
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 

@@ -21,11 +21,11 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint, Peer
 from cutwater.wire.options import Budget, ListenerOptions
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.states import State
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.auth import ANONYMOUS, Identity
 from cutwater.wire.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
 from cutwater.wire.frames import ENCODE, MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
-from cutwater.wire.methods import Methods
+from cutwater.wire.handlers import Methods
 from cutwater.wire.options import WireOptions
 from cutwater.wire.server_keys import (
     NONCE_BYTES,

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from cutwater.core import requests as r
 from cutwater.wire import metadata_api, scan_api, storage_api
-from cutwater.wire.access_guard import Access
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE, Access
 
 CLIENT = Access()
 FROM_STORAGE = Access((STORAGE_NODE,))

@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import Body
+from cutwater.wire.methods import Body
 from cutwater.wire.whole_frames import FrameProtocol, FrameQueue, FrameTransport
 
 Door = Callable[[], Awaitable[Connection]]

@@ -12,8 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from cutwater.types import GLSN, LLSN, CutTime, EventTime, LogStreamId
-from cutwater.wire.frames import Body
-from cutwater.wire.methods import Method
+from cutwater.wire.methods import Body, Method
 from cutwater.wire.storage_api import Columns
 
 NOTHING: Final = -(2**63)

@@ -21,10 +21,6 @@ from cutwater.permissions import read_secret, write_secret
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-STORAGE_NODE = "storage node"
-METADATA_NODE = "metadata repository"
-"""The roles of servers in the handshake."""
-
 NONCE_BYTES = 32
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64

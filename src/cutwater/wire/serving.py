@@ -22,8 +22,9 @@ from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted,
 from cutwater.wire.access_guard import Guard
 from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import InternalError, UnknownMethod, encode_error
-from cutwater.wire.frames import ENCODE, Body, Frame, Kind, OpenHeader, Payload, RequestHeader
-from cutwater.wire.methods import LATER, Methods, Reply
+from cutwater.wire.frames import ENCODE, Frame, Kind, OpenHeader, RequestHeader
+from cutwater.wire.handlers import LATER, Methods, Reply
+from cutwater.wire.methods import Body, Payload
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.streams import StreamSender

@@ -28,10 +28,10 @@ from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import from_wire
 from cutwater.wire.frames import FIXED, FIXED_BYTES, Frame, Kind
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import new_event_loop
 from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
-from cutwater.wire.methods import Methods
 from cutwater.wire.nearby import NearTransport
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.server import Listener, listen

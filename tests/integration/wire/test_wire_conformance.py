@@ -33,7 +33,8 @@ from cutwater.errors import (
 )
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
-from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Received, Reply, StreamMethod
+from cutwater.wire.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.methods import Method, Notice, Received, StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call
 from cutwater.wire.states import State

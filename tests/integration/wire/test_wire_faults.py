@@ -18,10 +18,11 @@ from cutwater.errors import CutwaterError, Unavailable
 from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
+from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.loops import new_event_loop
 from cutwater.wire.memory import Faults, Link, MemoryNetwork
-from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Reply, StreamMethod
+from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.states import State

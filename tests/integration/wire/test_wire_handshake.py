@@ -29,8 +29,9 @@ from cutwater.wire.errors import (
     WrongVersion,
 )
 from cutwater.wire.frames import Hello, Kind, PeerLimits
+from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
-from cutwater.wire.methods import Method, Methods
+from cutwater.wire.methods import Method
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.states import State
 

@@ -25,7 +25,8 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.wire.errors import ConnectionLost, MalformedFrame
-from cutwater.wire.methods import Methods, StreamMethod
+from cutwater.wire.handlers import Methods
+from cutwater.wire.methods import StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call
 from cutwater.wire.streams import SharedCredit, StreamSender

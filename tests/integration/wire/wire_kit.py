@@ -12,7 +12,8 @@ from cutwater.errors import (
 )
 from cutwater.types import GLSN
 from cutwater.wire.connection import Connection
-from cutwater.wire.methods import LATER, Later, Method, Methods, Notice, Reply, StreamMethod
+from cutwater.wire.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.streams import StreamSender
 

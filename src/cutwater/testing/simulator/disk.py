@@ -17,7 +17,7 @@ from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import StorageBroken
-from cutwater.storage.format import Running
+from cutwater.storage.frames import Running
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
 
 Written = tuple[LLSN, CommitContext | None]

@@ -37,12 +37,13 @@ from cutwater.testing.simulator.protocol import (
 )
 from cutwater.types import ClusterId
 from cutwater.wire import metadata_api
+from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.access_guard import Guard
 from cutwater.wire.frames import PeerLimits
 from cutwater.wire.handshake import Peer
 from cutwater.wire.method_access import METADATA_ACCESS, STORAGE_NODE_ACCESS
 from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import METADATA_NODE, STORAGE_NODE, ProvenServer
+from cutwater.wire.server_keys import ProvenServer
 
 Address = tuple[str, int]
 

@@ -16,7 +16,7 @@ from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.recovery import Found, HardState
 from cutwater.storage.commits import ContextView
 from cutwater.storage.errors import DamagedEntries, DamagedFile
-from cutwater.storage.format import Running
+from cutwater.storage.frames import Running
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles

@@ -70,7 +70,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.storage.errors import DamagedEntries, DiskFull, StorageBroken
-from cutwater.storage.format import Running
+from cutwater.storage.frames import Running
 from cutwater.testing.simulator.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.protocol import (
     AppendAnswer,

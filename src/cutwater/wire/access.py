@@ -1,0 +1,29 @@
+"""Which peers may call a method, as data: the roles of servers, and what a method demands of its callers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+STORAGE_NODE = "storage node"
+METADATA_NODE = "metadata repository"
+"""The roles of servers in the handshake."""
+
+
+class Access(Struct, frozen=True):
+    """Which servers may call a method; clients may if none are named. ``subject``: the number of the server for which
+    the argument speaks, which must be the caller's own. ``is_admission``: the caller asks to become known, so any key
+    that it has proved to hold will do; the handler decides. ``is_internal``: refused over the wire.
+    ``client_subject``: clients may call it, too, if the argument speaks for this number."""
+
+    servers: tuple[str, ...] = ()
+    subject: Callable[[Any], int] | None = None
+    is_admission: bool = False
+    is_internal: bool = False
+    client_subject: int | None = None
+
+    @property
+    def is_for_clients(self) -> bool:
+        return not self.servers and not self.is_internal

@@ -1,0 +1,105 @@
+"""Who answers what can be asked over a connection: the table of handlers.
+
+::
+
+    @methods.answers(READ)
+    def read(call: Call[ReadRequest]) -> Reply[ReadAnswer]:
+        return Reply(ReadAnswer(...), body)
+
+A handler that is a plain function answers at once, or returns ``LATER`` and answers with ``call.answer`` when it can;
+neither costs a task. A coroutine function gets a task, which is cancelled when the caller gives up.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+
+from msgspec import Struct
+
+from cutwater.errors import AlreadyExists, InvalidArgument
+from cutwater.wire.access import Access
+from cutwater.wire.access_guard import Guard
+from cutwater.wire.methods import Method, Notice, Payload, StreamMethod
+from cutwater.wire.server_book import ServerBook
+
+if TYPE_CHECKING:
+    from cutwater.wire.serving import Call, Notification
+    from cutwater.wire.streams import StreamSender
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+class Reply(Struct, Generic[R], eq=False):
+    """What a handler returns if bytes go with its value."""
+
+    value: R
+    body: Payload = b""
+
+
+class Later(enum.Enum):
+    """What a handler returns that will answer later."""
+
+    LATER = 0
+
+
+LATER: Final[Literal[Later.LATER]] = Later.LATER
+
+
+Handler = Callable[["Call[A]"], R | Reply[R] | Later | Awaitable[R | Reply[R]]]
+StreamHandler = Callable[["Call[A]", "StreamSender[R]"], Awaitable[None]]
+NoticeHandler = Callable[["Notification[A]"], None]
+
+
+class Methods:
+    """The handlers of methods. One table may serve any number of connections. A server gives ``access``, the callers of
+    each method, and the ``book`` of servers; then a method that is not in ``access`` cannot be added."""
+
+    __slots__ = ("_access", "_book", "notices", "requests", "streams")
+
+    def __init__(self, access: Mapping[str, Access] | None = None, book: ServerBook | None = None) -> None:
+        self._access, self._book = access, book or ServerBook()
+        self.requests: dict[str, tuple[Method[Any, Any], Callable[[Any], Any], bool, Guard | None]] = {}
+        """Name → description, handler, whether the handler needs a task, and its guard, if only some may call it."""
+        self.streams: dict[str, tuple[StreamMethod[Any, Any], Callable[[Any, Any], Any], Guard | None]] = {}
+        self.notices: dict[str, tuple[Notice[Any], Callable[[Any], None], Guard | None]] = {}
+
+    def answers(self, method: Method[A, R]) -> Callable[[Handler[A, R]], Handler[A, R]]:
+        def register(handler: Handler[A, R]) -> Handler[A, R]:
+            guard = self._guard(method.name)
+            self.requests[method.name] = method, handler, inspect.iscoroutinefunction(handler), guard
+            return handler
+
+        return register
+
+    def streams_to(self, method: StreamMethod[A, R]) -> Callable[[StreamHandler[A, R]], StreamHandler[A, R]]:
+        def register(handler: StreamHandler[A, R]) -> StreamHandler[A, R]:
+            self.streams[method.name] = method, handler, self._guard(method.name)
+            return handler
+
+        return register
+
+    def hears(self, notice: Notice[A]) -> Callable[[NoticeHandler[A]], NoticeHandler[A]]:
+        def register(handler: NoticeHandler[A]) -> NoticeHandler[A]:
+            self.notices[notice.name] = notice, handler, self._guard(notice.name)
+            return handler
+
+        return register
+
+    def names(self) -> frozenset[str]:
+        return frozenset((*self.requests, *self.streams, *self.notices))
+
+    def _guard(self, name: str) -> Guard | None:
+        if name in self.names():
+            raise AlreadyExists(f"{name} has a handler already")
+        if self._access is None:
+            return None
+        if name not in self._access:
+            raise InvalidArgument(
+                f"{name} is not in the table of methods and their callers (wire/method_access.py): enter it there"
+            )
+        access = self._access[name]
+        return None if access.is_for_clients else Guard(name, access, self._book)
