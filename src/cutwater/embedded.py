@@ -30,12 +30,9 @@ from typing import Any
 
 import msgspec
 
-from cutwater.admin import processes
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
-from cutwater.client.daemon_executor import DaemonExecutor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline
 from cutwater.client.directories import (
     CLUSTER_FILE,
     FILES_OF_LOG,
@@ -63,16 +60,19 @@ from cutwater.errors import (
 )
 from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
-from cutwater.permissions import close_to_others, make_directory, write_secret
+from cutwater.runtime import processes
+from cutwater.runtime.daemon_executor import DaemonExecutor
+from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
+from cutwater.runtime.event_loop import occupy_standard_descriptors
+from cutwater.runtime.permissions import close_to_others, make_directory, write_secret
+from cutwater.runtime.threads import in_thread
 from cutwater.storage.files import Lock, OsFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
-from cutwater.storagenode.threads import in_thread
 from cutwater.types import SECOND, ClusterId, Incarnation, LogStreamId, MetadataNodeId, StorageNodeId
 from cutwater.wire.auth import ANONYMOUS, Credentials, Identity
 from cutwater.wire.errors import Unauthenticated
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.loops import occupy_standard_descriptors
 from cutwater.wire.server_keys import ServerKey, load_or_make
 
 CLUSTER = ClusterId(1)

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.local_etcd import EtcdMember
 from cutwater.admin.operations import Admin
 from cutwater.core.decisions import Decision
 from cutwater.metadata.open_store import open_store
+from cutwater.runtime import processes
 from cutwater.testing.real_run import Load, evidence_of, members_of
 from cutwater.testing.simulator.checkers import check_all
 from cutwater.types import ClusterId, StorageNodeId

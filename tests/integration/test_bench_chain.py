@@ -8,7 +8,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from cutwater.admin.processes import is_running
+from cutwater.runtime.processes import is_running
 from cutwater.testing.bench_chain import HEADER, chain
 
 

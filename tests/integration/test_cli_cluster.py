@@ -18,8 +18,9 @@ import pytest
 from msgspec import structs
 
 from cutwater import connect
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.errors import AlreadyExists, DeadlineExceeded, OutputExists
+from cutwater.runtime import processes
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pytest
 
 import cutwater as library
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
+from cutwater.runtime import processes
 
 pytestmark = pytest.mark.timeout(180)
 

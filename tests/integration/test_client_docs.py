@@ -20,7 +20,7 @@ import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client, Subscription
 from cutwater.client.subscriptions import AsyncSubscription
-from cutwater.wire.loops import run
+from cutwater.runtime.event_loop import run
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = [name for name, value in inspect.getmembers(Client, inspect.isfunction) if ">>>" in (value.__doc__ or "")]

@@ -14,13 +14,13 @@ import pytest
 from cutwater.client import feeds
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.records import Record
 from cutwater.client.subscriptions import AsyncSubscription
 from cutwater.core.requests import AddStreamRequest, SealRequest
 from cutwater.core.subscription import Run
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
+from cutwater.runtime.deadlines import Deadline
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.types import LogStreamId
 from tests.integration.log_cluster import LogCluster, seeded, with_log

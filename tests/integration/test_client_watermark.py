@@ -11,9 +11,9 @@ import pytest
 
 from cutwater.client import watermarks
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.deadlines import Deadline
 from cutwater.core.requests import ClockMarks, ClockRequest
 from cutwater.errors import InvalidArgument, NotYetCommitted, Trimmed
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN
 from tests.integration.log_cluster import LogCluster, seeded, with_log
 

@@ -23,7 +23,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from cutwater.admin import processes
 from cutwater.cli import pipeline
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.jobs import detached
@@ -35,6 +34,7 @@ from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop
 from cutwater.jobs.restarts import NoRestart
 from cutwater.jobs.supervisor import Asked
+from cutwater.runtime import processes
 from tests.integration.job_double import PROGRESS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,12 +15,13 @@ import msgspec
 import pytest
 
 import cutwater
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import CLUSTER_ID
 from cutwater.admin.local_etcd import free_address
 from cutwater.core.decisions import AddNode
 from cutwater.core.order_state import Node, OrderState
 from cutwater.metadata.open_store import open_store
+from cutwater.runtime import processes
 from cutwater.types import ClusterId, DecisionIndex, MetadataNodeId, StorageNodeId
 
 pytestmark = pytest.mark.timeout(180)

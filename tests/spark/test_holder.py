@@ -11,8 +11,8 @@ from msgspec import structs
 
 import cutwater
 from cutwater import embedded
-from cutwater.admin import processes
 from cutwater.errors import Unavailable
+from cutwater.runtime import processes
 from cutwater.spark import holder
 
 FIRST, SECOND = 2**30, 2**30 + 1

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 
 import cutwater
-from cutwater.admin import processes
 from cutwater.jobs.job_file import Job, JobDirectory, State
+from cutwater.runtime import processes
 
 pytestmark = pytest.mark.timeout(1_500)
 

@@ -24,9 +24,10 @@ import pyarrow as pa
 import pytest
 
 import cutwater
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.client.errors import ClientClosed
+from cutwater.runtime import processes
 from tests.integration.log_cluster import seeded
 from tests.soak import rounds
 from tests.spark.killed_program import DRIVER_POINTS, EXECUTOR_POINTS, ROWS_PER_BATCH, TOPICS, Plan

@@ -22,7 +22,8 @@ from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import cutwater
 import cutwater.spark
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
+from cutwater.runtime import processes
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import columns, rows_of, stream
 

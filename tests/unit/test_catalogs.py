@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.core.requests import Catalog
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, CutTime, Revision
 
 pytestmark = pytest.mark.asyncio

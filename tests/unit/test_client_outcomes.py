@@ -13,9 +13,9 @@ import pytest
 from cutwater import errors
 from cutwater.client import errors as client_errors
 from cutwater.client.appending import is_definite, may_go_elsewhere
-from cutwater.client.daemon_executor import DaemonExecutor
-from cutwater.client.deadlines import Deadline
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
+from cutwater.runtime.daemon_executor import DaemonExecutor
+from cutwater.runtime.deadlines import Deadline
 from cutwater.wire import errors as wire_errors
 from cutwater.wire.errors import ConnectionLost
 

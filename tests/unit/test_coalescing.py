@@ -10,11 +10,11 @@ import pytest
 
 from cutwater.client.appending import Shipment
 from cutwater.client.coalescing import Lane
-from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.parts import Part, Single
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, LLSN, Ack, Batch, EventTime, LogStreamId, TopicId
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

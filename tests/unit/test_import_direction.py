@@ -60,47 +60,41 @@ RULES: Mapping[str, Rule] = {
     "errors": Rule(frozenset({"types"}), outside_only=PURE_MODULES),
     "ddl": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "pyarrow"}),
     "durations": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "datetime"}),
-    # Modes of files and directories, for whatever makes any.
-    "permissions": Rule(VOCABULARY),
+    # What every shell needs of the machine; the rows of pure parts do not name it.
+    "runtime": Rule(VOCABULARY),
     "core": Rule(VOCABULARY, outside_only=PURE_MODULES),
-    "storage": Rule(VOCABULARY | {"core", "permissions"}),
-    "wire": Rule(VOCABULARY | {"core", "permissions"}),
-    "storagenode": Rule(VOCABULARY | {"core", "storage", "wire", "permissions", "durations"}),
-    "metadata": Rule(VOCABULARY | {"core", "storage", "wire", "permissions"}),
+    "storage": Rule(VOCABULARY | {"core", "runtime"}),
+    "wire": Rule(VOCABULARY | {"core", "runtime"}),
+    "storagenode": Rule(VOCABULARY | {"core", "storage", "wire", "runtime", "durations"}),
+    "metadata": Rule(VOCABULARY | {"core", "storage", "wire", "runtime"}),
     # Readers get frames as they are stored, and a body has one form for those who write it and those who cut it down.
     # So do rows with positions, for those who stage them and those who merge them.
     "client": Rule(
         VOCABULARY
         | TEXTS
-        | {"core", "wire", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
+        | {"core", "wire", "runtime", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
         # Whoever reads a body that nobody has checked checks it as the one who takes it in does.
         | {"storage.bodies", "storage.plain_bodies", "storage.ipc_message"}
     ),
     # The servers and a client of them in one process, and which process that is.
-    "embedded": Rule(
-        VOCABULARY | {"permissions", "core", "storage", "wire", "storagenode", "metadata", "client", "admin.processes"}
-    ),
-    "admin": Rule(VOCABULARY | {"core", "wire", "client", "permissions"}),
+    "embedded": Rule(VOCABULARY | {"runtime", "core", "storage", "wire", "storagenode", "metadata", "client"}),
+    "admin": Rule(VOCABULARY | {"core", "wire", "client", "runtime"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
     "pipeline": Rule(VOCABULARY | TEXTS | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
     # A format for what pipelines keep, on files. It can be read where there is no Spark, and no cluster.
-    "savepoints": Rule(VOCABULARY | TEXTS | {"core.watermark", "pipeline", "permissions"}),
+    "savepoints": Rule(VOCABULARY | TEXTS | {"core.watermark", "pipeline", "runtime"}),
     # Jobs are processes that are looked after; what they run is a pipeline, errors travel as they do on the wire, and
     # metrics are served as those of servers are.
-    "jobs": Rule(
-        VOCABULARY
-        | TEXTS
-        | {"permissions", "pipeline", "admin.processes", "wire.errors", "wire.addresses", "wire.metrics_http"}
-    ),
+    "jobs": Rule(VOCABULARY | TEXTS | {"runtime", "pipeline", "wire.errors", "wire.addresses", "wire.metrics_http"}),
     # The source reads ranges through the client, and opens an embedded log where nobody else has. A savepoint names the
     # version that made it.
     "spark": Rule(
         VOCABULARY
         | TEXTS
         | {PACKAGE, "core", "storage.projection", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
-        | {"admin.processes", "permissions"}
+        | {"runtime"}
     ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
     "cli": Rule(
@@ -118,7 +112,7 @@ RULES: Mapping[str, Rule] = {
             "jobs",
             "savepoints",
             "spark",
-            "permissions",
+            "runtime",
             "wire.exposure",
             "wire.options",
             "wire.tls",
@@ -326,8 +320,8 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "admin.processes, client, core, cutwater, ddl, durations, embedded, errors, jobs, "
-        "permissions, pipeline, savepoints, spark, storage.projection, types, wire",
+        "client, core, cutwater, ddl, durations, embedded, errors, jobs, "
+        "pipeline, runtime, savepoints, spark, storage.projection, types, wire",
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from cutwater.client.loop_thread import LoopThread
 from cutwater.errors import DeadlineExceeded
-from cutwater.wire.loops import new_event_loop
+from cutwater.runtime.event_loop import new_event_loop
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -129,7 +129,7 @@ def test_a_process_without_standard_descriptors_can_close_its_loop() -> None:
     program = """
 import os
 os.closerange(0, 3)
-from cutwater.wire.loops import new_event_loop
+from cutwater.runtime.event_loop import new_event_loop
 new_event_loop().close()
 taken = os.open(os.devnull, os.O_RDONLY)
 os._exit(0 if taken == 3 else 1)

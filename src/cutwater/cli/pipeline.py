@@ -33,8 +33,8 @@ from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, 
 from cutwater.jobs.places import all_jobs, find
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
-from cutwater.permissions import open_file
 from cutwater.pipeline.on_spark import no_spark, on_spark
+from cutwater.runtime.permissions import open_file
 from cutwater.wire.exposure import check_metrics
 
 app = noun("Pipelines: programs over the log that run on Spark.")

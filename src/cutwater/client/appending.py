@@ -17,7 +17,6 @@ from typing import Any
 from msgspec import Struct, structs
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.nodes import Nodes
 from cutwater.client.pending import Pending, PendingAppends
@@ -36,6 +35,7 @@ from cutwater.errors import (
     Unavailable,
     WrongEpoch,
 )
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost

@@ -17,7 +17,6 @@ from cutwater.client.arguments import check_number
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.coalescing import RECORD_COST_BYTES, SMALL_BYTES, Lane, Lanes, Waiting
 from cutwater.client.conversion import Records, to_batch
-from cutwater.client.deadlines import Deadline
 from cutwater.client.declarations import declared_of
 from cutwater.client.encoding import Compression, Limits, encode, encode_parts, value_bytes_max
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
@@ -28,6 +27,7 @@ from cutwater.client.times import TIMES, Time
 from cutwater.client.visits import NotThisWay, Visit
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, InvalidArgument, NotFound
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LLSN, Ack, Batch, LogStreamId
 
 LANES_MAX = 256

@@ -25,7 +25,6 @@ from cutwater.client.arguments import check_not_called, check_number, check_topi
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Headers, Records, Value
 from cutwater.client.cursors import AsyncCursor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.client.declarations import Declarations, required
 from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.errors import ClientClosed
@@ -50,6 +49,7 @@ from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration
 from cutwater.errors import InvalidArgument, NotFound
+from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.types import GLSN, Ack, ClusterId, Retention
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
-from cutwater.client.deadlines import check_timeout
 from cutwater.client.loop_thread import LoopThread
 from cutwater.client.visits import NotThisWay, Visit
+from cutwater.runtime.deadlines import check_timeout
 
 P = ParamSpec("P")
 R = TypeVar("R")

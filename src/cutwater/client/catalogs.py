@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 
 from cutwater.client.arguments import check_topic
-from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import TopicSchema
 from cutwater.core.append_fate import is_out_of_date
 from cutwater.core.requests import Catalog, CatalogRequest, DescribeRequest, Description, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Unavailable
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, CutTime, LogStreamId, Revision, StorageNodeId, TopicId
 
 FETCH_MS_MAX = 10_000

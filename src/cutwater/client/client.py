@@ -20,7 +20,6 @@ from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
 from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.client.declarations import DECLARATION_BYTES, Declared, declared_of, required
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.errors import ClientClosed
@@ -33,6 +32,7 @@ from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription, Skipped, abandon_with
 from cutwater.client.times import Time
 from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.runtime.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.types import Ack
 
 T = TypeVar("T")

@@ -18,13 +18,13 @@ from typing import Protocol
 from msgspec import Struct
 
 from cutwater.client.appending import Shipment, Shipping, may_retry, unknown
-from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.parts import Part, shares
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.runtime.deadline_watch import DeadlineWatch
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Ack, Batch, LogStreamId, TopicId
-from cutwater.wire.deadlines import DeadlineWatch
 
 IN_FLIGHT_MAX = 2
 """Batches that one lane has under way: the next one is made while another is being written."""

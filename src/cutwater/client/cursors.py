@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from cutwater.client.arguments import check_number
-from cutwater.client.deadlines import Deadline, check_timeout
 from cutwater.client.repository import Repository
 from cutwater.core.names import check_name
 from cutwater.core.requests import CommitCursorRequest, CursorAt, Done, DropCursorRequest, ReadCursorRequest
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.deadlines import Deadline, check_timeout
 from cutwater.types import GLSN
 
 

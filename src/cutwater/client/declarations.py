@@ -10,10 +10,10 @@ from msgspec import Struct, structs
 
 from cutwater.client.appending import Shipment, Shipping
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.deadlines import Deadline
 from cutwater.client.times import Time, time_us
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Ack, Batch, BatchKind, EventTime, LogStreamId
 
 DECLARATION_BYTES = 128

@@ -17,7 +17,6 @@ from typing import Any
 
 from cutwater.client.arguments import check_topic
 from cutwater.client.catalogs import Catalogs, View, no_such_topic
-from cutwater.client.deadlines import SLOW_SECONDS, Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.lasting_damage import LastingDamage
 from cutwater.client.nodes import Nodes
@@ -34,6 +33,7 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
+from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
 from cutwater.wire.methods import Received
 from cutwater.wire.options import MIB, WireOptions

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from cutwater.client.deadlines import SLOW_SECONDS
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.runtime.deadlines import SLOW_SECONDS
 
 T = TypeVar("T")
 

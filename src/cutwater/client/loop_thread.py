@@ -18,10 +18,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from cutwater.client.daemon_executor import DaemonExecutor
 from cutwater.client.errors import ClientClosed
 from cutwater.client.visits import CallVisit, Visit
-from cutwater.wire.loops import new_event_loop
+from cutwater.runtime.daemon_executor import DaemonExecutor
+from cutwater.runtime.event_loop import new_event_loop
 
 R = TypeVar("R")
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from cutwater.client.access import Access, open_connection
-from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import CutwaterError, DeadlineExceeded
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import SLOW_SECONDS
 from cutwater.client.nodes import Nodes
 from cutwater.core.append_fate import AppendFate, fate_of
 from cutwater.core.requests import StreamInfo
 from cutwater.errors import AppendUnknown, CutwaterError, StreamSealed
+from cutwater.runtime.deadlines import SLOW_SECONDS
 from cutwater.types import LLSN, LogStreamId
 from cutwater.wire.storage_api import AppendAnswer
 

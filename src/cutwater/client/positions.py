@@ -9,13 +9,13 @@ from typing import Literal, TypeAlias
 
 from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Selection
 from cutwater.client.reading import Reading
 from cutwater.client.repository import Repository
 from cutwater.client.subscriptions import Range
 from cutwater.client.times import time_us
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, CutTime
 
 TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]

@@ -18,7 +18,6 @@ from typing import Any
 from msgspec import structs
 
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import SLOW_SECONDS, Deadline
 from cutwater.client.declarations import DECLARATION_BYTES, Declared, declared_of, required
 from cutwater.client.errors import ClientClosed, InvalidRecord
 from cutwater.client.hedging import first_answer
@@ -60,9 +59,10 @@ from cutwater.errors import (
     SequenceReused,
     Unavailable,
 )
+from cutwater.runtime.deadline_watch import DeadlineWatch
+from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import Ack, Batch, BatchKind, Epoch, LogStreamId, ProducerId, ProducerTag, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.methods import Received
 from cutwater.wire.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments

@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from cutwater.client.conversion import Records
-from cutwater.client.deadlines import Deadline
 from cutwater.client.runs import Published, Run, Runs, RunStart
 from cutwater.client.staging import AsyncStager
 from cutwater.client.staging import Positions as RowPositions
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Part
 
 

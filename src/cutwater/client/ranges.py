@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from cutwater.client.access import ANYONE, Access
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.holder_file import with_secret
 from cutwater.client.nodes import Nodes
@@ -44,6 +43,7 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
+from cutwater.runtime.deadlines import Deadline
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import FRAME_BYTES_MAX
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId

@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeVar
 
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline
 from cutwater.client.errors import ClientClosed
 from cutwater.client.hedging import first_answer
 from cutwater.client.lasting_damage import LastingDamage
@@ -27,6 +26,7 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, BatchKind, CutTime, EventTime, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost

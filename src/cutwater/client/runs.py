@@ -14,13 +14,13 @@ from msgspec import Struct
 
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Records
-from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits
 from cutwater.client.nodes import Nodes
 from cutwater.client.repository import Repository
 from cutwater.client.staging import AsyncStager, Positions, rows_in
 from cutwater.core.requests import OpenRunRequest, PublishAnswer, PublishRequest, RunAnswer, RunStart
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Unavailable
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId
 
 __all__ = ["Published", "Run", "RunStart", "Runs"]

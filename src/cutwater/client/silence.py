@@ -7,9 +7,9 @@ import asyncio
 from types import TracebackType
 
 from cutwater.client.catalogs import LOOK_SECONDS, Catalogs
-from cutwater.client.deadlines import SLOW_SECONDS
 from cutwater.client.nodes import Nodes
 from cutwater.errors import Unavailable
+from cutwater.runtime.deadlines import SLOW_SECONDS
 from cutwater.types import LogStreamId, StorageNodeId
 
 

@@ -19,7 +19,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.appends import now_us
 from cutwater.client.catalogs import Catalogs
 from cutwater.client.conversion import Records, to_batch
-from cutwater.client.deadlines import Deadline
 from cutwater.client.encoding import Compression, Limits, encode
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.nodes import Nodes
@@ -28,6 +27,7 @@ from cutwater.client.silence import Watched
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
+from cutwater.runtime.deadlines import Deadline
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.frames import staged_frame
 from cutwater.storage.merging import POSITION, check_order

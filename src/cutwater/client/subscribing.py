@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.catalogs import Catalogs
-from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Selection
 from cutwater.client.nodes import Nodes
 from cutwater.client.positions import Position, Positions, TopicNames, check_order, check_start, check_stop
@@ -18,6 +17,7 @@ from cutwater.client.records import Layout
 from cutwater.client.schemas import TopicSchema
 from cutwater.client.subscriptions import AsyncSubscription, Range, check_on_malformed
 from cutwater.errors import InvalidArgument
+from cutwater.runtime.deadlines import Deadline
 
 
 class Subscribing:

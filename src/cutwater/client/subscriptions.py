@@ -15,7 +15,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline, check_wait
 from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.nodes import Nodes
@@ -23,6 +22,7 @@ from cutwater.client.records import Layout, Record
 from cutwater.core.requests import TopicInfo
 from cutwater.core.subscription import Run
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
+from cutwater.runtime.deadlines import Deadline, check_wait
 from cutwater.types import GLSN, LogStreamId, TopicId
 from cutwater.wire.storage_api import Columns
 

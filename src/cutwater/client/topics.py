@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from cutwater.client.arguments import check_number, check_topic
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import SchemaLike, TopicSchema, encode_schema, grown_schema, new_schema
 from cutwater.core.names import check_topic_name
@@ -27,6 +26,7 @@ from cutwater.core.requests import (
 )
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, MILLISECOND, LogStreamId, Retention, TopicId
 from cutwater.wire.errors import ConnectionLost
 

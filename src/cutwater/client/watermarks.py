@@ -25,7 +25,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cutwater.client.catalogs import Catalogs, View
-from cutwater.client.deadlines import Deadline
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.nodes import Nodes
 from cutwater.client.reading import Reading
@@ -46,6 +45,7 @@ from cutwater.core.watermark import (
 )
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
+from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
 from cutwater.wire.storage_api import Columns, EventTimeAnswer
 

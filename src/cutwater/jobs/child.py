@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cutwater.jobs.messages import FromProgram, Lines, ToProgram, line, read_from_program
-from cutwater.permissions import open_file
+from cutwater.runtime.permissions import open_file
 
 PROGRAM = "cutwater.spark.job"
 READ_BYTES = 1 << 16

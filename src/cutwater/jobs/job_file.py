@@ -26,10 +26,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from cutwater.admin import processes
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.jobs.locks import FileLock
-from cutwater.permissions import make_directory, open_file
+from cutwater.runtime import processes
+from cutwater.runtime.permissions import make_directory, open_file
 
 ROOT = "checkpoints"
 JOB_FILE = "job.json"

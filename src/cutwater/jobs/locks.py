@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.permissions import FILE_MODE, make_directory
+from cutwater.runtime.permissions import FILE_MODE, make_directory
 
 LOCK_FILE = "cutwater.lock"
 

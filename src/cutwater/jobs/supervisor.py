@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from cutwater.admin import processes
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.child import Child, environment, how_it_ended
 from cutwater.jobs.control import Control, Conversation
@@ -63,6 +62,7 @@ from cutwater.jobs.messages import (
 )
 from cutwater.jobs.places import root_of
 from cutwater.jobs.restarts import Restarts, Strategy, written
+from cutwater.runtime import processes
 from cutwater.wire.addresses import parse_address
 
 if TYPE_CHECKING:

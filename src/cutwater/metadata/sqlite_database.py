@@ -45,7 +45,7 @@ from cutwater.metadata.lock_file import LockFile
 from cutwater.metadata.store_errors import DamagedStore
 from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded
 from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
-from cutwater.permissions import FILE_MODE, close_to_others
+from cutwater.runtime.permissions import FILE_MODE, close_to_others
 from cutwater.storage.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.storage.files import OsFiles
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId

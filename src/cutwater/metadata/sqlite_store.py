@@ -30,9 +30,9 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, 
 from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.store_calls import Calls, Changes
 from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.storage.pace import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
-from cutwater.wire.deadlines import DeadlineWatch
 
 CALLS_MAX = 64
 """How many calls may wait for the thread."""

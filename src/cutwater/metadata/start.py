@@ -15,10 +15,10 @@ from cutwater.core.order_options import OrderOptions
 from cutwater.errors import InvalidArgument
 from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.exposure import check_listen
-from cutwater.wire.loops import allow_descriptors, run, settle_in
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.server_keys import load_or_make
 from cutwater.wire.tls import Tls

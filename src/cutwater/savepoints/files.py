@@ -16,7 +16,7 @@ from typing import Protocol
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.permissions import make_directory, open_file
+from cutwater.runtime.permissions import make_directory, open_file
 
 _READ_BYTES = 1 << 20
 

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from cutwater.admin.processes import lives_on, started_at
 from cutwater.client.directories import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
-from cutwater.permissions import open_file
+from cutwater.runtime.permissions import open_file
+from cutwater.runtime.processes import lives_on, started_at
 
 LOOK_SECONDS = 0.2
 POLL_SECONDS = 0.02

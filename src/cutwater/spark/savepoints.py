@@ -24,11 +24,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 import cutwater
-from cutwater.client.deadlines import check_timeout
 from cutwater.errors import CutwaterError, Refused, Unavailable
 from cutwater.pipeline.rule_one import current
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME
 from cutwater.pipeline.stream import Pipeline
+from cutwater.runtime.deadlines import check_timeout
 from cutwater.savepoints import savepoint as places
 from cutwater.savepoints import writing
 from cutwater.savepoints.evolution import restoration

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from cutwater.permissions import DIRECTORY_MODE, FILE_MODE
+from cutwater.runtime.permissions import DIRECTORY_MODE, FILE_MODE
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DamagedFile
 

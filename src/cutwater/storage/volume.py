@@ -34,7 +34,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
-from cutwater.permissions import close_to_others
+from cutwater.runtime.permissions import close_to_others
 from cutwater.storage.errors import (
     DamagedFile,
     DiskFull,

@@ -21,6 +21,7 @@ from typing import Final, Protocol
 
 from cutwater.durations import roughly, shown
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from cutwater.runtime.threads import in_thread
 from cutwater.storage.bodies import BadBody, BodyForm, inflated_bytes, problem_with
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.frames import Frame
@@ -29,7 +30,6 @@ from cutwater.storage.ipc_message import BadMessage, may_be_compressed, read_mes
 from cutwater.storage.plain_bodies import is_plain
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.threads import in_thread
 from cutwater.storagenode.topic_forms import Moment, TopicForms, Topics
 from cutwater.types import MILLISECOND, Batch, BatchKind, EventTime, LogStreamId
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument
+from cutwater.runtime.threads import to_the_end
 from cutwater.storage.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflated_bytes, problem_with, read_checked
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.frames import Frame
 from cutwater.storage.ipc_message import may_be_compressed
 from cutwater.storagenode.memory_budget import MemoryBudget
-from cutwater.storagenode.threads import to_the_end
 from cutwater.types import BatchKind
 from cutwater.wire.storage_api import Columns
 

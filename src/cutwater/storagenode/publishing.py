@@ -20,6 +20,7 @@ from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.replica_events import GroupEntry, GroupFailed
 from cutwater.core.staged import PartSize
 from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailable
+from cutwater.runtime.threads import in_thread
 from cutwater.storage.staging import Held, StagingFiles
 from cutwater.storagenode.checking import check_batch
 from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
@@ -27,7 +28,6 @@ from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.staging import Staging
-from cutwater.storagenode.threads import in_thread
 from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.serving import Call

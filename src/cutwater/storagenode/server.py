@@ -27,6 +27,7 @@ from cutwater.core.messages import (
 from cutwater.core.producer_session import Fate
 from cutwater.core.requests import Catalog, CatalogRequest, StagedAnswer, StagedRequest
 from cutwater.errors import CutwaterError, Damaged, ResourceExhausted, Unavailable
+from cutwater.runtime.threads import to_the_end
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.staging import StagingFiles
 from cutwater.storage.volume import NodeVolumes
@@ -48,7 +49,6 @@ from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.stuck_replicas import StuckReplicas, stuck_replicas
 from cutwater.storagenode.syncing import Syncing
-from cutwater.storagenode.threads import to_the_end
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire import scan_api

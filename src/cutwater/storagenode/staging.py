@@ -28,13 +28,13 @@ from cutwater.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from cutwater.runtime.threads import in_thread
 from cutwater.storage.checksum import Buffer
 from cutwater.storage.errors import DiskFull
 from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.staged_checks import PartChecks
-from cutwater.storagenode.threads import in_thread
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import BatchNumber, RunId
 from cutwater.wire import storage_api as api

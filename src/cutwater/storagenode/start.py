@@ -16,6 +16,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
+from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.room import RESERVE_BYTES
 from cutwater.storagenode.scrubbing import ScrubOptions
@@ -24,7 +25,6 @@ from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.exposure import check_listen, parse_flag
-from cutwater.wire.loops import allow_descriptors, run, settle_in
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.tls import Tls
 

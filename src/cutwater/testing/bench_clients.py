@@ -20,8 +20,8 @@ from cutwater import embedded
 from cutwater.admin.measuring import Figures, Load, append_for, read_for
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
+from cutwater.runtime.event_loop import new_event_loop, run
 from cutwater.types import Ack
-from cutwater.wire.loops import new_event_loop, run
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -20,10 +20,11 @@ from statistics import mean, median
 
 import msgspec
 
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.client.async_client import AsyncClient
+from cutwater.runtime import processes
 
 SINGLES = 400
 WARM_UP = 50

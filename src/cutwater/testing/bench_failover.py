@@ -19,10 +19,11 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.admin.operations import Admin
+from cutwater.runtime import processes
 from cutwater.testing.real_run import Load, leader_of, now_us
 from cutwater.types import StorageNodeId
 

@@ -22,15 +22,16 @@ from statistics import median
 
 from msgspec import Struct
 
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.measuring import Figures, Load
 from cutwater.admin.operations import Admin
+from cutwater.runtime import processes
+from cutwater.runtime.event_loop import run
 from cutwater.testing import bench_clients as clients
 from cutwater.testing.bench_chain import Chain, chain
 from cutwater.testing.bench_clients import Worker
 from cutwater.testing.bench_usage import Busy, Watch
-from cutwater.wire.loops import run
 
 NODES = 3
 CLIENTS_MAX = 2

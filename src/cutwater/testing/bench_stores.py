@@ -26,6 +26,7 @@ from cutwater.core.order_state import OrderState
 from cutwater.metadata.encoding import encode_batch
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.store_interface import MetadataStore
+from cutwater.runtime.event_loop import run
 from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import (
     GLSN,
@@ -41,7 +42,6 @@ from cutwater.types import (
     StorageNodeId,
     TopicId,
 )
-from cutwater.wire.loops import run
 
 STREAMS = 64
 ROUNDS = 5

@@ -19,12 +19,12 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import Methods, Reply
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.loops import run
 from cutwater.wire.methods import Method, StreamMethod
 from cutwater.wire.server import listen
 from cutwater.wire.serving import Call

@@ -21,11 +21,12 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from cutwater.admin import local_cluster, processes
+from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.producer import AsyncProducer
 from cutwater.client.records import Record
+from cutwater.runtime import processes
 from cutwater.types import Ack
 
 SEED = 2026

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from cutwater.admin import local_etcd, processes
+from cutwater.admin import local_etcd
 from cutwater.errors import Unavailable
+from cutwater.runtime import processes
 
 _START_ATTEMPTS = 5
 

@@ -16,7 +16,6 @@ from random import Random
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import structs
 
-from cutwater.admin import processes
 from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.client.parts import Single, plain_body
@@ -25,6 +24,7 @@ from cutwater.client.schemas import KEY_VALUE
 from cutwater.core import requests as r
 from cutwater.core.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
+from cutwater.runtime import processes
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import frames_in
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ProtocolViolation, ResourceExhausted
-from cutwater.wire.deadlines import DeadlineWatch
+from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.wire.errors import ConnectionLost, MalformedFrame, from_wire
 from cutwater.wire.frames import ENCODE, Frame, Kind, PeerLimits
 from cutwater.wire.methods import Payload, StreamMethod

@@ -19,6 +19,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.runtime.event_loop import receive_buffer
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.calling import Calling
 from cutwater.wire.codec import FrameDecoder
@@ -36,7 +37,6 @@ from cutwater.wire.handshake import (
     judge_welcome,
 )
 from cutwater.wire.keepalive import Keepalive, Verdict
-from cutwater.wire.loops import receive_buffer
 from cutwater.wire.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox

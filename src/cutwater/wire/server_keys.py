@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, WrongIdentity
-from cutwater.permissions import read_secret, write_secret
+from cutwater.runtime.permissions import read_secret, write_secret
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

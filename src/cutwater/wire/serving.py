@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.wire.access_guard import Guard
-from cutwater.wire.deadlines import DeadlineWatch
 from cutwater.wire.errors import InternalError, UnknownMethod, encode_error
 from cutwater.wire.frames import ENCODE, Frame, Kind, OpenHeader, RequestHeader
 from cutwater.wire.handlers import LATER, Methods, Reply

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
-from cutwater.permissions import check_secret
+from cutwater.runtime.permissions import check_secret
 from cutwater.wire.auth import Authenticator, CertificateOrToken, Identity
 
 TOKEN_LENGTH_MIN = 16

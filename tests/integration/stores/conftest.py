@@ -21,9 +21,9 @@ from cutwater.admin.local_etcd import find_etcd
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.store_interface import MetadataStore
+from cutwater.runtime.event_loop import new_event_loop
 from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId
-from cutwater.wire.loops import new_event_loop
 
 TEST_SECONDS_MAX = 60
 CLUSTER = ClusterId(7)

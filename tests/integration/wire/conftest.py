@@ -21,6 +21,7 @@ import pytest
 import trustme
 
 from cutwater.errors import CutwaterError
+from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
 from cutwater.wire import nearby
 from cutwater.wire.client import connect
@@ -30,7 +31,6 @@ from cutwater.wire.errors import from_wire
 from cutwater.wire.frames import FIXED, FIXED_BYTES, Frame, Kind
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.loops import new_event_loop
 from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
 from cutwater.wire.nearby import NearTransport
 from cutwater.wire.options import ListenerOptions, WireOptions

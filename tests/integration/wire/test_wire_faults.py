@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.loops import new_event_loop
 from cutwater.wire.memory import Faults, Link, MemoryNetwork
 from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.options import WireOptions

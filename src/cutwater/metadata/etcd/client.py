@@ -23,7 +23,7 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, InvalidArgument, ReadOnly, Refused
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import Tls
-from cutwater.permissions import check_secret
+from cutwater.runtime.permissions import check_secret
 
 ATTEMPT_SECONDS_MIN = 0.5
 ATTEMPT_SECONDS_MAX = 8.0

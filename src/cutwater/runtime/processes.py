@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cutwater.errors import Refused, Unavailable
-from cutwater.permissions import open_file
+from cutwater.runtime.permissions import open_file
 
 START_SECONDS_MAX = 30.0
 LOG_TAIL_BYTES = 2_000
