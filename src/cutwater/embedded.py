@@ -47,7 +47,7 @@ from cutwater.client.encoding import Compression, Limits, check_compression
 from cutwater.client.holder_file import HOLDER_FILE, HolderFile, read_holder, url_of
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
 from cutwater.client.repository import Repository
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
 from cutwater.errors import (
     AlreadyExists,

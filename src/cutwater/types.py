@@ -84,7 +84,7 @@ class Instant(Struct, frozen=True):
 
 
 class ReplicaState(enum.IntEnum):
-    """What a replica may do; the legal transitions are a table in ``core/replica_states.py``."""
+    """What a replica may do; the legal transitions are a table in ``core/replica/states.py``."""
 
     SEALING = 0
     SEALED = 1

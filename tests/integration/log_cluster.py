@@ -12,7 +12,7 @@ from typing import Any
 
 from cutwater.admin.local_etcd import free_address
 from cutwater.client.async_client import AsyncClient
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer

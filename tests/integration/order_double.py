@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cutwater.core.decisions import Cut, Decision
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_events import (
+from cutwater.core.order.decisions import Cut, Decision
+from cutwater.core.order.events import (
     Asked,
     Compact,
     OrderEvent,
@@ -19,8 +18,9 @@ from cutwater.core.order_events import (
     Stored,
     Wake,
 )
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, WrongIdentity
 from cutwater.types import (

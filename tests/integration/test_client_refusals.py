@@ -12,10 +12,10 @@ import pytest
 import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.producer import AsyncProducer
-from cutwater.core import order_requests
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import request_handling
+from cutwater.core.order.state import OrderState
+from cutwater.core.publish.run_requests import Outcome
 from cutwater.core.requests import RenewProducerRequest
-from cutwater.core.run_requests import Outcome
 from cutwater.errors import InvalidArgument
 from cutwater.storagenode import content_checks
 from cutwater.testing.fault_proxy import FaultProxy
@@ -100,7 +100,7 @@ def test_whoever_has_the_name_by_now_is_not_fenced_by_a_refusal(tmp_path: Path) 
 def test_a_metadata_repository_of_an_older_version_is_asked_until_it_is_upgraded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, right = [], order_requests._renew_producer
+    asked, right = [], request_handling._renew_producer
 
     def renew(request: RenewProducerRequest, state: OrderState) -> Outcome:
         asked.append(request)
@@ -121,7 +121,7 @@ def test_a_metadata_repository_of_an_older_version_is_asked_until_it_is_upgraded
         assert await content(log) == {acks[0].glsn: b"before", acks[1].glsn: b"after"}
         assert len(asked) >= 4
 
-    monkeypatch.setattr(order_requests, "_renew_producer", renew)
+    monkeypatch.setattr(request_handling, "_renew_producer", renew)
     with_log(tmp_path, test)
 
 

@@ -17,8 +17,8 @@ from cutwater.client.catalogs import Catalogs, View
 from cutwater.client.errors import ClientClosed
 from cutwater.client.records import Record
 from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import AddStreamRequest, SealRequest
-from cutwater.core.subscription import Run
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
 from cutwater.runtime.deadlines import Deadline
 from cutwater.storage.segment_log import SegmentOptions

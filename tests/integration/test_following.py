@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.records import runs_of
-from cutwater.core.subscription import Run
+from cutwater.core.read.merge_reader import Run
 from cutwater.errors import Trimmed, Unavailable
 from cutwater.types import GLSN, CutTime, LogStreamId
 from cutwater.wire.client import connect

@@ -21,8 +21,8 @@ from msgspec import structs
 import cutwater
 from cutwater.admin.operations import Admin
 from cutwater.client.parts import Single, plain_body
+from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
-from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import CutwaterError, InvalidArgument, Malformed
 from cutwater.storage.bodies import MIB
 from cutwater.storage.checksum import crc32c

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
+from cutwater.core.order import decisions as d
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Refused, Unavailable, WrongIdentity
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer

@@ -10,7 +10,7 @@ import pytest
 
 from cutwater.client import repository
 from cutwater.client.repository import Repository
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import Answer, CursorAt, ReadCursorRequest, Request
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from cutwater.types import GLSN, MILLISECOND, ClusterId

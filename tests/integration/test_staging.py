@@ -14,8 +14,8 @@ from msgspec import structs
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import InvalidRecord, RecordTooLarge
 from cutwater.client.runs import Run
+from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import DescribeRequest, Description, StagedAnswer, StagedRequest
-from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,

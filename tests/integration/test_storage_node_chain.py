@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 from msgspec import structs
 
-from cutwater.core import decisions as d
 from cutwater.core.messages import Replicate
+from cutwater.core.order import decisions as d
 from cutwater.errors import Refused, StreamSealed
 from cutwater.types import LLSN, Entry, ReplicaState, StorageNodeId
 from cutwater.wire import storage_api as api

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from cutwater.core.messages import CreateReplica, Replicate, SyncRequest
-from cutwater.core.replica_events import StorageFailed, Truncate
+from cutwater.core.replica.events import StorageFailed, Truncate
 from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.storage.errors import DamagedFile, StorageBroken

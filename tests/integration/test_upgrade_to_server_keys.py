@@ -18,8 +18,8 @@ import cutwater
 from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import CLUSTER_ID
 from cutwater.admin.local_etcd import free_address
-from cutwater.core.decisions import AddNode
-from cutwater.core.order_state import Node, OrderState
+from cutwater.core.order.decisions import AddNode
+from cutwater.core.order.state import Node, OrderState
 from cutwater.metadata.open_store import open_store
 from cutwater.runtime import processes
 from cutwater.types import ClusterId, DecisionIndex, MetadataNodeId, StorageNodeId

@@ -12,7 +12,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.core.cut import Candidate, StreamCommit, make_cut
+from cutwater.core.order.cut import Candidate, StreamCommit, make_cut
 from cutwater.types import GLSN, LLSN, CutTime, Epoch, LogStreamId
 
 TIME = CutTime(1)

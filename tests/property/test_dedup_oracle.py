@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from cutwater.core import dedup as module
-from cutwater.core.dedup import Deduplicator, Departure, Remembered
+from cutwater.core.replica import deduplication as module
+from cutwater.core.replica.deduplication import Deduplicator, Departure, Remembered
 from cutwater.errors import ProducerFenced, SequenceExpired, SequenceGap, SequenceReused
 from cutwater.types import LLSN, Batch, BatchKind, Entry, Epoch, ProducerEpoch, ProducerId
 from tests.unit.replica_bench import batch, context, fence, tag

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.core.commit_index import (
+from cutwater.core.order.history import CommitHistory
+from cutwater.core.read.commit_index import (
     context_of_llsn,
     first_glsn_at_or_after_time,
     first_llsn_at_or_after,
     glsn_of_llsn,
 )
-from cutwater.core.history import CommitHistory
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Epoch
 
 

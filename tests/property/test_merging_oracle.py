@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.client.encoding import Limits
-from cutwater.core.staged import PartOrder
+from cutwater.core.publish.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage import merging
 from cutwater.storage.frames import BODY_BYTES_MAX

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch
 from tests.unit.replica_bench import context, entry
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutwater.core.messages import CatchUp, Replicate
-from cutwater.core.replica_events import (
+from cutwater.core.replica.events import (
     Acked,
     Append,
     Commit,

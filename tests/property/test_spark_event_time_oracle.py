@@ -10,9 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from cutwater.client.ranges import Heads
-from cutwater.core.clock import Mark
+from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
-from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.spark import event_time
 from cutwater.spark.event_time import ClockState, Walked, advance, is_settled, seen_by, state_before
 from cutwater.types import GLSN, LLSN, CutTime, Epoch, EventTime, LogStreamId, TopicId

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
+from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, ReadAnswer, Run, Subscription
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
-from cutwater.core.subscription import RUN_OVERHEAD_BYTES, ReadAnswer, Run, Subscription
 from cutwater.errors import NotFound, Trimmed
 from cutwater.types import GLSN, LLSN, BatchKind, CutTime, Epoch, LogStreamId, Revision, TopicId
 from tests.unit.replica_bench import batch, fence

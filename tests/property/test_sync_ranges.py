@@ -13,10 +13,10 @@ from itertools import product
 import pytest
 from msgspec import Struct
 
-from cutwater.core.commit_index import context_of_llsn, glsn_of_llsn
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncMessage, SyncRequest, TrimReplica
-from cutwater.core.replica_events import AskSync, Dropped, Restart, SaveHardState, Truncate
-from cutwater.core.sync import Extent, SyncCase, SyncPlan, plan_sync
+from cutwater.core.read.commit_index import context_of_llsn, glsn_of_llsn
+from cutwater.core.replica.events import AskSync, Dropped, Restart, SaveHardState, Truncate
+from cutwater.core.replica.sync_ranges import Extent, SyncCase, SyncPlan, plan_sync
 from cutwater.errors import Refused
 from cutwater.types import GLSN, LLSN, Entry, Epoch, ReplicaState
 from tests.unit.replica_bench import HEAD, MIDDLE, STREAM, Bench, batch, commit, fence, learn, replicate, running, tag

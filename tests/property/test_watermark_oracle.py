@@ -12,8 +12,8 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cutwater.core import watermark as core
-from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated, Strategy, WatermarkClock
+from cutwater.core.read import watermark as core
+from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated, Strategy, WatermarkClock
 from cutwater.pipeline import clock as pipeline_clock
 from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock, shown_ms
 from cutwater.pipeline.position import glsn_of

@@ -13,23 +13,27 @@ from unittest import mock
 
 from msgspec import structs
 
-from cutwater.core import append_fate, cut, opening, order_requests, recovery, run_requests, watermark
-from cutwater.core import decisions as d
+from cutwater.core import append_fate
 from cutwater.core.append_fate import AppendFate
-from cutwater.core.cutting import Cutter
-from cutwater.core.dedup import Deduplicator
-from cutwater.core.first_reports import FirstReports
-from cutwater.core.groups import GroupBounds
 from cutwater.core.messages import SealReplica
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.order import cut, request_handling
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cutting import Cutter
+from cutwater.core.order.first_reports import FirstReports
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.producer_session import Fate, Phase, ProducerSession
-from cutwater.core.publishing import Publisher
-from cutwater.core.replica import Replica
-from cutwater.core.reports import ReportBook
-from cutwater.core.run_requests import open_streams
-from cutwater.core.runs import Runs
-from cutwater.core.subscription import Run, Subscription
+from cutwater.core.publish import run_requests
+from cutwater.core.publish.groups import GroupBounds
+from cutwater.core.publish.publishing import Publisher
+from cutwater.core.publish.run_requests import open_streams
+from cutwater.core.publish.runs import Runs
+from cutwater.core.read import watermark
+from cutwater.core.read.merge_reader import Run, Subscription
+from cutwater.core.replica import opening, recovery
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.replica import Replica
 from cutwater.storage import replica_storage
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.errors import StorageBroken
@@ -396,7 +400,7 @@ def group_half_kept_on_restart() -> list[Patch]:
 
 
 def later_decision_replaces_the_first() -> list[Patch]:
-    right, right_problem = order_requests.publish, Runs._problem_of_batch
+    right, right_problem = request_handling.publish, Runs._problem_of_batch
 
     def publish(request, state):
         run = state.runs.get(request.run)
@@ -409,7 +413,7 @@ def later_decision_replaces_the_first() -> list[Patch]:
         what = right_problem(self, run, batch, open_streams)
         return "" if what in ("the batch was decided before", "the batch before it is not published yet") else what
 
-    return [(order_requests, "publish", publish), (Runs, "_problem_of_batch", problem)]
+    return [(request_handling, "publish", publish), (Runs, "_problem_of_batch", problem)]
 
 
 def groups_forgotten_on_restart() -> list[Patch]:

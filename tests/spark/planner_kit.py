@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness, Strategy, WatermarkClock
+from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Strategy, WatermarkClock
 from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
 from cutwater.spark.schema import arrow_schema, schema_of

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 import cutwater
 from cutwater.client.parts import Single, plain_body
 from cutwater.client.ranges import Block, Scanned
+from cutwater.core.read.watermark import NO_WATERMARK, ascending
 from cutwater.core.requests import TopicInfo
-from cutwater.core.watermark import NO_WATERMARK, ascending
 from cutwater.errors import Malformed
 from cutwater.pipeline import Pipeline, ProcessFunction, Watermark
 from cutwater.pipeline.graph import SourceNode

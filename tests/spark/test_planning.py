@@ -19,8 +19,8 @@ from cutwater.client import ranges
 from cutwater.client.access import ANYONE
 from cutwater.client.holder_file import with_secret
 from cutwater.client.repository import parse_servers
-from cutwater.core.clock import Mark
-from cutwater.core.watermark import BoundedOutOfOrderness
+from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.spark import planning
 from cutwater.spark.links import link_to

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import cutwater
-from cutwater.core.watermark import RULE
+from cutwater.core.read.watermark import RULE
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.clock import ClockSnapshot

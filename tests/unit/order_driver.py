@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cutwater.core import decisions as d
 from cutwater.core import messages as m
-from cutwater.core.cut import Candidate, make_cut
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_events import (
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import Candidate, make_cut
+from cutwater.core.order.events import (
     Alarm,
     Asked,
     OrderEffect,
@@ -25,8 +24,9 @@ from cutwater.core.order_events import (
     Stored,
     Wake,
 )
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError
 from cutwater.types import (

@@ -10,12 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from zlib import crc32
 
-from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import ExcludeReplica, LearnFrom, Replicate, SealReplica, UnsealReplica
-from cutwater.core.opening import open_replica
-from cutwater.core.recovery import Found, HardState
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import (
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.events import (
     Append,
     Commit,
     CommitDurable,
@@ -30,6 +27,9 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.recovery import Found, HardState
+from cutwater.core.replica.replica import Replica
 from cutwater.types import (
     GLSN,
     LLSN,

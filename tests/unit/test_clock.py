@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from cutwater.core.clock import BLOCK_MARKS, MARK_EVERY_US, Clock, Mark
+from cutwater.core.read.time_marks import BLOCK_MARKS, MARK_EVERY_US, Clock, Mark
 from cutwater.types import GLSN, SECOND, CutTime
 
 

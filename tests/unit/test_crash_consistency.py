@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from, heads_of
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
 from cutwater.storage.frames import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage

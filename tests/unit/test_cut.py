@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.cut import Candidate, StreamCommit, committable_end, make_cut, next_cut_time
+from cutwater.core.order.cut import Candidate, StreamCommit, committable_end, make_cut, next_cut_time
 from cutwater.errors import ProtocolViolation
 from cutwater.types import GLSN, LLSN, SECOND, CommitContext, CutTime, Epoch, LogStreamId
 

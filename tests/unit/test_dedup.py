@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.dedup import WINDOW_BATCHES_MAX, Deduplicator, Departure, Remembered
+from cutwater.core.replica.deduplication import WINDOW_BATCHES_MAX, Deduplicator, Departure, Remembered
 from cutwater.errors import ProducerFenced, SequenceExpired, SequenceGap, SequenceReused
 from cutwater.types import GLSN, LLSN, Batch, BatchKind, Entry, Epoch, ProducerEpoch, ProducerId, Sequence
 from tests.unit.replica_bench import batch, context, fence, tag

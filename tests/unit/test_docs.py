@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cutwater
-from cutwater.core.replica_states import diagram
+from cutwater.core.replica.states import diagram
 from cutwater.jobs.program_file import load_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,7 +32,7 @@ def code_map() -> list[str]:
 
 
 def test_the_diagram_of_replica_states_is_the_table() -> None:
-    """To renew the block, print ``cutwater.core.replica_states.diagram()`` into it."""
+    """To renew the block, print ``cutwater.core.replica.states.diagram()`` into it."""
     between = r"<!-- replica states: begin -->\n```mermaid\n(.*?)\n```\n<!-- replica states: end -->"
     blocks = re.findall(between, text("docs/protocol.md"), re.DOTALL)
     assert blocks == [diagram()]

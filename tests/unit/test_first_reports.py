@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 from order_driver import LEARNING, LS1, LS2, N1, N2, N3, RUNNING, SEALING, Leader, cluster_of, stores, ur
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core.order_events import NodeGone, Reply, Store, StoreRefused, Wake
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import NodeGone, Reply, Store, StoreRefused, Wake
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import NotLeader, OrderLayerLostMemory, ResourceExhausted, Unavailable
 from cutwater.types import GLSN, MILLISECOND, SECOND, ReplicaState, RunId, StorageNodeId
 

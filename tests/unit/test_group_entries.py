@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from cutwater.core.messages import PublishGroup
-from cutwater.core.staged import PartOrder, StagedPart
+from cutwater.core.publish.staged import PartOrder, StagedPart
 from cutwater.errors import Damaged
 from cutwater.storage import merging
 from cutwater.storage.checksum import crc32c

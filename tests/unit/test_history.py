@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.history import CommitHistory
+from cutwater.core.order.history import CommitHistory
 from cutwater.errors import ProtocolViolation
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Epoch
 

@@ -51,14 +51,14 @@ IMPURE_MODULES = frozenset(
 """Clocks, chance, files, sockets, threads, the process and its environment, and libraries that bring them along."""
 
 VOCABULARY = frozenset({"types", "errors"})
-TEXTS = frozenset({"ddl", "durations"})
+TEXTS = frozenset({"schema_text", "durations"})
 """What users write as text, types of columns and durations, means the same wherever they write it."""
 EVERYTHING = frozenset({"*"})
 
 RULES: Mapping[str, Rule] = {
     "types": Rule(frozenset(), outside_only=PURE_MODULES),
     "errors": Rule(frozenset({"types"}), outside_only=PURE_MODULES),
-    "ddl": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "pyarrow"}),
+    "schema_text": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "pyarrow"}),
     "durations": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "datetime"}),
     # What every shell needs of the machine; the rows of pure parts do not name it.
     "runtime": Rule(VOCABULARY),
@@ -82,9 +82,11 @@ RULES: Mapping[str, Rule] = {
     "web": Rule(VOCABULARY | {"client", "admin"}),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
-    "pipeline": Rule(VOCABULARY | TEXTS | {"core.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}),
+    "pipeline": Rule(
+        VOCABULARY | TEXTS | {"core.read.watermark"}, outside_never=IMPURE_MODULES - {"pyarrow", "datetime"}
+    ),
     # A format for what pipelines keep, on files. It can be read where there is no Spark, and no cluster.
-    "savepoints": Rule(VOCABULARY | TEXTS | {"core.watermark", "pipeline", "runtime"}),
+    "savepoints": Rule(VOCABULARY | TEXTS | {"core.read.watermark", "pipeline", "runtime"}),
     # Jobs are processes that are looked after; what they run is a pipeline, errors travel as they do on the wire, and
     # metrics are served as those of servers are.
     "jobs": Rule(VOCABULARY | TEXTS | {"runtime", "pipeline", "wire.errors", "wire.addresses", "wire.metrics_http"}),
@@ -116,7 +118,7 @@ RULES: Mapping[str, Rule] = {
             "wire.exposure",
             "wire.options",
             "wire.tls",
-            "core.words",
+            "core.text",
         }
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
@@ -320,8 +322,8 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, cutwater, ddl, durations, embedded, errors, jobs, "
-        "pipeline, runtime, savepoints, spark, storage.projection, types, wire",
+        "client, core, cutwater, durations, embedded, errors, jobs, "
+        "pipeline, runtime, savepoints, schema_text, spark, storage.projection, types, wire",
     ]
 
 

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import LearnFrom, SyncBegin, SyncEnd, SyncEntries
-from cutwater.core.opening import open_replica
-from cutwater.core.recovery import HardState
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import (
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.events import (
     CommitDurable,
     EntriesDurable,
     FillEntry,
@@ -24,7 +21,10 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
-from cutwater.core.sync import Extent, SyncCase, SyncPlan
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.recovery import HardState
+from cutwater.core.replica.replica import Replica
+from cutwater.core.replica.sync_ranges import Extent, SyncCase, SyncPlan
 from cutwater.storage.errors import StorageBroken
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storagenode.replica_driver import _fill

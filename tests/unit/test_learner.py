@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest, TrimReplica
-from cutwater.core.recovery import HardState
-from cutwater.core.replica_events import (
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.events import (
     BARRIERS,
     AskSync,
     CommitDurable,
@@ -27,7 +26,8 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
-from cutwater.core.sync import Extent, MissingEntries, SyncCase, SyncPlan
+from cutwater.core.replica.recovery import HardState
+from cutwater.core.replica.sync_ranges import Extent, MissingEntries, SyncCase, SyncPlan
 from cutwater.errors import Refused, WrongEpoch
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, ReplicaState
 from tests.unit.replica_bench import (

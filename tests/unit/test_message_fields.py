@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import CommitMessage
+from cutwater.core.order.cut import StreamCommit
 from cutwater.types import (
     GLSN,
     LLSN,

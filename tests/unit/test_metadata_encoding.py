@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.core import decisions as d
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order import decisions as d
+from cutwater.core.order.state import Snapshot
 from cutwater.metadata import encoding
 from cutwater.metadata.encoding import (
     COMPRESS_BYTES_MIN,

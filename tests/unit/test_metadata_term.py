@@ -10,9 +10,9 @@ import pytest_asyncio
 from order_driver import LEADER, LS1, N1, N2, N3, cluster_of, ur
 
 from cutwater.core.messages import CommitMessage, LeaderMessage
-from cutwater.core.order_events import ReportArrived
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order.events import ReportArrived
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.metadata.counters import Counters
 from cutwater.metadata.store_interface import AppendTold, MetadataStore
 from cutwater.metadata.term import Term

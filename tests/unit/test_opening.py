@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cutwater.core.opening import open_replica
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import Damaged
 from cutwater.types import LLSN, Entry, Epoch
 from tests.unit.replica_bench import HEAD, STREAM, Disk, batch, context, entry, fence, tag

@@ -24,13 +24,13 @@ from order_driver import (
     ur,
 )
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import CommitMessage, LeaderHello, SealReplica
-from cutwater.core.order_events import Alarm, Compact, Reply, Send, StepDown, Store, Stored, StoreRefused, Wake
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import StreamCommit
+from cutwater.core.order.events import Alarm, Compact, Reply, Send, StepDown, Store, Stored, StoreRefused, Wake
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.errors import (
     ImpossibleReport,
     LeaderFenced,

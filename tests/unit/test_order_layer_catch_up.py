@@ -21,11 +21,11 @@ from order_driver import (
     ur,
 )
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CatchUp, LearnFrom, SealReplica
-from cutwater.core.order_events import Send, Store, Wake
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import Send, Store, Wake
+from cutwater.core.order.options import OrderOptions
 from cutwater.types import GLSN, LLSN, MILLISECOND, SECOND, CommitContext, Revision, UncommitReport
 
 NODES = (N1, N2, N3)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from order_driver import LS1, LS2, N1, N2, N3, ORDERS, SEALED, SEALING, Leader, cluster_of, sends, stores, ur
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CommitMessage, CreateReplica, DropReplica, SealReplica
-from cutwater.core.order_events import Reply, Send, Store
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import Reply, Send, Store
 from cutwater.types import SECOND, LogStreamId
 
 NODES = (N1, N2, N3)

@@ -13,21 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from order_driver import LS1, LS2, N1, N2, N3, RUNNING, SEALING, FakeNodes, Leader
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import LeaderHello
-from cutwater.core.order_events import (
-    Alarm,
-    Compact,
-    OrderEffect,
-    OrderEvent,
-    PeerComplaint,
-    Reply,
-    Store,
-    Stored,
-)
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import Alarm, Compact, OrderEffect, OrderEvent, PeerComplaint, Reply, Store, Stored
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.errors import ResourceExhausted
 from cutwater.types import GLSN, SECOND, Instant, ProducerId
 

@@ -6,11 +6,11 @@ import pytest
 from msgspec import structs
 from order_driver import LS1, LS2, N1, N2, ORDERS, RUNNING, SEALED, T1, Leader, cluster_of, sends, stores, ur
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
-from cutwater.core.order_events import GroupOutcomeArrived, OrderEffect, Reply, Store, StoreRefused
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import GroupOutcomeArrived, OrderEffect, Reply, Store, StoreRefused
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import NotLeader, ResourceExhausted, RunFenced, Unavailable
 from cutwater.types import (
     GLSN,
@@ -416,7 +416,7 @@ def test_operators_see_what_is_under_way_and_why() -> None:
 
 def test_of_each_name_the_last_run_that_has_published_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is over, and however many came after it."""
-    monkeypatch.setattr("cutwater.core.publishing.DESCRIBED_RUNS_MAX", 2)
+    monkeypatch.setattr("cutwater.core.publish.publishing.DESCRIBED_RUNS_MAX", 2)
     leader = leads()
     for key in "abcdef":
         open_run(leader, key)

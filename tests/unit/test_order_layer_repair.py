@@ -24,14 +24,14 @@ from order_driver import (
     ur,
 )
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CommitMessage, LearnFrom, SealReplica
-from cutwater.core.order import FINISHED_STREAMS_EVERY_WAKES
-from cutwater.core.order_events import OrderEffect, PeerComplaint, Send, Store, Wake
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
-from cutwater.core.repair import Plan, View, plan_sealed
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import OrderEffect, PeerComplaint, Send, Store, Wake
+from cutwater.core.order.leader import FINISHED_STREAMS_EVERY_WAKES
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.planning.repair import Plan, View, plan_sealed
+from cutwater.core.order.state import OrderState
 from cutwater.types import LLSN, MILLISECOND, SECOND, CutTime, DecisionIndex, LogStreamId, StorageNodeId
 
 NODES = (N1, N2, N3)

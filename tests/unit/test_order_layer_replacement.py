@@ -7,12 +7,12 @@ from order_driver import LS1, LS2, N1, N2, N3, N4, FakeNodes, sends, stores
 from test_order_layer_repair import QUIET, append, cluster, is_whole
 
 from cutwater.admin.telling import why_dead
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.messages import CreateReplica
-from cutwater.core.order_events import NodeGone, NodeUnreachable, PeerComplaint
-from cutwater.core.order_state import Node, OrderState
-from cutwater.core.staffing import substitute
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import NodeGone, NodeUnreachable, PeerComplaint
+from cutwater.core.order.planning.placement import substitute
+from cutwater.core.order.state import Node, OrderState
 from cutwater.errors import InvalidArgument, OrderLayerLostMemory, Refused, Unavailable, WrongIdentity
 from cutwater.types import GLSN, MILLISECOND, SECOND, ReplicaState, Retention, StorageNodeId
 

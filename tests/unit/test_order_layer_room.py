@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core import decisions as d
+from cutwater.core.order import decisions as d
 from cutwater.types import MILLISECOND, NodeState
 from tests.unit.order_driver import LS1, N1, N2, N3, Leader, cluster_of, stores, ur
 

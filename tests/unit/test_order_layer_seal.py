@@ -29,9 +29,7 @@ from order_driver import (
     ur,
 )
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import (
     CommitMessage,
     CreateReplica,
@@ -41,8 +39,10 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.order_events import Alarm, Reply, Send, Store
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import StreamCommit
+from cutwater.core.order.events import Alarm, Reply, Send, Store
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import ImpossibleReport
 from cutwater.types import (
     GLSN,

@@ -22,14 +22,14 @@ from order_driver import (
     ur,
 )
 
-from cutwater.core import decisions as d
-from cutwater.core import order_requests
 from cutwater.core import requests as r
-from cutwater.core.dedup import Departure
 from cutwater.core.names import NAME_LENGTH_MAX
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_requests import STREAMS_PER_TOPIC_MAX, Surroundings, decide
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order import request_handling
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.request_handling import STREAMS_PER_TOPIC_MAX, Surroundings, decide
+from cutwater.core.order.state import OrderState
+from cutwater.core.replica.deduplication import Departure
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,
@@ -483,7 +483,7 @@ def test_requests_of_one_turn_see_each_other(leader: Leader) -> None:
 
 
 def test_a_topic_has_a_bounded_number_of_producers(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_requests, "PRODUCERS_PER_TOPIC_MAX", 2)
+    monkeypatch.setattr(request_handling, "PRODUCERS_PER_TOPIC_MAX", 2)
     for name in ("a", "b"):
         leader.answer(r.OpenProducerRequest(ProducerId(name), ORDERS, 1))
     assert error(leader.answer(r.OpenProducerRequest(ProducerId("c"), ORDERS, 1))) is Refused

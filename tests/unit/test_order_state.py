@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from order_driver import CREATED_TIME, E0, E1, E2, LAST_CUT_TIME, LS1, LS2, LS3, N1, N2, N3, N4, ORDERS, T1, cluster_of
 
-from cutwater.core import decisions as d
-from cutwater.core.clock import BLOCK_MARKS
-from cutwater.core.cut import StreamCommit
-from cutwater.core.dedup import Departure
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import StreamCommit
+from cutwater.core.order.state import OrderState, Snapshot
+from cutwater.core.read.time_marks import BLOCK_MARKS
+from cutwater.core.replica.deduplication import Departure
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
     GLSN,

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core import decisions as d
-from cutwater.core.cut import Candidate, make_cut
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, UnsealReplica
-from cutwater.core.order_requests import decide
-from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import Candidate, make_cut
+from cutwater.core.order.request_handling import decide
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.core.producer_session import AskMetadata, Fate, ProducerSession, SessionEffect
-from cutwater.core.replica_events import Commit
+from cutwater.core.replica.events import Commit
+from cutwater.core.replica.sync_ranges import plan_sync
 from cutwater.core.requests import ProducerGrant
-from cutwater.core.sync import plan_sync
 from cutwater.errors import ProducerFenced
 from cutwater.types import (
     GLSN,

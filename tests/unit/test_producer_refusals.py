@@ -10,7 +10,6 @@ from random import Random
 
 import pytest
 
-from cutwater.core.dedup import Deduplicator
 from cutwater.core.producer_session import (
     AskFate,
     AskMetadata,
@@ -21,6 +20,7 @@ from cutwater.core.producer_session import (
     Settled,
     Withdrawn,
 )
+from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.requests import ProducerGrant, RenewProducerRequest
 from cutwater.errors import CutwaterError, InvalidArgument, ProducerFenced, ProtocolViolation, SequenceGap
 from cutwater.types import (

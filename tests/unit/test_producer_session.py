@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import pytest
 
-from cutwater.core.dedup import WINDOW_BATCHES_MAX, Deduplicator, Remembered
 from cutwater.core.producer_session import (
     IN_FLIGHT_BATCHES_MAX,
     AskFate,
@@ -18,6 +17,7 @@ from cutwater.core.producer_session import (
     SessionEffect,
     Settled,
 )
+from cutwater.core.replica.deduplication import WINDOW_BATCHES_MAX, Deduplicator, Remembered
 from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant
 from cutwater.errors import ProducerFenced, ProtocolViolation, ResourceExhausted
 from cutwater.types import (

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.dedup import Deduplicator
-from cutwater.core.recovery import Found, HardState, Invalid, Valid, judge
-from cutwater.core.replica import Replica
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
+from cutwater.core.replica.replica import Replica
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, ReplicaState
 from tests.unit.replica_bench import HEAD, STREAM, context, entry
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cutwater.core.pending import UNCOMMITTED_BATCHES_MAX
-from cutwater.core.replica_events import (
+from cutwater.core.replica.events import (
     Acked,
     EntriesDurable,
     Forward,
@@ -14,6 +13,7 @@ from cutwater.core.replica_events import (
     SaveHardState,
     WriteEntry,
 )
+from cutwater.core.replica.pending import UNCOMMITTED_BATCHES_MAX
 from cutwater.errors import (
     ConditionFailed,
     InvalidArgument,

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from cutwater.core.messages import CatchUp
-from cutwater.core.replica_events import Acked, Commit, CommitDurable, ReportNow, WriteCommit, WriteEntry
+from cutwater.core.replica.events import Acked, Commit, CommitDurable, ReportNow, WriteCommit, WriteEntry
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
     GLSN,

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cutwater.core import head
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.groups import GroupBounds, GroupMemory, RememberedGroup
 from cutwater.core.messages import DropReplica, GroupOutcome, GroupState, PublishGroup, SyncBegin, SyncEnd, SyncEntries
-from cutwater.core.opening import open_replica
-from cutwater.core.replica_events import (
+from cutwater.core.publish.groups import GroupBounds, GroupMemory, RememberedGroup
+from cutwater.core.replica import chain_head
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.events import (
     Acked,
     Failed,
     FeedGroup,
@@ -27,7 +26,8 @@ from cutwater.core.replica_events import (
     Unsettled,
     WriteEntry,
 )
-from cutwater.core.sync import Extent, SyncCase, SyncPlan
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.sync_ranges import Extent, SyncCase, SyncPlan
 from cutwater.errors import InvalidArgument, Refused, ResourceExhausted, StreamSealed, WrongEpoch
 from cutwater.storagenode.node import APPEND_BYTES_MAX
 from cutwater.types import (
@@ -323,8 +323,8 @@ def test_a_second_group_waits_for_the_first_and_appends_between_them_keep_their_
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "WAITING_MAX", 2)
-    monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
+    monkeypatch.setattr(chain_head, "WAITING_MAX", 2)
+    monkeypatch.setattr(chain_head, "WAITING_BYTES_MAX", 10)
     bench = running()
     bench.do(order())
     bench.do(append(1, batch(1, b"x" * 6)))
@@ -336,14 +336,14 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_append_may_wait_whatever_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "WAITING_BYTES_MAX", 10)
+    monkeypatch.setattr(chain_head, "WAITING_BYTES_MAX", 10)
     bench = running()
     bench.do(order())
     assert bench.do(append(1, batch(1, b"x" * 11))) == []
 
 
 def test_what_waits_behind_a_group_leaves_room_for_other_log_streams() -> None:
-    assert head.WAITING_BYTES_MAX <= APPEND_BYTES_MAX // 8
+    assert chain_head.WAITING_BYTES_MAX <= APPEND_BYTES_MAX // 8
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from cutwater.core.recovery import HardState
-from cutwater.core.replica_events import (
+from cutwater.core.replica.events import (
     CommitDurable,
     Failed,
     ReplicaEffect,
@@ -17,6 +16,7 @@ from cutwater.core.replica_events import (
     Unsettled,
     WriteEntry,
 )
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import ContradictoryCommand, LeaderFenced, NotSealed, StreamSealed, WrongEpoch
 from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, ReplicaState, UncommitReport
 from tests.unit.replica_bench import (

@@ -13,11 +13,11 @@ from itertools import product
 
 import pytest
 
-from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import SyncBegin, SyncEnd
-from cutwater.core.replica_events import ReplicaEvent, StorageFailed
-from cutwater.core.replica_states import TRANSITIONS, Step, diagram, next_state
-from cutwater.core.sync import Extent, SyncCase, SyncPlan
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.events import ReplicaEvent, StorageFailed
+from cutwater.core.replica.states import TRANSITIONS, Step, diagram, next_state
+from cutwater.core.replica.sync_ranges import Extent, SyncCase, SyncPlan
 from cutwater.errors import InvalidTransition, NotSealed, Refused
 from cutwater.types import GLSN, LLSN, ReplicaState
 from tests.unit.replica_bench import STREAM, Bench, backup_with, exclude, learn, seal, unseal

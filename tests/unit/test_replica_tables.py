@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, get_args
 from unittest.mock import Mock
 
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import BARRIERS, Remove, Reopen, ReplicaEffect, ReplicaEvent
+from cutwater.core.replica.events import BARRIERS, Remove, Reopen, ReplicaEffect, ReplicaEvent
+from cutwater.core.replica.replica import Replica
 from cutwater.storagenode.replica_driver import ReplicaDriver
 
 

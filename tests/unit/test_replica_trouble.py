@@ -5,12 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from cutwater.core.dedup import Deduplicator
 from cutwater.core.messages import DropReplica, TrimReplica
-from cutwater.core.pending import WAITERS_PER_BATCH_MAX
-from cutwater.core.recovery import HardState, Invalid, Valid
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import (
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.events import (
     Acked,
     Complain,
     DropBefore,
@@ -29,6 +26,9 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
+from cutwater.core.replica.pending import WAITERS_PER_BATCH_MAX
+from cutwater.core.replica.recovery import HardState, Invalid, Valid
+from cutwater.core.replica.replica import Replica
 from cutwater.errors import NotSealed, ProducerFenced, Refused, ResourceExhausted, SequenceGap, SequenceReused
 from cutwater.types import GLSN, LLSN, Ack, Entry, Epoch, ReplicaState, Sequence, StorageNodeId
 from tests.unit.replica_bench import (

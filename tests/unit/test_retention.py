@@ -6,8 +6,8 @@ import asyncio
 
 from order_driver import LS1, LS2, N1, T1, cluster_of
 
-from cutwater.core import decisions as d
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.state import OrderState
 from cutwater.core.requests import Answer, Done, Request, TrimRequest
 from cutwater.metadata.retention import Retention
 from cutwater.types import GLSN, SECOND, LogStreamId

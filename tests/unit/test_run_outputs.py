@@ -7,10 +7,10 @@ import pytest
 from msgspec import structs
 from test_runs import LS3, T2, ask, cluster, opened, part, published
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core import runs
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order import decisions as d
+from cutwater.core.order.state import OrderState, Snapshot
+from cutwater.core.publish import runs
 from cutwater.errors import InvalidArgument, NotFound, OutputExists, Refused, RunFenced
 from cutwater.types import GLSN, BatchNumber, RunId, TopicId
 

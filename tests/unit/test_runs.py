@@ -6,11 +6,11 @@ import pytest
 from msgspec import structs
 from order_driver import LS1, LS2, N1, N2, T1, cluster_of
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core import run_requests, runs
-from cutwater.core.order_requests import Surroundings, decide
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.request_handling import Surroundings, decide
+from cutwater.core.order.state import OrderState
+from cutwater.core.publish import run_requests, runs
 from cutwater.errors import (
     ContradictoryCommand,
     InvalidArgument,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated
+from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated
 from cutwater.errors import InvalidArgument
 from cutwater.spark.options import READING, Point, read_options, where_of
 from cutwater.types import GLSN, CutTime

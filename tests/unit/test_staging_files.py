@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from cutwater.core.staged import PartSize, StagedPart
+from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import DiskFull, StorageBroken

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from storage_kit import BENCHES, batch, commit_of, entries_from, heads_of, outline_of
 
-from cutwater.core.commit_index import glsn_of_llsn
-from cutwater.core.dedup import DedupCheckpoint, Deduplicator
-from cutwater.core.recovery import HardState, Invalid, Valid, judge
+from cutwater.core.read.commit_index import glsn_of_llsn
+from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
+from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.storage.errors import DamagedEntries, StorageBroken
 from cutwater.storage.frames import NO_TIME, Running, frames_in

@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 
-from cutwater.core.dedup import Deduplicator
-from cutwater.core.opening import open_replica
-from cutwater.core.recovery import HardState, Invalid, Valid, judge
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.errors import DamagedEntries, DamagedFile

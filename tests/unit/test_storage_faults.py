@@ -12,8 +12,8 @@ from random import Random
 import pytest
 from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entries_from
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
 from cutwater.storage.errors import DiskFull, StorageBroken
 from cutwater.storage.files import OsFile, OsFiles

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entries_from
 
-from cutwater.core.dedup import DedupCheckpoint, ProducerWindow, Remembered
-from cutwater.core.groups import RememberedGroup
-from cutwater.core.recovery import HardState
+from cutwater.core.publish.groups import RememberedGroup
+from cutwater.core.replica.deduplication import DedupCheckpoint, ProducerWindow, Remembered
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError, Damaged, InvalidArgument, WrongIdentity
 from cutwater.storage import format as layout
 from cutwater.storage.checksum import crc32c

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
 from cutwater.storage.frames import Running
 from cutwater.storage.memory import MemoryReplica, MemoryStorage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import HardState, Valid, judge
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import HardState, Valid, judge
 from cutwater.storage.files import OsFile, OsFiles
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.types import LLSN, Epoch, LeaderEpoch, StorageNodeId

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pytest
 
+from cutwater.core.read.merge_reader import ReadAnswer, Run, Subscription
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
-from cutwater.core.subscription import ReadAnswer, Run, Subscription
 from cutwater.errors import NotFound, ProtocolViolation, Trimmed
 from cutwater.types import GLSN, LLSN, Batch, CutTime, Epoch, LogStreamId, Revision, TopicId
 from tests.unit.replica_bench import batch, fence

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cutwater.core.sync import Extent
+from cutwater.core.replica.sync_ranges import Extent
 from cutwater.storagenode import syncing
 from cutwater.types import LLSN
 from tests.unit.replica_bench import context

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from storage_kit import IDENTITY, commit_of, entries_from
 
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import Damaged
 from cutwater.storage.errors import DamagedEntries
 from cutwater.storage.files import BLOCK_BYTES, OsFile, OsFiles, look_again

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from order_driver import LS1, N1, N2, N3, Leader, cluster_of, ur
 
-from cutwater.core.order_events import Wake
+from cutwater.core.order.events import Wake
 from cutwater.types import LLSN, MILLISECOND
 
 CHAIN = (N1, N2, N3)

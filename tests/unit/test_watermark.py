@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cutwater.core.watermark import (
+from cutwater.core.read.watermark import (
     MAX_WATERMARK,
     NO_WATERMARK,
     BoundedOutOfOrderness,

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.errors import CutwaterError
 from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint

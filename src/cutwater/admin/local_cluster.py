@@ -36,7 +36,7 @@ from cutwater.client.directories import (
     other_files,
 )
 from cutwater.client.repository import SCHEME, parse_servers
-from cutwater.core.words import listed
+from cutwater.core.text import listed
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.runtime import processes
 from cutwater.runtime.permissions import close_to_others, make_directory, write_file

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from cutwater.core.requests import NodeDescription, StreamDescription
-from cutwater.core.words import nodes_in_words, seconds
+from cutwater.core.text import nodes_in_words, seconds
 from cutwater.types import StorageNodeId
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cutwater.admin.damage import holders_of, no_copy, replicas_of
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
-from cutwater.core.words import nodes_in_words
+from cutwater.core.text import nodes_in_words
 from cutwater.errors import CutwaterError
 from cutwater.types import GLSN, LLSN, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection

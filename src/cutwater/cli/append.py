@@ -29,7 +29,7 @@ from cutwater.cli.servers import Log
 from cutwater.cli.tables import show
 from cutwater.client.client import Client, Producer
 from cutwater.client.errors import InvalidRecord, RecordTooLarge
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument
 from cutwater.types import Ack
 
@@ -132,7 +132,7 @@ def append(
         found = client.topic(topic)
         schema = found.schema
         if schema is not None and form is not Format.NDJSON:
-            from cutwater.ddl import shown_columns  # noqa: PLC0415
+            from cutwater.schema_text import shown_columns  # noqa: PLC0415
 
             raise InvalidArgument(
                 f"topic {topic!r} has columns ({shown_columns(schema)}), so a record is a JSON object with these: say "

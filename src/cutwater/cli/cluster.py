@@ -17,7 +17,7 @@ from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import UNHEALTHY, Settings
 from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show, table
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 
 app = noun("Start and stop a local cluster; look at any cluster.")
 

@@ -23,7 +23,7 @@ from cutwater.cli.security import TokenOption
 from cutwater.cli.servers import TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.cli.times import parse_position
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.durations import milliseconds
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs import detached

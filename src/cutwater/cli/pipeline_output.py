@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from cutwater.cli.exits import Settings
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.jobs.job_file import Job, State
 from cutwater.jobs.messages import Progress
 from cutwater.pipeline.steps import MAX_TIME, NO_TIME

@@ -10,7 +10,7 @@ from cutwater.admin.runs import RunStatus
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument
 from cutwater.types import RunId
 

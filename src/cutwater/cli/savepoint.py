@@ -19,7 +19,7 @@ from cutwater.cli.exits import Settings
 from cutwater.cli.json_values import encode
 from cutwater.cli.pipeline_output import size, time_of_ms
 from cutwater.cli.tables import show, table
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.savepoints.diffs import Difference
 from cutwater.savepoints.diffs import diff as difference

@@ -17,7 +17,7 @@ from cutwater.cli.record_output import RecordOutput, RecordOutputOption, write_r
 from cutwater.cli.servers import Log
 from cutwater.cli.times import Start, parse_position, parse_start
 from cutwater.client.errors import ClientClosed
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.errors import DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from cutwater.cli.declarations import IdleOption, WatermarkOption, parse_declare
 from cutwater.cli.exits import Settings
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table, text
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.durations import milliseconds, shown
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, Retention
@@ -129,7 +129,7 @@ def _columns(schemas: Sequence[bytes]) -> str | None:
         return None
     # Arrow comes with these, which is much to load for those who have no typed topics.
     from cutwater.client.schemas import decode_schema  # noqa: PLC0415
-    from cutwater.ddl import shown_columns  # noqa: PLC0415
+    from cutwater.schema_text import shown_columns  # noqa: PLC0415
 
     return shown_columns(decode_schema(schemas[-1]))
 

@@ -16,7 +16,7 @@ from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import EXIT_CODES, Settings
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 
 app = verbs()
 

@@ -1,7 +1,7 @@
 """Drives a subscription: follows every log stream of its topics at one of its replicas, and hands on what is ready.
 
 One task per log stream keeps a stream of messages open, at another replica if the first one fails, falls behind or goes
-silent; ``core.subscription`` decides what of it is ready, and drops what came before. So nothing is skipped or
+silent; ``core.read.merge_reader`` decides what of it is ready, and drops what came before. So nothing is skipped or
 repeated, whichever replica answers. What has arrived and is not yet taken is bounded: a log stream that is far ahead
 waits, but never one that the others wait for.
 """
@@ -21,8 +21,8 @@ from cutwater.client.errors import ClientClosed
 from cutwater.client.lasting_damage import LastingDamage
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import runs_of
+from cutwater.core.read.merge_reader import ReadAnswer, Run, Subscription
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.subscription import ReadAnswer, Run, Subscription
 from cutwater.errors import (
     CutwaterError,
     Damaged,

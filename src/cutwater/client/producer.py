@@ -45,7 +45,7 @@ from cutwater.core.requests import (
     RenewProducerRequest,
     StreamInfo,
 )
-from cutwater.core.words import counted
+from cutwater.core.text import counted
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,

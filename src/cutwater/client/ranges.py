@@ -30,7 +30,7 @@ from cutwater.client.records import Layout
 from cutwater.client.repository import Repository, parse_servers
 from cutwater.client.silence import Watched
 from cutwater.client.watermarks import marks_between
-from cutwater.core.clock import Mark
+from cutwater.core.read.time_marks import Mark
 from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
 from cutwater.errors import (
     CutwaterError,

@@ -14,8 +14,8 @@ from cutwater.client.hedging import first_answer
 from cutwater.client.lasting_damage import LastingDamage
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout, Record, runs_of
+from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import StreamInfo
-from cutwater.core.subscription import Run
 from cutwater.errors import (
     CutwaterError,
     DeadlineExceeded,

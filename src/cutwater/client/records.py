@@ -16,7 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, TopicSchema, encode_schema
-from cutwater.core.subscription import Run
+from cutwater.core.read.merge_reader import Run
 from cutwater.errors import Damaged, InvalidArgument, Malformed, ProtocolViolation
 from cutwater.storage.bodies import BadBody, BodyForm, read_checked
 from cutwater.storage.frames import frames_in

@@ -14,8 +14,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.errors import IncompatibleSchema
 from cutwater.core.requests import TopicInfo
-from cutwater.ddl import parse_schema
 from cutwater.errors import Damaged, InvalidArgument
+from cutwater.schema_text import parse_schema
 from cutwater.storage import projection
 
 TIMESTAMP = projection.TIMESTAMP

@@ -24,8 +24,8 @@ from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.nodes import Nodes
 from cutwater.client.schemas import encode_schema
 from cutwater.client.silence import Watched
+from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.staged import PartOrder, PartSize, StagedPart
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
 from cutwater.runtime.deadlines import Deadline
 from cutwater.storage.checksum import Buffer

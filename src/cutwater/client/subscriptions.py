@@ -19,8 +19,8 @@ from cutwater.client.errors import ClientClosed
 from cutwater.client.feeds import Feed, Selection
 from cutwater.client.nodes import Nodes
 from cutwater.client.records import Layout, Record
+from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import TopicInfo
-from cutwater.core.subscription import Run
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
 from cutwater.runtime.deadlines import Deadline, check_wait
 from cutwater.types import GLSN, LogStreamId, TopicId

@@ -1,4 +1,4 @@
-"""The watermark of a topic at a position, computed from the log by the rule of ``core.watermark``.
+"""The watermark of a topic at a position, computed from the log by the rule of ``core.read.watermark``.
 
 A clock is led along the batches of the topic, by their headers, and along the marks of the log's clock, which say how
 time went on while the topic was silent. It need not begin where the log begins: storage nodes know of each log stream
@@ -30,10 +30,9 @@ from cutwater.client.nodes import Nodes
 from cutwater.client.reading import Reading
 from cutwater.client.records import Layout
 from cutwater.client.repository import Repository
-from cutwater.core.clock import Mark
-from cutwater.core.requests import ClockMarks, ClockRequest, StreamInfo, TopicInfo
-from cutwater.core.subscription import Run
-from cutwater.core.watermark import (
+from cutwater.core.read.merge_reader import Run
+from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.watermark import (
     NO_WATERMARK,
     BoundedOutOfOrderness,
     Punctuated,
@@ -43,6 +42,7 @@ from cutwater.core.watermark import (
     WatermarkSnapshot,
     own_watermark,
 )
+from cutwater.core.requests import ClockMarks, ClockRequest, StreamInfo, TopicInfo
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
 from cutwater.runtime.deadlines import Deadline

@@ -6,9 +6,9 @@ import enum
 
 from msgspec import Struct
 
-from cutwater.core.cut import StreamCommit
-from cutwater.core.dedup import DedupCheckpoint, Departure
-from cutwater.core.sync import Extent, MissingEntries, SyncPlan
+from cutwater.core.order.cut import StreamCommit
+from cutwater.core.replica.deduplication import DedupCheckpoint, Departure
+from cutwater.core.replica.sync_ranges import Extent, MissingEntries, SyncPlan
 from cutwater.types import (
     GLSN,
     LLSN,

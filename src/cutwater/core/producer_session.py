@@ -20,7 +20,7 @@ import enum
 
 from msgspec import Struct, structs
 
-from cutwater.core.dedup import WINDOW_BATCHES_MAX, Remembered
+from cutwater.core.replica.deduplication import WINDOW_BATCHES_MAX, Remembered
 from cutwater.core.requests import MoveProducerRequest, OpenProducerRequest, ProducerGrant, RenewProducerRequest
 from cutwater.errors import NotFound, ProducerFenced, ProtocolViolation, ResourceExhausted
 from cutwater.types import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.clock import Mark
+from cutwater.core.read.time_marks import Mark
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -175,7 +175,7 @@ class CatalogRequest(Struct, frozen=True, tag=True):
 
 
 class ClockRequest(Struct, frozen=True, tag=True):
-    """The marks of the log's clock above a position: see ``core.clock``."""
+    """The marks of the log's clock above a position: see ``core.read.time_marks``."""
 
     after: GLSN
     limit: int = 10_000

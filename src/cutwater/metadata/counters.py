@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutwater.core.decisions import Cut, Decision
+from cutwater.core.order.decisions import Cut, Decision
 
 
 class Counters:

@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.decisions import Decision
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.metadata.store_errors import DamagedStore, UnknownContent
 from cutwater.metadata.store_interface import LeaderInfo
 from cutwater.storage.checksum import crc32c

@@ -24,8 +24,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from msgspec import Struct
 
-from cutwater.core.decisions import Decision
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ResourceExhausted
 from cutwater.metadata.encoding import (
     LeaderRecord,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from cutwater.core.decisions import Decision
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.metadata.encoding import StoredBatch
 from cutwater.metadata.store_calls import Calls, Changes
 from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded

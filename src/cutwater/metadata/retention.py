@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from cutwater.core.order_state import LogStream, OrderState, Topic
+from cutwater.core.order.state import LogStream, OrderState, Topic
 from cutwater.core.requests import Answer, Request, TrimRequest
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.types import GLSN, CutTime, StorageNodeId

@@ -19,9 +19,9 @@ from typing import Any
 from msgspec import Struct, structs
 
 from cutwater.core.messages import GroupOutcome, LeaderHello
-from cutwater.core.order_events import GroupOutcomeArrived, NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order.events import GroupOutcomeArrived, NodeGone, NodeUnreachable, PeerComplaint, ReportArrived
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.core.requests import AddNodeRequest, Answer, FoundClusterRequest, Joined, JoinRequest, Request
 from cutwater.errors import (
     CutwaterError,

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 
-from cutwater.core.order_state import Node
+from cutwater.core.order.state import Node
 from cutwater.metadata.store_interface import MetadataStore
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
 from cutwater.wire.access import METADATA_NODE, STORAGE_NODE

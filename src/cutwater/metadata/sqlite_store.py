@@ -24,8 +24,8 @@ from math import inf
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from cutwater.core.decisions import Decision
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
 from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.store_calls import Calls, Changes

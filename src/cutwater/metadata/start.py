@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.core.order_options import OrderOptions
+from cutwater.core.order.options import OrderOptions
 from cutwater.errors import InvalidArgument
 from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from cutwater.core.decisions import Decision
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 
 TIMEOUT_MS = 5_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cutwater.core.decisions import Decision
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.errors import InvalidArgument, LeaderFenced
 from cutwater.metadata.encoding import StoredBatch
 from cutwater.metadata.store_errors import DamagedStore

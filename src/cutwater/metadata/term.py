@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 
 from msgspec import structs
 
-from cutwater.core.decisions import Cut
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_events import (
+from cutwater.core.order.decisions import Cut
+from cutwater.core.order.events import (
     Alarm,
     Asked,
     Compact,
@@ -32,8 +31,9 @@ from cutwater.core.order_events import (
     StoreRefused,
     Wake,
 )
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, Damaged, Fenced, ProtocolViolation, Unavailable
 from cutwater.metadata.counters import Counters

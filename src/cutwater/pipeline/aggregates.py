@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.ddl import parse_type, shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import converter, copier
+from cutwater.schema_text import parse_type, shown
 
 _BIGINT: Final = 1 << 63
 _EXACT: Final = Context(prec=100)

@@ -1,8 +1,8 @@
 """The clocks of a pipeline: walks the log in the order of its positions and tells where watermarks and time step.
 
 Each source with a watermark strategy has a clock of its own; each operator has the watermark that follows from the
-clocks of the sources that feed it. The rule is that of ``cutwater.core.watermark``, in microseconds. Pipelines count in
-milliseconds, rounded down, so a watermark never promises more than the log does.
+clocks of the sources that feed it. The rule is that of ``cutwater.core.read.watermark``, in microseconds. Pipelines
+count in milliseconds, rounded down, so a watermark never promises more than the log does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from cutwater.core.watermark import (
+from cutwater.core.read.watermark import (
     MAX_WATERMARK,
     NO_WATERMARK,
     Punctuated,

@@ -21,11 +21,11 @@ from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.ddl import shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.position import key_part
 from cutwater.pipeline.rows import Row, RowType, reader
 from cutwater.pipeline.values import EPOCH
+from cutwater.schema_text import shown
 
 MAX_PARALLELISM: Final = 128
 SLICES_DEFAULT: Final = 16

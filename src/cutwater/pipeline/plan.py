@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.ddl import shown
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
@@ -32,6 +31,7 @@ from cutwater.pipeline.values import from_milliseconds
 from cutwater.pipeline.watermarks import WAYS
 from cutwater.pipeline.window_function import WindowFunction, WindowState
 from cutwater.pipeline.windows import Global
+from cutwater.schema_text import shown
 
 Destination: TypeAlias = tuple[int, int]
 """Where records wait for the next level: an operator, a sink or code on Spark, by its order, and which input."""

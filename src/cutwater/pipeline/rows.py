@@ -16,9 +16,9 @@ from typing import Any, Final, cast
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.ddl import parse_schema, shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.values import converter, decoded, encoded
+from cutwater.schema_text import parse_schema, shown
 
 RESERVED_COLUMN: Final = "_cw"
 """The column that carries a record's position and times next to its payload."""

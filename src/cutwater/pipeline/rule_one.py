@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from cutwater.core.watermark import (
+from cutwater.core.read.watermark import (
     MAX_WATERMARK,
     NO_WATERMARK,
     Punctuated,

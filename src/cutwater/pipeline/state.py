@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.ddl import parse_type, shown
 from cutwater.durations import Duration, milliseconds
 from cutwater.durations import shown as duration_shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.context import Context
 from cutwater.pipeline.values import converter, copier, decoded, encoded
+from cutwater.schema_text import parse_type, shown
 
 _STAMP = "at"
 _STAMPED = "value"

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.ddl import shown
 from cutwater.errors import InvalidArgument
+from cutwater.schema_text import shown
 
 Converter: TypeAlias = Callable[[Any], Any]
 

@@ -1,4 +1,4 @@
-"""Watermark strategies as a pipeline describes them. The rule itself is ``cutwater.core.watermark``."""
+"""Watermark strategies as a pipeline describes them. The rule itself is ``cutwater.core.read.watermark``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
-from cutwater.core.watermark import BoundedOutOfOrderness, Punctuated, Strategy
+from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.durations import Duration, milliseconds, shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.rows import Row

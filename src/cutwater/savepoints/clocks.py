@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
-from cutwater.core.watermark import NO_WATERMARK
+from cutwater.core.read.watermark import NO_WATERMARK
 from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, SourceSnapshot
 from cutwater.pipeline.rule_one import AnyClock, current
 from cutwater.pipeline.watermarks import Watermark

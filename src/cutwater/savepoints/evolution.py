@@ -20,13 +20,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.ddl import parse_schema, parse_type, shown
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline.keys import key_bytes
 from cutwater.pipeline.partitions import UnionListState, divided
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import BATCHES, KEYED, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
 from cutwater.savepoints.tables import PREFIX, as_type, to_chunk
+from cutwater.schema_text import parse_schema, parse_type, shown
 
 _OWNERS = {KEYED: "a key", WINDOW: "the windows of a key", PARTITIONS: "a partition", BATCHES: "a key group"}
 WINDOW_FIELDS = ("start", "end", "pending", "fires_at")

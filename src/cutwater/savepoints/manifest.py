@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.watermark import RULE, require_known_rule
+from cutwater.core.read.watermark import RULE, require_known_rule
 from cutwater.errors import InvalidArgument, Refused, SavepointDamaged
 from cutwater.pipeline.rule_one import AnyClock, with_rule
 from cutwater.savepoints.program import OperatorInfo, SinkInfo, SourceInfo

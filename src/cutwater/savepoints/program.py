@@ -11,12 +11,12 @@ from typing import Final
 import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.ddl import parse_type, quoted, shown
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.graph import OperatorNode, SinkNode, SourceNode, WindowNode
 from cutwater.pipeline.keyed import OperatorSpec
 from cutwater.pipeline.plan import Plan
+from cutwater.schema_text import parse_type, quoted, shown
 
 KEYED: Final = "keyed"
 WINDOW: Final = "window"

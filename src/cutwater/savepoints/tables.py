@@ -15,10 +15,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import json
 
-from cutwater.ddl import parse_schema, parse_type
 from cutwater.pipeline.chunks import BROADCAST_GROUP, TIMES, Chunk, hashes_of, merged, without_gone
 from cutwater.pipeline.keys import key_of_bytes
 from cutwater.savepoints.program import OperatorInfo
+from cutwater.schema_text import parse_schema, parse_type
 
 PREFIX: Final = "state_"
 FUNCTION_KEY: Final = "key string"

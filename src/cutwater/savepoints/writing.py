@@ -14,7 +14,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
-from cutwater.ddl import parse_type, shown
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.keys import key_bytes
@@ -37,6 +36,7 @@ from cutwater.savepoints.manifest import (
 from cutwater.savepoints.program import KEYED, OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint, begin, directory_of, open_savepoint, place_of
 from cutwater.savepoints.tables import PREFIX, as_type, key_fields, shown_keys, table_schema
+from cutwater.schema_text import parse_type, shown
 
 TIMERS = ("event_timers", "processing_timers")
 _MISFITS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)

@@ -1,4 +1,4 @@
-"""The watermark at every position of a range, by the rule of ``core.watermark``, for whole columns at once.
+"""The watermark at every position of a range, by the rule of ``core.read.watermark``, for whole columns at once.
 
 The planner walks the headers of all log streams of a query (``advance``) and gives each task, per batch of its log
 stream, four numbers: the watermark before the batch and what it is at least inside, the least of the other log streams
@@ -21,9 +21,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from cutwater.client.ranges import Heads
-from cutwater.core.clock import Mark
+from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK, RULE, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
-from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK, RULE, Punctuated, Strategy
 from cutwater.types import GLSN, MILLISECOND, LogStreamId, TopicId
 from cutwater.wire.scan_api import NOTHING
 
@@ -230,7 +230,7 @@ def advance(
 
 
 def _combined(topics: Mapping[TopicId, _Topic], size: int) -> Numbers:
-    """``combined`` of ``core.watermark`` at every row."""
+    """``combined`` of ``core.read.watermark`` at every row."""
     least, highest, is_active = np.full(size, MAX_WATERMARK), np.full(size, NO_WATERMARK), np.zeros(size, bool)
     for found in topics.values():
         least = np.minimum(least, np.where(found.idle, MAX_WATERMARK, found.watermark))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from cutwater.client.catalogs import View
-from cutwater.core.watermark import MAX_WATERMARK, NO_WATERMARK
+from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.jobs.messages import HeldBy, Progress
 from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, holder_of

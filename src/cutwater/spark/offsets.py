@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct, field
 
-from cutwater.core.watermark import require_known_rule
+from cutwater.core.read.watermark import require_known_rule
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, TopicId
 

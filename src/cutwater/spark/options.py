@@ -19,7 +19,7 @@ from cutwater.client.encoding import COMPRESSIONS, Compression
 from cutwater.client.feeds import Selection
 from cutwater.client.repository import parse_servers
 from cutwater.client.times import time_us
-from cutwater.core.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
+from cutwater.core.read.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime
 from cutwater.wire.tls import TlsFiles, load_tls

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from cutwater.core.read.watermark import Punctuated, Strategy, ascending
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.watermark import Punctuated, Strategy, ascending
 from cutwater.durations import shown
 from cutwater.errors import Refused
 from cutwater.pipeline.clock import KnownStream, LogClock

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.watermark import RULE, require_known_rule
+from cutwater.core.read.watermark import RULE, require_known_rule
 from cutwater.errors import InvalidArgument, NotFound, Refused
 from cutwater.pipeline.clock import ClockSnapshot
 from cutwater.pipeline.rule_one import AnyClock, with_rule

@@ -24,8 +24,8 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from cutwater.client.catalogs import View
 from cutwater.client.ranges import Heads
+from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.watermark import RULE
 from cutwater.errors import Refused, Trimmed
 from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock
 from cutwater.pipeline.graph import SourceNode

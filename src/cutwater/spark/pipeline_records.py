@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.client.schemas import TIMESTAMP
+from cutwater.core.read.watermark import ascending
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.watermark import ascending
 from cutwater.errors import PipelineFailed
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SourceNode

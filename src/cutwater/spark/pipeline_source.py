@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness
+from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness
 from cutwater.errors import NotFound, Trimmed
 from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
 from cutwater.pipeline.plan import Destination

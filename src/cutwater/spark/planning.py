@@ -18,9 +18,9 @@ from pyspark.sql.types import StructType
 from cutwater.client.catalogs import View
 from cutwater.client.feeds import Feed
 from cutwater.client.ranges import Ranges
-from cutwater.core.clock import Mark
+from cutwater.core.read.time_marks import Mark
+from cutwater.core.read.watermark import NO_WATERMARK, RULE, RULE_BEFORE
 from cutwater.core.requests import StreamInfo, TopicInfo
-from cutwater.core.watermark import NO_WATERMARK, RULE, RULE_BEFORE
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.spark.event_time import ClockState, Past, Seen, Walked, advance, is_settled, state_before
 from cutwater.spark.offsets import Offset, began_above, began_of, since_after, start_of

@@ -20,7 +20,6 @@ from cutwater.client.client import Client, connect
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.client.topics import Topic
 from cutwater.core.names import check_topic_name
-from cutwater.ddl import shown
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
 from cutwater.jobs.holding import Hold
@@ -37,6 +36,7 @@ from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.evolution import Restoration
 from cutwater.savepoints.files import is_local
 from cutwater.savepoints.savepoint import Path, Savepoint
+from cutwater.schema_text import shown
 from cutwater.spark.checkpoints import Checkpoint
 from cutwater.spark.files import files_at
 from cutwater.spark.holder import servers_of

@@ -15,8 +15,8 @@ from pyspark.sql.datasource import InputPartition
 from cutwater.client.ranges import COUNT, FIRST_GLSN, SCHEMA, Scanned
 from cutwater.client.records import Layout
 from cutwater.client.schemas import TIMESTAMP, TopicSchema
+from cutwater.core.read.watermark import Strategy
 from cutwater.core.requests import TopicInfo
-from cutwater.core.watermark import Strategy
 from cutwater.errors import Malformed, Trimmed
 from cutwater.spark.event_time import Numbers, Seen, seen_by
 from cutwater.spark.links import Link, link_to

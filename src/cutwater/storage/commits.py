@@ -1,7 +1,7 @@
 """Commit contexts on disk: fixed-size records in files of equal length, so the n-th one is found by arithmetic.
 
-To readers this is a sequence of commit contexts, and the binary searches of ``core.commit_index`` run on it as they
-do on a list; each step reads and checks one record. Nothing is kept in memory but the last one.
+To readers this is a sequence of commit contexts, and the binary searches of ``core.read.commit_index`` run on it as
+they do on a list; each step reads and checks one record. Nothing is kept in memory but the last one.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import HardState
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import DamagedFile, NewerFormat
 from cutwater.storage.frames import NO_TIME, NUMBER_MAX, Running

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import Found, HardState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import Found, HardState
 from cutwater.storage.frames import NO_TIME, Frame, FrameHeader, Outline, Running
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
@@ -101,10 +101,10 @@ class ReplicaStorage(Protocol):
 
     @property
     def contexts(self) -> Sequence[CommitContext]:
-        """All commit contexts that are kept, for the searches of ``core.commit_index``."""
+        """All commit contexts that are kept, for the searches of ``core.read.commit_index``."""
 
     def find(self) -> Found:
-        """What opening the files gave, for ``core.recovery.judge``."""
+        """What opening the files gave, for ``core.replica.recovery.judge``."""
 
     # Writing. All of it raises ``DiskFull`` if there is no room: then nothing is lost and it may be tried again; and
     # ``StorageBroken`` if anything else fails: then so does every later call, until ``cut_back``.

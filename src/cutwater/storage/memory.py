@@ -10,9 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from cutwater.core.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import Found, HardState
+from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import Found, HardState
 from cutwater.errors import NotYetCommitted, Trimmed
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.commits import follows

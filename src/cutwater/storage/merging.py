@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
-from cutwater.core.staged import PartOrder
+from cutwater.core.publish.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import BODY_BYTES_MAX

@@ -25,9 +25,9 @@ from typing import TypeVar
 
 from msgspec import Struct, structs
 
-from cutwater.core.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import Found, HardState
+from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_llsn_at_or_after, glsn_of_llsn
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import Found, HardState
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed, WrongIdentity
 from cutwater.storage import commits, segment_log
 from cutwater.storage.checksum import crc32c
@@ -109,7 +109,8 @@ class SegmentStorage:
         options: SegmentOptions | None = None,
         files: Files | None = None,
     ) -> None:
-        """Open what is there, or begin with nothing: whether that may be is for ``core.recovery.judge`` to say."""
+        """Open what is there, or begin with nothing: whether that may be is for ``core.replica.recovery.judge`` to
+        say."""
         self._directory, self._identity = directory, identity
         self._options, self._files = options or SegmentOptions(), files or OsFiles()
         self._guard = _Guard(directory)

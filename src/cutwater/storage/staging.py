@@ -22,7 +22,7 @@ from struct import Struct as Layout
 import msgspec
 from msgspec import Struct, structs
 
-from cutwater.core.staged import PartSize, StagedPart
+from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.errors import DamagedFile, DiskFull, StorageBroken

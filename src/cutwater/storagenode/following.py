@@ -15,7 +15,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from cutwater.core.commit_index import context_of_llsn, last_context_at
+from cutwater.core.read.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
 from cutwater.storage.frames import Frame
 from cutwater.storagenode.memory_budget import MemoryBudget

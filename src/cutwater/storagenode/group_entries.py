@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, structs
 
 from cutwater.core.messages import PublishGroup
-from cutwater.core.staged import StagedPart
+from cutwater.core.publish.staged import StagedPart
 from cutwater.errors import Damaged
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.frames import Frame, frames_in, staged_frame

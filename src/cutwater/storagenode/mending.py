@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from cutwater.core.commit_index import context_of_llsn
+from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import look_again

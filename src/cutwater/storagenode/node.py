@@ -28,7 +28,7 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.replica_events import Acked, Append, Commit, Forward, ReplicateFailed, Waiter
+from cutwater.core.replica.events import Acked, Append, Commit, Forward, ReplicateFailed, Waiter
 from cutwater.errors import (
     CutwaterError,
     Damaged,

@@ -17,8 +17,8 @@ from functools import partial
 from itertools import islice
 
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
-from cutwater.core.replica_events import GroupEntry, GroupFailed
-from cutwater.core.staged import PartSize
+from cutwater.core.publish.staged import PartSize
+from cutwater.core.replica.events import GroupEntry, GroupFailed
 from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailable
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.staging import Held, StagingFiles

@@ -10,7 +10,7 @@ from typing import cast
 
 from msgspec import Struct, structs
 
-from cutwater.core.commit_index import context_of_llsn
+from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.storage.checksum import Buffer, crc32c
 from cutwater.storage.frames import Frame, encode_frame

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from cutwater.core.messages import GroupOutcome, PublishGroup, SyncBegin, SyncRequest
-from cutwater.core.opening import open_replica
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import (
+from cutwater.core.replica.events import (
     Acked,
     AskSync,
     CommitDurable,
@@ -46,6 +44,8 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.replica import Replica
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from cutwater.core.staged import PartOrder, StagedPart
+from cutwater.core.publish.staged import PartOrder, StagedPart
 from cutwater.errors import InvalidArgument
 from cutwater.storage.bodies import BadBody, BodyForm, problem_with, read_checked
 from cutwater.storage.checksum import Buffer

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
-from cutwater.core.staged import PartSize, StagedPart
 from cutwater.errors import (
     AlreadyExists,
     CutwaterError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.recovery import HardState
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes

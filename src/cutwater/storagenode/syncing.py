@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from cutwater.core.commit_index import context_of_llsn
-from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
-from cutwater.core.sync import Extent, missing_entries, plan_sync
+from cutwater.core.read.commit_index import context_of_llsn
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Refused
 from cutwater.storage.errors import DamagedEntries
 from cutwater.storage.format import decode_dedup, encode_dedup

@@ -12,17 +12,17 @@ from statistics import median
 
 import msgspec
 
-from cutwater.core import decisions as d
-from cutwater.core.cut import Candidate, make_cut
-from cutwater.core.dedup import Deduplicator
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_events import ReportArrived, Store, Stored
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
-from cutwater.core.recovery import HardState, Valid
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import Append, Commit, CommitDurable, EntriesDurable
-from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import Candidate, make_cut
+from cutwater.core.order.events import ReportArrived, Store, Stored
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
+from cutwater.core.read.watermark import BoundedOutOfOrderness, WatermarkClock
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.events import Append, Commit, CommitDurable, EntriesDurable
+from cutwater.core.replica.recovery import HardState, Valid
+from cutwater.core.replica.replica import Replica
 from cutwater.testing import bench_order
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options

@@ -14,11 +14,11 @@ from statistics import median
 
 from msgspec import Struct, structs
 
-from cutwater.core import decisions as d
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_events import ReportArrived, Store, Stored, Wake
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import ReportArrived, Store, Stored, Wake
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -18,9 +18,9 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
-from cutwater.core.dedup import Deduplicator
-from cutwater.core.opening import open_replica
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.recovery import HardState
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions

@@ -20,9 +20,9 @@ from statistics import median
 from msgspec import Struct
 
 from cutwater.admin.local_etcd import find_etcd
-from cutwater.core import decisions as d
-from cutwater.core.cut import Candidate, make_cut
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import Candidate, make_cut
+from cutwater.core.order.state import OrderState
 from cutwater.metadata.encoding import encode_batch
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.store_interface import MetadataStore

@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 
 from cutwater.cli.main import main
-from cutwater.core.decisions import Cut
 from cutwater.core.messages import CommitMessage
-from cutwater.core.order_events import ReportArrived
+from cutwater.core.order.decisions import Cut
+from cutwater.core.order.events import ReportArrived
 from cutwater.metadata.term import Term
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver

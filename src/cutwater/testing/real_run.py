@@ -22,7 +22,7 @@ from cutwater.client.parts import Single, plain_body
 from cutwater.client.repository import Repository
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.core import requests as r
-from cutwater.core.decisions import Decision
+from cutwater.core.order.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
 from cutwater.runtime import processes
 from cutwater.storage.checksum import crc32c

@@ -19,7 +19,7 @@ from cutwater.core.messages import (
     SyncRequest,
 )
 from cutwater.core.producer_session import Fate
-from cutwater.core.staged import PartSize, StagedPart
+from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -86,7 +86,7 @@ class ReadArguments(Struct, frozen=True):
 
 class ReadAnswerHeader(Struct, frozen=True):
     """The frames are the body; those of batches of which columns were picked are made anew, with their own checksums.
-    ``complete_through`` and ``revision`` are as in ``core.subscription.ReadAnswer``."""
+    ``complete_through`` and ``revision`` are as in ``core.read.merge_reader.ReadAnswer``."""
 
     stream: LogStreamId
     commits: tuple[CommitContext, ...]

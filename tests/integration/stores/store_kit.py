@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from cutwater.core import decisions as d
-from cutwater.core.cut import StreamCommit
-from cutwater.core.order_state import OrderState
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import StreamCommit
+from cutwater.core.order.state import OrderState
 from cutwater.types import (
     GLSN,
     LLSN,

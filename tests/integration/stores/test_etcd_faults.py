@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import pytest
 
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.state import Snapshot
 from cutwater.errors import DeadlineExceeded, LeaderFenced, Unavailable
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import EtcdAddress

@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from cutwater.admin.local_etcd import find_etcd
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ReadOnly, ResourceExhausted
 from cutwater.metadata import etcd_store
 from cutwater.metadata.etcd import etcd_pb2 as pb

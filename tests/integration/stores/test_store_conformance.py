@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, LeaderFenced, Unavailable
 from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded, MetadataStore
 from cutwater.types import DecisionIndex, LeaderEpoch

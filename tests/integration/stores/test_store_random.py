@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable
 from random import Random
 
-from cutwater.core.order_state import OrderState, Snapshot
+from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError
 from cutwater.metadata.memory_store import MemoryStore
 from cutwater.metadata.store_interface import MetadataStore

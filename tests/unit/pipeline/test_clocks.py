@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cutwater.core.watermark import NO_WATERMARK, BoundedOutOfOrderness
+from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import Global, Pipeline, ProcessFunction, Trigger, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clock import LogClock, holder_of

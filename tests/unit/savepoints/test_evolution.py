@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from kit import ROWS, Last, pipeline, program_of, taken
 
-from cutwater.core.watermark import NO_WATERMARK
-from cutwater.ddl import parse_type
+from cutwater.core.read.watermark import NO_WATERMARK
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import (
     BatchFunction,
@@ -31,6 +30,7 @@ from cutwater.pipeline.keys import key_bytes
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import evolved, redistributed, restoration, widened, widens
 from cutwater.savepoints.program import OperatorInfo
+from cutwater.schema_text import parse_type
 
 
 def fits(tmp_path: Path, changed: Pipeline, **options: Any) -> Any:

@@ -12,11 +12,11 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from cutwater.core import decisions as d
-from cutwater.core import watermark
-from cutwater.core.clock import Clock
-from cutwater.core.order_state import OrderState
-from cutwater.core.watermark import BoundedOutOfOrderness, WatermarkClock
+from cutwater.core.order import decisions as d
+from cutwater.core.order.state import OrderState
+from cutwater.core.read import watermark
+from cutwater.core.read.time_marks import Clock
+from cutwater.core.read.watermark import BoundedOutOfOrderness, WatermarkClock
 from cutwater.errors import CutwaterError
 from cutwater.testing.simulator.record import Outcome, Record, Subscribed, event_times
 from cutwater.testing.simulator.world import Violation

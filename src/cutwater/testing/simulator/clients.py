@@ -18,6 +18,7 @@ from cutwater.core.producer_session import (
     Settled,
     Withdrawn,
 )
+from cutwater.core.read.merge_reader import RUN_OVERHEAD_BYTES, ReadAnswer, Subscription
 from cutwater.core.requests import (
     Catalog,
     CatalogRequest,
@@ -32,7 +33,6 @@ from cutwater.core.requests import (
     Request,
     StreamInfo,
 )
-from cutwater.core.subscription import RUN_OVERHEAD_BYTES, ReadAnswer, Subscription
 from cutwater.errors import (
     AppendUnknown,
     CutwaterError,

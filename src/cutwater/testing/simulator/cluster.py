@@ -9,8 +9,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_requests import catalog
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.request_handling import catalog
 from cutwater.core.requests import AddNodeRequest, Created, CreateTopicRequest, UnsealRequest
 from cutwater.errors import Damaged
 from cutwater.testing.simulator import rollback

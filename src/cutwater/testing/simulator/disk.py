@@ -12,9 +12,9 @@ from random import Random
 
 from msgspec import structs
 
-from cutwater.core.commit_index import first_llsn_at_or_after
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import Found, HardState
+from cutwater.core.read.commit_index import first_llsn_at_or_after
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import Found, HardState
 from cutwater.storage.checksum import crc32c
 from cutwater.storage.errors import StorageBroken
 from cutwater.storage.frames import Running

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cutwater.core.messages import GroupOutcome
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_events import (
+from cutwater.core.order.events import (
     Alarm,
     Asked,
     Compact,
@@ -24,8 +23,9 @@ from cutwater.core.order_events import (
     StoreRefused,
     Wake,
 )
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import OrderState
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.state import OrderState
 from cutwater.errors import CutwaterError, NotLeader, OrderLayerLostMemory, ProtocolViolation
 from cutwater.testing.simulator.protocol import (
     Call,

@@ -7,8 +7,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from cutwater.core.messages import Replicate, SealReplica
-from cutwater.core.order import OrderLayer
-from cutwater.core.order_state import LogStream
+from cutwater.core.order.leader import OrderLayer
+from cutwater.core.order.state import LogStream
 from cutwater.core.requests import (
     AddNodeRequest,
     AddStreamRequest,

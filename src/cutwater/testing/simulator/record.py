@@ -6,8 +6,8 @@ import enum
 
 from msgspec import Struct, structs
 
+from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import PublishedGroup
-from cutwater.core.subscription import Run
 from cutwater.storage.checksum import crc32c
 from cutwater.types import (
     GLSN,

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cutwater.core.decisions import Seal
-from cutwater.core.order_state import OrderState
+from cutwater.core.order.decisions import Seal
+from cutwater.core.order.state import OrderState
 from cutwater.testing.simulator.checkers import check_answers
 from cutwater.testing.simulator.world import Violation
 from cutwater.types import MILLISECOND, SECOND, DecisionIndex

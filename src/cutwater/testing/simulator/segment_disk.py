@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from cutwater.core.dedup import DedupCheckpoint
-from cutwater.core.recovery import Found, HardState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import Found, HardState
 from cutwater.storage.commits import ContextView
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.frames import Running

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cutwater.core.commit_index import context_of_llsn, first_llsn_at_or_after
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
-from cutwater.core.replica import Replica
-from cutwater.core.subscription import ReadAnswer, Run
-from cutwater.core.sync import Extent, missing_entries, plan_sync
+from cutwater.core.read.commit_index import context_of_llsn, first_llsn_at_or_after
+from cutwater.core.read.merge_reader import ReadAnswer, Run
+from cutwater.core.replica.replica import Replica
+from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Trimmed, Unavailable
 from cutwater.storage.errors import DamagedEntries
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact

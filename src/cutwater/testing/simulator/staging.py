@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from cutwater.core.messages import PublishGroup
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import GroupEntry, GroupFailed
+from cutwater.core.replica.events import GroupEntry, GroupFailed
+from cutwater.core.replica.replica import Replica
 from cutwater.core.requests import StagedAnswer, StagedBatch, StagedRequest
 from cutwater.errors import CutwaterError, ReadOnly, Unavailable
 from cutwater.testing.simulator.protocol import Call, FetchCall, FetchReturn, Return, StageCall

@@ -25,10 +25,7 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.opening import open_replica
-from cutwater.core.recovery import HardState
-from cutwater.core.replica import Replica
-from cutwater.core.replica_events import (
+from cutwater.core.replica.events import (
     Acked,
     Append,
     AskSync,
@@ -60,6 +57,9 @@ from cutwater.core.replica_events import (
     WriteCommit,
     WriteEntry,
 )
+from cutwater.core.replica.opening import open_replica
+from cutwater.core.replica.recovery import HardState
+from cutwater.core.replica.replica import Replica
 from cutwater.core.requests import StagedAnswer
 from cutwater.errors import (
     AppendUnknown,

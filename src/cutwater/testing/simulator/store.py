@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from cutwater.core.decisions import Cut, Decision
-from cutwater.core.order_events import Store
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Cut, Decision
+from cutwater.core.order.events import Store
+from cutwater.core.order.state import Snapshot
 from cutwater.testing.simulator.world import World
 from cutwater.types import GLSN, DecisionIndex, LeaderEpoch, MetadataNodeId
 

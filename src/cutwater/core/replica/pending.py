@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from cutwater.core.replica_events import Acked, Waiter
+from cutwater.core.replica.events import Acked, Waiter
 from cutwater.errors import ResourceExhausted
 from cutwater.types import LLSN, Ack, CommitContext, Entry, LogStreamId, Sequence
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.decisions import Decision
 from cutwater.core.messages import GroupOutcome, LeaderMessage
-from cutwater.core.order_state import Snapshot
+from cutwater.core.order.decisions import Decision
+from cutwater.core.order.state import Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError
 from cutwater.types import DecisionIndex, LeaderEpoch, LogStreamId, Report, StorageNodeId

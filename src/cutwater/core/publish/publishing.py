@@ -10,16 +10,16 @@ from collections.abc import Iterator
 
 from msgspec import Struct, structs
 
-from cutwater.core import decisions as d
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
-from cutwater.core.order_events import Asked, RequestId, Send
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.outlook import Outlook
-from cutwater.core.reports import ReportBook
+from cutwater.core.order import decisions as d
+from cutwater.core.order.events import Asked, RequestId, Send
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.planning.cluster_view import Outlook
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
+from cutwater.core.publish.run_requests import open_streams
+from cutwater.core.publish.runs import Group, Run
 from cutwater.core.requests import GroupDescription, PublishedGroup, PublishRequest, RunDescription
-from cutwater.core.run_requests import open_streams
-from cutwater.core.runs import Group, Run
 from cutwater.types import BatchNumber, Epoch, Instant, LogStreamId, ReplicaState, RunId, StorageNodeId, TopicId
 
 DESCRIBED_RUNS_MAX = 1_000

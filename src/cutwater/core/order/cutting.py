@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from cutwater.core import decisions as d
-from cutwater.core.cut import Candidate, make_cut, next_cut_time
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.reports import ReportBook
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import Candidate, make_cut, next_cut_time
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import GLSN, LLSN, CutTime, Instant, LogStreamId, ReplicaState
 
 

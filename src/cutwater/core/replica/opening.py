@@ -12,9 +12,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from cutwater.core.dedup import DedupCheckpoint, Deduplicator
-from cutwater.core.recovery import Found, Invalid, Valid, judge, without_hard_state
-from cutwater.core.replica import Replica
+from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
+from cutwater.core.replica.recovery import Found, Invalid, Valid, judge, without_hard_state
+from cutwater.core.replica.replica import Replica
 from cutwater.errors import Damaged
 from cutwater.types import LLSN, CommitContext, Entry, LogStreamId, StorageNodeId
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from cutwater.core import decisions as d
-from cutwater.core.order_state import LogStream, OrderState, Topic
-from cutwater.core.words import nodes_in_words
+from cutwater.core.order import decisions as d
+from cutwater.core.order.state import LogStream, OrderState, Topic
+from cutwater.core.text import nodes_in_words
 from cutwater.types import CutTime, LogStreamId, StorageNodeId
 
 Load = dict[StorageNodeId, int]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.cut import StreamCommit
+from cutwater.core.order.cut import StreamCommit
 from cutwater.types import (
     GLSN,
     LLSN,

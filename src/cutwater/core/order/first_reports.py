@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from cutwater.core.order_events import Asked
-from cutwater.core.order_state import OrderState
+from cutwater.core.order.events import Asked
+from cutwater.core.order.state import OrderState
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, EventsRequest, FoundClusterRequest, JoinRequest
-from cutwater.core.words import listed
+from cutwater.core.text import listed
 from cutwater.errors import Unavailable
 from cutwater.types import Instant, LogStreamId
 

@@ -19,14 +19,12 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from cutwater.core import decisions as d
-from cutwater.core.cutting import Cutter
-from cutwater.core.description import describe
-from cutwater.core.first_reports import FirstReports
-from cutwater.core.herald import Herald
-from cutwater.core.liveness import Backoff, Liveness
 from cutwater.core.messages import LeaderHello
-from cutwater.core.order_events import (
+from cutwater.core.order import decisions as d
+from cutwater.core.order.announcements import Herald
+from cutwater.core.order.cutting import Cutter
+from cutwater.core.order.description import describe
+from cutwater.core.order.events import (
     Alarm,
     Asked,
     Compact,
@@ -45,17 +43,19 @@ from cutwater.core.order_events import (
     StoreRefused,
     Wake,
 )
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_requests import Surroundings, decide
-from cutwater.core.order_state import LogStream, OrderState, Topic
-from cutwater.core.outlook import Outlook
-from cutwater.core.publishing import Publisher
-from cutwater.core.repair import is_ready
-from cutwater.core.reports import ReportBook
+from cutwater.core.order.first_reports import FirstReports
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.planning.cluster_view import Outlook
+from cutwater.core.order.planning.liveness import Backoff, Liveness
+from cutwater.core.order.planning.membership_index import Roster
+from cutwater.core.order.planning.placement import Load, loads, reassign, replacements, survivors
+from cutwater.core.order.planning.repair import is_ready
+from cutwater.core.order.planning.stall_detector import Kind, Trouble, Watch
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.request_handling import Surroundings, decide
+from cutwater.core.order.state import LogStream, OrderState, Topic
+from cutwater.core.publish.publishing import Publisher
 from cutwater.core.requests import ABOUT_THE_CLUSTER, Answer, LearnRequest, PublishRequest
-from cutwater.core.roster import Roster
-from cutwater.core.staffing import Load, loads, reassign, replacements, survivors
-from cutwater.core.watch import Kind, Trouble, Watch
 from cutwater.errors import (
     CutwaterError,
     ImpossibleReport,

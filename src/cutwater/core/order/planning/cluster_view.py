@@ -5,12 +5,12 @@ It answers questions and decides nothing. A new leader starts with a fresh one.
 
 from __future__ import annotations
 
-from cutwater.core.liveness import Liveness
-from cutwater.core.order_options import OrderOptions
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.repair import Plan, View, is_ready, plan_open, plan_sealed
-from cutwater.core.reports import ReportBook
-from cutwater.core.staffing import Staff
+from cutwater.core.order.options import OrderOptions
+from cutwater.core.order.planning.liveness import Liveness
+from cutwater.core.order.planning.placement import Staff
+from cutwater.core.order.planning.repair import Plan, View, is_ready, plan_open, plan_sealed
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import SECOND, Instant, LogStreamId, StorageNodeId
 
 

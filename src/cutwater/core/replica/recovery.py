@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from cutwater.core.dedup import Departure
+from cutwater.core.replica.deduplication import Departure
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch, StorageNodeId
 
 

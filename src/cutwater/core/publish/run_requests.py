@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
-from cutwater.core.order_state import OrderState
-from cutwater.core.runs import Output, Run, Runs
-from cutwater.core.words import counted
+from cutwater.core.order import decisions as d
+from cutwater.core.order.state import OrderState
+from cutwater.core.publish.runs import Output, Run, Runs
+from cutwater.core.text import counted
 from cutwater.errors import InvalidArgument, NotFound, OutputExists, Refused, RunFenced, StagedExpired, Unavailable
 from cutwater.types import GLSN, BatchNumber, LogStreamId, Part, RunId, TopicId
 

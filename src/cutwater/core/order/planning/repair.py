@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from cutwater.core.history import CommitHistory
-from cutwater.core.order_state import LogStream
-from cutwater.core.words import counted, hold, nodes_in_words, seconds
+from cutwater.core.order.history import CommitHistory
+from cutwater.core.order.state import LogStream
+from cutwater.core.text import counted, hold, nodes_in_words, seconds
 from cutwater.types import ReplicaState, StorageNodeId, UncommitReport
 
 ADMIT_LAG_RECORDS = 1_000

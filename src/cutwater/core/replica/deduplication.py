@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, structs
 
-from cutwater.core.groups import GroupMemory, RememberedGroup
+from cutwater.core.publish.groups import GroupMemory, RememberedGroup
 from cutwater.errors import ProducerFenced, SequenceExpired, SequenceGap, SequenceReused
 from cutwater.types import (
     GLSN,

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import filterfalse
 
-from cutwater.core import decisions as d
-from cutwater.core.cut import StreamCommit
 from cutwater.core.messages import (
     CatchUp,
     CommitMessage,
@@ -23,10 +21,12 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.order_events import Send
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.reports import ReportBook
-from cutwater.core.roster import Roster
+from cutwater.core.order import decisions as d
+from cutwater.core.order.cut import StreamCommit
+from cutwater.core.order.events import Send
+from cutwater.core.order.planning.membership_index import Roster
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import (
     GLSN,
     LeaderEpoch,

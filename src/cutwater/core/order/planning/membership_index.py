@@ -5,7 +5,7 @@ Worked out anew when the catalog has changed, and only then: the leader asks at 
 
 from __future__ import annotations
 
-from cutwater.core.order_state import LogStream, OrderState
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import LogStreamId, StorageNodeId
 
 

@@ -10,10 +10,10 @@ import enum
 
 from msgspec import Struct
 
-from cutwater.core.liveness import Liveness
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.reports import ReportBook
-from cutwater.core.roster import Roster
+from cutwater.core.order.planning.liveness import Liveness
+from cutwater.core.order.planning.membership_index import Roster
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
 from cutwater.types import LLSN, Instant, LogStreamId, StorageNodeId
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from cutwater.core.dedup import Remembered
-from cutwater.core.groups import RememberedGroup
 from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
-from cutwater.core.replica_events import (
+from cutwater.core.publish.groups import RememberedGroup
+from cutwater.core.replica.deduplication import Remembered
+from cutwater.core.replica.events import (
     Acked,
     Append,
     FeedGroup,
@@ -27,7 +27,7 @@ from cutwater.core.replica_events import (
     TellGroup,
     Waiter,
 )
-from cutwater.core.replica_events import Failed as AppendFailed
+from cutwater.core.replica.events import Failed as AppendFailed
 from cutwater.errors import (
     ConditionFailed,
     CutwaterError,
@@ -39,7 +39,7 @@ from cutwater.errors import (
 from cutwater.types import GLSN, LLSN, Ack, BatchKind, Epoch, GroupTag, ReplicaState
 
 if TYPE_CHECKING:
-    from cutwater.core.replica import Replica
+    from cutwater.core.replica.replica import Replica
 
 Effects = list[ReplicaEffect]
 

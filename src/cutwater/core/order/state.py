@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field, structs
 
-from cutwater.core import decisions as d
-from cutwater.core.chronicle import EVENTS_MAX, event_of
-from cutwater.core.clock import Block, Clock, Mark
-from cutwater.core.dedup import Departure
-from cutwater.core.history import CommitHistory
-from cutwater.core.journal import Journal
+from cutwater.core.order import decisions as d
+from cutwater.core.order.event_log import EVENTS_MAX, event_of
+from cutwater.core.order.history import CommitHistory
+from cutwater.core.publish.runs import Output, Run, Runs
+from cutwater.core.read.time_marks import Block, Clock, Mark
+from cutwater.core.recent_history import Journal
+from cutwater.core.replica.deduplication import Departure
 from cutwater.core.requests import Event
-from cutwater.core.runs import Output, Run, Runs
 from cutwater.errors import ContradictoryCommand
 from cutwater.types import (
     GLSN,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cutwater.core.messages import SyncBegin, SyncEnd, SyncEntries, SyncFailed, SyncRequest
-from cutwater.core.replica_events import AskSync, FillEntry, ReplicaEffect
-from cutwater.core.sync import Extent, SyncPlan
+from cutwater.core.replica.events import AskSync, FillEntry, ReplicaEffect
+from cutwater.core.replica.sync_ranges import Extent, SyncPlan
 from cutwater.types import LLSN, CommitContext, StorageNodeId
 
 if TYPE_CHECKING:
-    from cutwater.core.replica import Replica
+    from cutwater.core.replica.replica import Replica
 
 Effects = list[ReplicaEffect]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cutwater.core.dedup import DedupCheckpoint
 from cutwater.core.messages import (
     CatchUp,
     DropReplica,
@@ -25,7 +24,8 @@ from cutwater.core.messages import (
     TrimReplica,
     UnsealReplica,
 )
-from cutwater.core.recovery import HardState
+from cutwater.core.replica.deduplication import DedupCheckpoint
+from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
 from cutwater.types import (
     GLSN,

@@ -22,18 +22,18 @@ from typing import Any
 from msgspec import structs
 
 from cutwater.core import messages as m
-from cutwater.core import replica_events as e
-from cutwater.core.dedup import Deduplicator
-from cutwater.core.groups import GroupBounds
-from cutwater.core.head import Head
-from cutwater.core.journal import Journal
-from cutwater.core.kept_tail import KeptTail
-from cutwater.core.learner import Learner
-from cutwater.core.pending import PendingEntries
 from cutwater.core.producer_session import Fate
-from cutwater.core.recovery import HardState, Invalid, Valid
-from cutwater.core.replica_states import Step, next_state
-from cutwater.core.sync import Extent
+from cutwater.core.publish.groups import GroupBounds
+from cutwater.core.recent_history import Journal
+from cutwater.core.replica import events as e
+from cutwater.core.replica.chain_head import Head
+from cutwater.core.replica.deduplication import Deduplicator
+from cutwater.core.replica.kept_tail import KeptTail
+from cutwater.core.replica.learner import Learner
+from cutwater.core.replica.pending import PendingEntries
+from cutwater.core.replica.recovery import HardState, Invalid, Valid
+from cutwater.core.replica.states import Step, next_state
+from cutwater.core.replica.sync_ranges import Extent
 from cutwater.errors import (
     ContradictoryCommand,
     InvalidTransition,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct, structs
 
-from cutwater.core import decisions as d
+from cutwater.core.order import decisions as d
 from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, Part, RunId, TopicId
 
 FINISHED_RUNS_MAX = 1_000

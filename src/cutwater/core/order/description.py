@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cutwater.core.first_reports import FirstReports
-from cutwater.core.liveness import Liveness
-from cutwater.core.order_state import LogStream, OrderState
-from cutwater.core.publishing import Publisher
-from cutwater.core.reports import ReportBook
+from cutwater.core.order.first_reports import FirstReports
+from cutwater.core.order.planning.liveness import Liveness
+from cutwater.core.order.reports import ReportBook
+from cutwater.core.order.state import LogStream, OrderState
+from cutwater.core.publish.publishing import Publisher
 from cutwater.core.requests import Description, NodeDescription, OutputDescription, StreamDescription
 from cutwater.errors import OrderLayerLostMemory
 from cutwater.types import Instant, LeaderEpoch, LogStreamId, StorageNodeId

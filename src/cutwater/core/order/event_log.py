@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from cutwater.core import decisions as d
+from cutwater.core.order import decisions as d
 from cutwater.core.requests import Event
-from cutwater.core.words import counted, hold, listed, nodes_in_words
+from cutwater.core.text import counted, hold, listed, nodes_in_words
 from cutwater.types import CutTime, DecisionIndex
 
 EVENTS_MAX = 1_000

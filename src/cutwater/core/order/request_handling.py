@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from msgspec import Struct, structs
 
-from cutwater.core import decisions as d
 from cutwater.core import requests as r
 from cutwater.core.names import check_name, check_topic_name
-from cutwater.core.order_state import LogStream, Node, OrderState, Producer, Topic
-from cutwater.core.run_requests import Outcome, drop_run, forget_output, open_run, publish, staged
-from cutwater.core.staffing import loads, place
-from cutwater.core.words import counted
+from cutwater.core.order import decisions as d
+from cutwater.core.order.planning.placement import loads, place
+from cutwater.core.order.state import LogStream, Node, OrderState, Producer, Topic
+from cutwater.core.publish.run_requests import Outcome, drop_run, forget_output, open_run, publish, staged
+from cutwater.core.text import counted
 from cutwater.errors import (
     AlreadyExists,
     InvalidArgument,
