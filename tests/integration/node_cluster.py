@@ -13,8 +13,8 @@ from cutwater.client.parts import Single, plain_body
 from cutwater.client.schemas import KEY_VALUE
 from cutwater.core.requests import AddNodeRequest, ChangeTopicRequest, CreateTopicRequest
 from cutwater.errors import CutwaterError, Unavailable
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import frames_in
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import frames_in
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer

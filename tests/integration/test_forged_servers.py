@@ -22,7 +22,7 @@ from cutwater.client.access import Access
 from cutwater.core import requests as r
 from cutwater.core.messages import Replicate, SealReplica
 from cutwater.errors import CutwaterError, Refused, Unavailable, WrongIdentity
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -24,12 +24,12 @@ from cutwater.client.parts import Single, plain_body
 from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, Malformed
-from cutwater.storage.bodies import MIB
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import frames_in, staged_frame
-from cutwater.storage.ipc_message import read_message
-from cutwater.storage.merging import POSITION
-from cutwater.storage.projection import KEY_VALUE, serialize
+from cutwater.format.bodies import MIB
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import frames_in, staged_frame
+from cutwater.format.ipc_message import read_message
+from cutwater.format.merging import POSITION
+from cutwater.format.projection import KEY_VALUE, serialize
 from cutwater.types import Batch, BatchKind, BatchNumber, Epoch, EventTime, LogStreamId, RunId
 from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import parse_address

@@ -22,7 +22,7 @@ from cutwater.client.repository import parse_servers
 from cutwater.client.runs import Published, Run
 from cutwater.core.requests import DescribeRequest, Description, DropRunRequest, SealRequest, UnsealRequest
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
-from cutwater.storage import merging
+from cutwater.format import merging
 from cutwater.types import LogStreamId, Part
 from tests.integration.log_cluster import ORDER, LogCluster, seeded, with_log
 

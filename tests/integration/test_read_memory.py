@@ -13,9 +13,9 @@ import pytest
 import cutwater
 from cutwater.admin.operations import Admin
 from cutwater.errors import ResourceExhausted
-from cutwater.storage.bodies import MIB
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.projection import serialize
+from cutwater.format.bodies import MIB
+from cutwater.format.checksum import crc32c
+from cutwater.format.projection import serialize
 from cutwater.storagenode.memory_budget import BUDGET_BYTES
 from cutwater.types import GLSN, Batch, EventTime
 from cutwater.wire import storage_api as api

@@ -23,7 +23,7 @@ import trustme
 
 from cutwater.cli.exits import EXIT_CODES, exit_code_of
 from cutwater.errors import CutwaterError, DeadlineExceeded
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import NodeVolumes, node_path
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId

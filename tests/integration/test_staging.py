@@ -25,9 +25,9 @@ from cutwater.errors import (
     ReadOnly,
     ResourceExhausted,
 )
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import frames_in, staged_frame
 from cutwater.storage.files import OsFiles
-from cutwater.storage.frames import frames_in, staged_frame
 from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
 from cutwater.wire import storage_api as api
 from cutwater.wire.access import STORAGE_NODE

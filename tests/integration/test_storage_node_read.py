@@ -14,10 +14,10 @@ from cutwater.client.ranges import COUNT, FIRST_GLSN, Scanned, scanned
 from cutwater.client.ranges import SCHEMA as NUMBER
 from cutwater.core.requests import TrimRequest
 from cutwater.errors import InvalidArgument, Trimmed
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import frames_in
+from cutwater.format.projection import projected_schema, serialize
 from cutwater.storage.commits import CommitLog
-from cutwater.storage.frames import frames_in
-from cutwater.storage.projection import projected_schema, serialize
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.types import GLSN, LLSN, Batch, EventTime
 from cutwater.wire import storage_api as api

@@ -16,7 +16,7 @@ from cutwater.core.messages import CreateReplica, Replicate, SyncRequest
 from cutwater.core.replica.events import StorageFailed, Truncate
 from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
-from cutwater.storage.errors import DamagedFile, StorageBroken
+from cutwater.format.errors import DamagedFile, StorageBroken
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storagenode.links import Link
 from cutwater.storagenode.stores import VolumeStores

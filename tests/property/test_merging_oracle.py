@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from cutwater.client.encoding import Limits
 from cutwater.core.publish.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage import merging
-from cutwater.storage.frames import BODY_BYTES_MAX
-from cutwater.storage.merging import POSITION, Blocks
+from cutwater.format import merging
+from cutwater.format.entry_codec import BODY_BYTES_MAX
+from cutwater.format.merging import POSITION, Blocks
 
 SCHEMA = pa.schema([pa.field("part", pa.int64()), pa.field("row", pa.int64()), POSITION])
 Row = tuple[int, int, bytes]

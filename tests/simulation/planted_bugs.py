@@ -34,9 +34,9 @@ from cutwater.core.read.merge_reader import Run, Subscription
 from cutwater.core.replica import opening, recovery
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.replica import Replica
+from cutwater.format.errors import StorageBroken
 from cutwater.storage import replica_storage
 from cutwater.storage.commits import CommitLog
-from cutwater.storage.errors import StorageBroken
 from cutwater.storage.format import SEGMENT
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact

@@ -40,7 +40,7 @@ def stage_without_looking() -> list[Patch]:
 
 
 def believe_event_times() -> list[Patch]:
-    from cutwater.storage import bodies
+    from cutwater.format import bodies
 
     return [(bodies, "_time_problem", lambda batch, form, time_min, time_max: "")]
 

@@ -7,9 +7,9 @@ from random import Random
 
 from msgspec import structs
 
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import FrameHeader, Outline
 from cutwater.storage.files import OsFiles
-from cutwater.storage.frames import FrameHeader, Outline
 from cutwater.storage.memory import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions

@@ -14,11 +14,11 @@ import pytest
 
 from cutwater.client.parts import Single, plain_body
 from cutwater.errors import Unavailable
-from cutwater.storage import bodies
-from cutwater.storage.bodies import KEY_VALUE_FORM, BodyForm, problem_with
-from cutwater.storage.ipc_message import BadMessage, read_message
-from cutwater.storage.plain_bodies import HEAD_BYTES, is_plain, layout
-from cutwater.storage.projection import KEY_VALUE, serialize
+from cutwater.format import bodies
+from cutwater.format.bodies import KEY_VALUE_FORM, BodyForm, problem_with
+from cutwater.format.ipc_message import BadMessage, read_message
+from cutwater.format.plain_bodies import HEAD_BYTES, is_plain, layout
+from cutwater.format.projection import KEY_VALUE, serialize
 
 VIEWS = pa.schema([("text", pa.string_view()), ("lists", pa.list_view(pa.int32()))])
 TYPED = pa.schema(
@@ -276,7 +276,7 @@ STARVED = """
 import resource, sys
 import pyarrow as pa
 from cutwater.errors import Unavailable
-from cutwater.storage.bodies import BodyForm, problem_with
+from cutwater.format.bodies import BodyForm, problem_with
 form = BodyForm(pa.schema([("n", pa.int64())]).serialize().to_pybytes())
 claims = (sys.stdin.buffer.read(), form, int(sys.argv[1]), form.nodes, form.nodes)
 with open("/proc/self/statm") as file:

@@ -29,8 +29,8 @@ from cutwater.client.schemas import (
 )
 from cutwater.client.times import TIMES, time_us
 from cutwater.errors import InvalidArgument
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.projection import no_values, project, read_columns
+from cutwater.format.checksum import crc32c
+from cutwater.format.projection import no_values, project, read_columns
 
 PLAIN = TopicSchema("plain")
 SCHEMA = pa.schema(

@@ -13,7 +13,7 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from, heads_of
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
-from cutwater.storage.frames import NO_TIME
+from cutwater.format.entry_codec import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment import Segment

@@ -13,11 +13,11 @@ import pytest
 from cutwater.core.messages import PublishGroup
 from cutwater.core.publish.staged import PartOrder, StagedPart
 from cutwater.errors import Damaged
-from cutwater.storage import merging
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import staged_frame
-from cutwater.storage.merging import POSITION, Blocks
-from cutwater.storage.projection import serialize
+from cutwater.format import merging
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import staged_frame
+from cutwater.format.merging import POSITION, Blocks
+from cutwater.format.projection import serialize
 from cutwater.storage.staging import Held, StagingFiles
 from cutwater.storagenode.group_entries import Source, block_sizes, entries_of
 from cutwater.testing.fault_files import FaultFiles

@@ -63,19 +63,13 @@ RULES: Mapping[str, Rule] = {
     # What every shell needs of the machine; the rows of pure parts do not name it.
     "runtime": Rule(VOCABULARY),
     "core": Rule(VOCABULARY, outside_only=PURE_MODULES),
-    "storage": Rule(VOCABULARY | {"core", "runtime"}),
+    # What stored and sent bytes mean.
+    "format": Rule(VOCABULARY | {"core"}),
+    "storage": Rule(VOCABULARY | {"core", "format", "runtime"}),
     "wire": Rule(VOCABULARY | {"core", "runtime"}),
-    "storagenode": Rule(VOCABULARY | {"core", "storage", "wire", "runtime", "durations"}),
-    "metadata": Rule(VOCABULARY | {"core", "storage", "wire", "runtime"}),
-    # Readers get frames as they are stored, and a body has one form for those who write it and those who cut it down.
-    # So do rows with positions, for those who stage them and those who merge them.
-    "client": Rule(
-        VOCABULARY
-        | TEXTS
-        | {"core", "wire", "runtime", "storage.frames", "storage.checksum", "storage.projection", "storage.merging"}
-        # Whoever reads a body that nobody has checked checks it as the one who takes it in does.
-        | {"storage.bodies", "storage.plain_bodies", "storage.ipc_message"}
-    ),
+    "storagenode": Rule(VOCABULARY | {"core", "format", "storage", "wire", "runtime", "durations"}),
+    "metadata": Rule(VOCABULARY | {"core", "format", "storage", "wire", "runtime"}),
+    "client": Rule(VOCABULARY | TEXTS | {"core", "format", "wire", "runtime"}),
     # The servers and a client of them in one process, and which process that is.
     "embedded": Rule(VOCABULARY | {"runtime", "core", "storage", "wire", "storagenode", "metadata", "client"}),
     "admin": Rule(VOCABULARY | {"core", "wire", "client", "runtime"}),
@@ -95,7 +89,7 @@ RULES: Mapping[str, Rule] = {
     "spark": Rule(
         VOCABULARY
         | TEXTS
-        | {PACKAGE, "core", "storage.projection", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
+        | {PACKAGE, "core", "format", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
         | {"runtime"}
     ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
@@ -264,7 +258,7 @@ def test_a_tree_that_keeps_the_rules_passes(tmp_path: Path) -> None:
         "core/cut.py": "from collections.abc import Sequence\nfrom cutwater import types\nfrom . import seal\n",
         "core/seal.py": "from ..errors import Refused\nfrom cutwater.types import LLSN\n",
         "client/session.py": "import asyncio\nfrom cutwater.wire import codec\nfrom cutwater.core.cut import cut\n",
-        "client/read.py": "from cutwater.storage.frames import Frame\n",
+        "client/read.py": "from cutwater.format.entry_codec import Frame\n",
         "admin/trim.py": "from cutwater.core.requests import Catalog\nfrom cutwater.client import Client\n",
         "pipeline/graph.py": "import re\nfrom cutwater.types import EventTime\n",
         "spark/source.py": "from pyspark.sql import SparkSession\nfrom cutwater.pipeline import graph\n",
@@ -322,8 +316,8 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, cutwater, durations, embedded, errors, jobs, "
-        "pipeline, runtime, savepoints, schema_text, spark, storage.projection, types, wire",
+        "client, core, cutwater, durations, embedded, errors, format, jobs, "
+        "pipeline, runtime, savepoints, schema_text, spark, types, wire",
     ]
 
 

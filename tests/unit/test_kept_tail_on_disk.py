@@ -25,7 +25,7 @@ from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState
 from cutwater.core.replica.replica import Replica
 from cutwater.core.replica.sync_ranges import Extent, SyncCase, SyncPlan
-from cutwater.storage.errors import StorageBroken
+from cutwater.format.errors import StorageBroken
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storagenode.replica_driver import _fill
 from cutwater.types import GLSN, LLSN, CommitContext, Entry, Epoch, LeaderEpoch, StorageNodeId

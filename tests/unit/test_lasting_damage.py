@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from cutwater.client.feeds import Feed
 from cutwater.client.lasting_damage import LastingDamage
 from cutwater.errors import CutwaterError, Unavailable
-from cutwater.storage.errors import DamagedEntries
+from cutwater.format.errors import DamagedEntries
 from cutwater.types import LLSN
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from cutwater.errors import Damaged
-from cutwater.storage.errors import DamagedEntries
+from cutwater.format.errors import DamagedEntries
 from cutwater.storagenode import mending
 from cutwater.types import LLSN, LogStreamId
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from cutwater.core.order import decisions as d
 from cutwater.core.order.state import Snapshot
+from cutwater.format.checksum import crc32c
+from cutwater.format.errors import NewerFormat
 from cutwater.metadata import encoding
 from cutwater.metadata.encoding import (
     COMPRESS_BYTES_MIN,
@@ -35,8 +37,6 @@ from cutwater.metadata.encoding import (
 )
 from cutwater.metadata.store_errors import DamagedStore, UnknownContent
 from cutwater.metadata.store_interface import LeaderInfo
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import NewerFormat
 from cutwater.types import GLSN, ClusterId, CutTime, DecisionIndex, LeaderEpoch, MetadataNodeId, Revision
 
 EPOCH, FIRST = LeaderEpoch(3), DecisionIndex(17)

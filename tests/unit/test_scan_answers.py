@@ -11,7 +11,7 @@ import pytest
 from cutwater.client import ranges
 from cutwater.client.ranges import Block, Scanned, Stored, in_file, scanned
 from cutwater.errors import CutwaterError, Damaged, ProtocolViolation
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
 from cutwater.types import GLSN, LogStreamId
 from cutwater.wire.scan_api import NOTHING, ScanAnswer, ScanArguments, pack
 

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.storage.seen_bytes import is_shared, seen_bytes, stored_type
+from cutwater.format.seen_bytes import is_shared, seen_bytes, stored_type
 
 Random = random.Random
 PLAIN = (pa.string(), pa.large_binary(), pa.string_view(), pa.int32(), pa.float64(), pa.null())

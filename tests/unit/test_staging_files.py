@@ -15,9 +15,9 @@ from msgspec import structs
 
 from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import DiskFull, StorageBroken
-from cutwater.storage.frames import NO_TIME, encode_frame, frames_in, staged_frame
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import NO_TIME, encode_frame, frames_in, staged_frame
+from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.staging import Held, StagingFiles, name_of
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import LLSN, Batch, BatchNumber, Entry, Epoch, EventTime, RunId, TopicId

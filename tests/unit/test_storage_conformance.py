@@ -11,8 +11,8 @@ from cutwater.core.read.commit_index import glsn_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint, Deduplicator
 from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
-from cutwater.storage.errors import DamagedEntries, StorageBroken
-from cutwater.storage.frames import NO_TIME, Running, frames_in
+from cutwater.format.entry_codec import NO_TIME, Running, frames_in
+from cutwater.format.errors import DamagedEntries, StorageBroken
 from cutwater.storage.memory import MemoryStorage
 from cutwater.types import GLSN, LLSN, CutTime, Entry, Epoch, EventTime, StorageNodeId
 

@@ -12,10 +12,10 @@ from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
 from cutwater.errors import CutwaterError, Damaged
+from cutwater.format.entry_codec import Running
+from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import CommitLog
-from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES
-from cutwater.storage.frames import Running
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions

@@ -15,9 +15,9 @@ from storage_kit import DIRECTORY, IDENTITY, SMALL, FaultBench, commit_of, entri
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import Damaged, ReadOnly, Trimmed, Unavailable
-from cutwater.storage.errors import DiskFull, StorageBroken
+from cutwater.format.entry_codec import NO_TIME
+from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.files import OsFile, OsFiles
-from cutwater.storage.frames import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions

@@ -18,11 +18,8 @@ from cutwater.core.publish.groups import RememberedGroup
 from cutwater.core.replica.deduplication import DedupCheckpoint, ProducerWindow, Remembered
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError, Damaged, InvalidArgument, WrongIdentity
-from cutwater.storage import format as layout
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import DamagedFile, NewerFormat
-from cutwater.storage.format import FileHeader, Manifest, Mark
-from cutwater.storage.frames import (
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import (
     HEADER_BYTES_MAX,
     PRODUCER_BYTES_MAX,
     Frame,
@@ -33,6 +30,9 @@ from cutwater.storage.frames import (
     frame_bytes_of,
     frames_in,
 )
+from cutwater.format.errors import DamagedFile, NewerFormat
+from cutwater.storage import format as layout
+from cutwater.storage.format import FileHeader, Manifest, Mark
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.testing.fault_files import FaultFile, FaultFiles
 from cutwater.types import (

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.ipc_message import may_be_compressed
-from cutwater.storage.projection import merged, project, projected_schema, read_columns, serialize
+from cutwater.format.checksum import crc32c
+from cutwater.format.ipc_message import may_be_compressed
+from cutwater.format.projection import merged, project, projected_schema, read_columns, serialize
 
 BATCH = pa.record_batch(
     {

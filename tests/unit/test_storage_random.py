@@ -12,7 +12,7 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import CutwaterError
-from cutwater.storage.frames import Running
+from cutwater.format.entry_codec import Running
 from cutwater.storage.memory import MemoryReplica, MemoryStorage
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cutwater.errors import AlreadyExists, Damaged, InvalidArgument, Refused, WrongIdentity
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import (
+from cutwater.format.checksum import crc32c
+from cutwater.format.errors import (
     DamagedFile,
     DiskFull,
     NewerFormat,

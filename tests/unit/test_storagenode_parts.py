@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from cutwater.errors import CutwaterError, InvalidArgument
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import DiskFull, StorageBroken
-from cutwater.storage.frames import BODY_BYTES_MAX, NO_TIME, decode_header, encode_frame
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import BODY_BYTES_MAX, NO_TIME, decode_header, encode_frame
+from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.storage.memory import MemoryStorage
 from cutwater.storage.pace import MEMORY, SLOW_SECONDS, Pace
 from cutwater.storagenode.checking import check_batch, check_entry

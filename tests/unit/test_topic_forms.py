@@ -13,8 +13,8 @@ from msgspec import structs
 
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
+from cutwater.format.checksum import crc32c
 from cutwater.runtime.event_loop import run
-from cutwater.storage.checksum import crc32c
 from cutwater.storagenode.content_checks import ContentChecks, check_ahead, largest_of
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.topic_forms import AGAIN_SECONDS, FETCH_SECONDS, TopicForms, Topics

@@ -13,7 +13,7 @@ from storage_kit import IDENTITY, commit_of, entries_from
 
 from cutwater.core.replica.recovery import HardState
 from cutwater.errors import Damaged
-from cutwater.storage.errors import DamagedEntries
+from cutwater.format.errors import DamagedEntries
 from cutwater.storage.files import BLOCK_BYTES, OsFile, OsFiles, look_again
 from cutwater.storage.format import HEADER_BYTES
 from cutwater.storage.replica_storage import SegmentStorage

@@ -22,7 +22,7 @@ from cutwater.client.shown import short
 from cutwater.client.stored_values import NO_VALUE, check_arrow, check_stored
 from cutwater.client.times import Time, time_us
 from cutwater.errors import InvalidArgument
-from cutwater.storage.projection import no_values
+from cutwater.format.projection import no_values
 
 Value = bytes | bytearray | memoryview | str
 Headers = Mapping[str, Value]

@@ -1,6 +1,6 @@
 """From a record batch to the bytes that are stored, and the limits that are checked before anything is sent.
 
-The body of a batch is one Arrow IPC record batch message, without the schema before it; ``storage.projection`` says
+The body of a batch is one Arrow IPC record batch message, without the schema before it; ``format.projection`` says
 the same of it. Storage nodes never look into it, so what they need to know (number of records, event times, checksum)
 is computed here, once.
 """
@@ -18,10 +18,10 @@ from cutwater.client.errors import RecordTooLarge
 from cutwater.client.parts import Part, joined, plain_body
 from cutwater.client.schemas import TopicSchema
 from cutwater.errors import InvalidArgument
-from cutwater.storage.bodies import INFLATED_BYTES_FREE, INFLATED_BYTES_MAX, limit_problem
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.ipc_message import read_message
-from cutwater.storage.projection import event_times, serialize
+from cutwater.format.bodies import INFLATED_BYTES_FREE, INFLATED_BYTES_MAX, limit_problem
+from cutwater.format.checksum import crc32c
+from cutwater.format.ipc_message import read_message
+from cutwater.format.projection import event_times, serialize
 from cutwater.types import Batch, EventTime
 from cutwater.wire.options import KIB, MIB, WireOptions
 

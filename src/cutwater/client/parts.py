@@ -19,9 +19,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.client.schemas import HEADERS, KEY_VALUE, TIMESTAMP
-from cutwater.storage import plain_bodies
-from cutwater.storage.plain_bodies import layout, no_headers_bytes
-from cutwater.storage.projection import no_values
+from cutwater.format import plain_bodies
+from cutwater.format.plain_bodies import layout, no_headers_bytes
+from cutwater.format.projection import no_values
 from cutwater.types import GLSN, LLSN, Ack
 
 

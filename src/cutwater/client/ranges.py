@@ -43,9 +43,9 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import FRAME_BYTES_MAX
 from cutwater.runtime.deadlines import Deadline
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import FRAME_BYTES_MAX
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.connection import Connection

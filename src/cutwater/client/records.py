@@ -18,10 +18,10 @@ from msgspec import Struct
 from cutwater.client.schemas import KEY_VALUE, KEY_VALUE_NUMBER, TIMESTAMP, TopicSchema, encode_schema
 from cutwater.core.read.merge_reader import Run
 from cutwater.errors import Damaged, InvalidArgument, Malformed, ProtocolViolation
-from cutwater.storage.bodies import BadBody, BodyForm, read_checked
-from cutwater.storage.frames import frames_in
-from cutwater.storage.plain_bodies import is_plain
-from cutwater.storage.projection import decode_schema, projected_schema, read_columns, timestamps
+from cutwater.format.bodies import BadBody, BodyForm, read_checked
+from cutwater.format.entry_codec import frames_in
+from cutwater.format.plain_bodies import is_plain
+from cutwater.format.projection import decode_schema, projected_schema, read_columns, timestamps
 from cutwater.types import GLSN, LLSN, Batch, LogStreamId
 from cutwater.wire.methods import Body
 from cutwater.wire.storage_api import Columns, ReadAnswerHeader

@@ -15,8 +15,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from cutwater.client.errors import IncompatibleSchema
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Damaged, InvalidArgument
+from cutwater.format import projection
 from cutwater.schema_text import parse_schema
-from cutwater.storage import projection
 
 TIMESTAMP = projection.TIMESTAMP
 HEADERS, KEY_VALUE = projection.HEADERS, projection.KEY_VALUE

@@ -27,10 +27,10 @@ from cutwater.client.silence import Watched
 from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
+from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import staged_frame
+from cutwater.format.merging import POSITION, check_order
 from cutwater.runtime.deadlines import Deadline
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.frames import staged_frame
-from cutwater.storage.merging import POSITION, check_order
 from cutwater.types import Batch, BatchNumber, Part, RunId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.errors import ConnectionLost

@@ -23,6 +23,7 @@ from pathlib import Path
 from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable, WrongIdentity
+from cutwater.format.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.metadata.encoding import (
     Header,
     Identity,
@@ -46,7 +47,6 @@ from cutwater.metadata.store_errors import DamagedStore
 from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded
 from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.runtime.permissions import FILE_MODE, close_to_others
-from cutwater.storage.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.storage.files import OsFiles
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 

@@ -15,10 +15,10 @@ from threading import Lock
 from typing import overload
 
 from cutwater.errors import InvalidArgument
-from cutwater.storage.errors import DamagedFile
+from cutwater.format.entry_codec import NO_TIME
+from cutwater.format.errors import DamagedFile
 from cutwater.storage.files import Files, lenient_pread, make_readable
 from cutwater.storage.format import COMMITS, CONTEXT_BYTES, HEADER_BYTES, FileHeader, decode_context, encode_context
-from cutwater.storage.frames import NO_TIME
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.segment_log import SegmentOptions, file_name
 from cutwater.types import LLSN, CommitContext

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from cutwater.format.checksum import Buffer
+from cutwater.format.errors import DamagedFile
 from cutwater.runtime.permissions import DIRECTORY_MODE, FILE_MODE
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.errors import DamagedFile
 
 BLOCK_BYTES = 4096
 """What a disk reads at once, or not at all."""

@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.errors import DamagedFile, NewerFormat
-from cutwater.storage.frames import NO_TIME, NUMBER_MAX, Running
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.entry_codec import NO_TIME, NUMBER_MAX, Running
+from cutwater.format.errors import DamagedFile, NewerFormat
 from cutwater.types import (
     GLSN,
     LLSN,

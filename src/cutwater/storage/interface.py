@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import Found, HardState
-from cutwater.storage.frames import NO_TIME, Frame, FrameHeader, Outline, Running
+from cutwater.format.entry_codec import NO_TIME, Frame, FrameHeader, Outline, Running
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 
 

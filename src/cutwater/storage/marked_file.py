@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.errors import DamagedFile, StorageBroken
+from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import Running
+from cutwater.format.errors import DamagedFile, StorageBroken
 from cutwater.storage.files import File, Files, is_full, lenient_pread, make_readable, replace
 from cutwater.storage.format import (
     HEADER_BYTES,
@@ -26,7 +27,6 @@ from cutwater.storage.format import (
     encode_header,
     encode_mark,
 )
-from cutwater.storage.frames import Running
 from cutwater.types import LLSN
 
 MARKS = 2

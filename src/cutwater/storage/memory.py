@@ -14,10 +14,10 @@ from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_l
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import Found, HardState
 from cutwater.errors import NotYetCommitted, Trimmed
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import NO_TIME, Frame, Running, decode_header, encode_frame, frame_bytes_of
+from cutwater.format.errors import DamagedEntries, StorageBroken, TrimmedEntries
 from cutwater.storage.commits import follows
-from cutwater.storage.errors import DamagedEntries, StorageBroken, TrimmedEntries
-from cutwater.storage.frames import NO_TIME, Frame, Running, decode_header, encode_frame, frame_bytes_of
 from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced, malformed
 from cutwater.types import GLSN, LLSN, CommitContext, CutTime, Entry
 

@@ -29,16 +29,11 @@ from cutwater.core.read.commit_index import first_glsn_at_or_after_time, first_l
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import Found, HardState
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed, WrongIdentity
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import NO_TIME, Running
+from cutwater.format.errors import DamagedEntries, DamagedFile, DiskFull, StorageBroken, TrimmedEntries
 from cutwater.storage import commits, segment_log
-from cutwater.storage.checksum import crc32c
 from cutwater.storage.commits import CommitLog, ContextView
-from cutwater.storage.errors import (
-    DamagedEntries,
-    DamagedFile,
-    DiskFull,
-    StorageBroken,
-    TrimmedEntries,
-)
 from cutwater.storage.files import TEMPORARY, Files, OsFiles, is_full, look_again, replace
 from cutwater.storage.format import (
     Manifest,
@@ -49,7 +44,6 @@ from cutwater.storage.format import (
     encode_hard_state,
     encode_manifest,
 )
-from cutwater.storage.frames import NO_TIME, Running
 from cutwater.storage.interface import Finding, FrameCheck, Located, Range, Synced
 from cutwater.storage.segment import Place
 from cutwater.storage.segment_log import SegmentLog, SegmentOptions, parse_name

@@ -15,10 +15,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from cutwater.storage.errors import DamagedEntries, DamagedFile
-from cutwater.storage.files import File, Files, lenient_pread, make_readable
-from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SEGMENT, FileHeader, decode_point, encode_point
-from cutwater.storage.frames import (
+from cutwater.format.entry_codec import (
     FRAME_BYTES_MAX,
     HEADER_BYTES_MAX,
     TRAILER_BYTES,
@@ -32,6 +29,9 @@ from cutwater.storage.frames import (
     decode_trailer,
     encode_frame,
 )
+from cutwater.format.errors import DamagedEntries, DamagedFile
+from cutwater.storage.files import File, Files, lenient_pread, make_readable
+from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SEGMENT, FileHeader, decode_point, encode_point
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.types import LLSN, Entry
 

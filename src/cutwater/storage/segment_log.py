@@ -16,9 +16,9 @@ from threading import Lock
 from msgspec import Struct
 
 from cutwater.errors import Damaged
+from cutwater.format.entry_codec import Frame, Running
 from cutwater.storage.files import Files
 from cutwater.storage.format import FileHeader
-from cutwater.storage.frames import Frame, Running
 from cutwater.storage.segment import Frames, Place, Segment
 from cutwater.types import LLSN, Entry
 

@@ -24,11 +24,11 @@ from msgspec import Struct, structs
 
 from cutwater.core.publish.staged import PartSize, StagedPart
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.errors import DamagedFile, DiskFull, StorageBroken
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.entry_codec import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frame, FrameHeader, decode_header, frames_in
+from cutwater.format.errors import DamagedFile, DiskFull, StorageBroken
 from cutwater.storage.files import TEMPORARY, File, Files, OsFiles, is_full
 from cutwater.storage.format import STAGED, WHOLE_START_BYTES, decode_whole, encode_whole, whole_bytes
-from cutwater.storage.frames import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frame, FrameHeader, decode_header, frames_in
 from cutwater.storage.interface import Finding
 from cutwater.types import Batch
 

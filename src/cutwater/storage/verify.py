@@ -12,11 +12,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.format.entry_codec import Running
+from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import CommitLog, follows
-from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import lenient_pread
 from cutwater.storage.format import CONTEXT_BYTES, HEADER_BYTES, POINT_BYTES, decode_context, decode_point
-from cutwater.storage.frames import Running
 from cutwater.storage.interface import Finding, FrameCheck, malformed
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.segment import Place, Segment

@@ -34,15 +34,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from cutwater.errors import InvalidArgument, Refused, WrongIdentity
+from cutwater.format.errors import DamagedFile, DiskFull, NodeExists, VolumeConflict, VolumeLocked, VolumeUnusable
 from cutwater.runtime.permissions import close_to_others
-from cutwater.storage.errors import (
-    DamagedFile,
-    DiskFull,
-    NodeExists,
-    VolumeConflict,
-    VolumeLocked,
-    VolumeUnusable,
-)
 from cutwater.storage.files import TEMPORARY, Files, Lock, OsFiles, is_full, replace
 from cutwater.storage.format import NODE, decode_whole, encode_whole
 from cutwater.types import ClusterId, Incarnation, LogStreamId, StorageNodeId

@@ -5,8 +5,8 @@ replica, and everyone who waits for it, while a refusal here concerns only who s
 from __future__ import annotations
 
 from cutwater.errors import InvalidArgument
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import BODY_BYTES_MAX, NUMBER_MAX, PRODUCER_BYTES_MAX
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import BODY_BYTES_MAX, NUMBER_MAX, PRODUCER_BYTES_MAX
 from cutwater.types import Batch, BatchKind, Entry, ProducerTag
 
 UINT32_MAX = (1 << 32) - 1

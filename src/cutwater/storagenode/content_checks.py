@@ -21,13 +21,13 @@ from typing import Final, Protocol
 
 from cutwater.durations import roughly, shown
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from cutwater.format.bodies import BadBody, BodyForm, inflated_bytes, problem_with
+from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import Frame
+from cutwater.format.ipc_message import BadMessage, may_be_compressed, read_message
+from cutwater.format.plain_bodies import is_plain
 from cutwater.runtime.threads import in_thread
-from cutwater.storage.bodies import BadBody, BodyForm, inflated_bytes, problem_with
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.frames import Frame
 from cutwater.storage.interface import FrameCheck
-from cutwater.storage.ipc_message import BadMessage, may_be_compressed, read_message
-from cutwater.storage.plain_bodies import is_plain
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.topic_forms import Moment, TopicForms, Topics

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from cutwater.core.read.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
-from cutwater.storage.frames import Frame
+from cutwater.format.entry_codec import Frame
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, memory_needed, within

@@ -17,13 +17,13 @@ from msgspec import Struct, structs
 from cutwater.core.messages import PublishGroup
 from cutwater.core.publish.staged import StagedPart
 from cutwater.errors import Damaged
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import Frame, frames_in, staged_frame
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import Frame, frames_in, staged_frame
 from cutwater.storage.staging import Held, StagingFiles
 from cutwater.types import Batch, EventTime, Part
 
 if TYPE_CHECKING:
-    from cutwater.storage.merging import Blocks, Form
+    from cutwater.format.merging import Blocks, Form
 
 CHUNK_BYTES = 4 * 1024 * 1024
 BLOCK_BYTES = 256 * 1024
@@ -51,7 +51,7 @@ def block_sizes(held: Held, files: StagingFiles) -> Iterator[int]:
             yield frame.header.body_bytes
         return
     # Only nodes that publish ordered parts need Arrow, which takes long to import.
-    from cutwater.storage import merging  # noqa: PLC0415
+    from cutwater.format import merging  # noqa: PLC0415
 
     form = merging.form_of(held.part.order)
     for frame in files.frames(held):
@@ -88,7 +88,7 @@ def _frames(read: Read, size: int, bytes_max: int) -> Iterator[Frame]:
 
 
 def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
-    from cutwater.storage import merging  # noqa: PLC0415
+    from cutwater.format import merging  # noqa: PLC0415
 
     forms = [merging.form_of(source.staged.order) for source in sources if source.staged.order is not None]
     common = merging.common_form(forms)
@@ -108,7 +108,7 @@ def _merged(sources: Sequence[Source], files: StagingFiles) -> Iterator[Batch]:
 
 def _blocks(read: Read, size: int, form: Form, common: Form) -> Blocks:
     """The rows of an ordered part, in the form that all parts have in common; one entry in memory at a time."""
-    from cutwater.storage import merging  # noqa: PLC0415
+    from cutwater.format import merging  # noqa: PLC0415
 
     for frame in _frames(read, size, 1):
         yield merging.adapt(merging.read_block(frame.body, form, frame.header.count), common)
@@ -116,7 +116,7 @@ def _blocks(read: Read, size: int, form: Form, common: Form) -> Blocks:
 
 def _keep(kept: ExitStack, files: StagingFiles, like: StagedPart, form: Form, blocks: Blocks) -> Callable[[], Blocks]:
     """Put merged rows into a file that is removed when ``kept`` ends; how to read them again."""
-    from cutwater.storage import merging  # noqa: PLC0415
+    from cutwater.format import merging  # noqa: PLC0415
 
     writer = kept.enter_context(_temporary(files, structs.replace(like, part=secrets.token_hex(16), order=form.order)))
     rows = 0

@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import CutwaterError, Damaged
-from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.format.entry_codec import Frame, frames_in
+from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.files import look_again
-from cutwater.storage.frames import Frame, frames_in
 from cutwater.storage.interface import Finding, FrameCheck, ReplicaStorage
 from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode

@@ -37,7 +37,7 @@ from cutwater.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from cutwater.storage.errors import DiskFull
+from cutwater.format.errors import DiskFull
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.checking import check_entry
 from cutwater.storagenode.counters import Counters

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import Damaged, InvalidArgument
+from cutwater.format.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflated_bytes, problem_with, read_checked
+from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import Frame
+from cutwater.format.ipc_message import may_be_compressed
 from cutwater.runtime.threads import to_the_end
-from cutwater.storage.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflated_bytes, problem_with, read_checked
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.frames import Frame
-from cutwater.storage.ipc_message import may_be_compressed
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.types import BatchKind
 from cutwater.wire.storage_api import Columns
@@ -100,7 +100,7 @@ def is_malformed(frame: Frame, form_of: FormOf) -> bool | None:
 def columns_of(frame: Frame, wanted: Columns) -> pa.RecordBatch | None:
     """The wanted columns; None if the batch is malformed."""
     # Only nodes that are asked for columns need Arrow, which takes long to import.
-    from cutwater.storage import projection  # noqa: PLC0415
+    from cutwater.format import projection  # noqa: PLC0415
 
     schema, header = projection.decode_schema(wanted.schema), frame.header
     if header.checked:
@@ -122,7 +122,7 @@ def _form(schema: bytes, event_time: str | None) -> BodyForm:
 
 def picked(frame: Frame, wanted: Columns) -> memoryview | None:
     """The body of an entry with the wanted columns only; None if it is malformed."""
-    from cutwater.storage import projection  # noqa: PLC0415
+    from cutwater.format import projection  # noqa: PLC0415
 
     rows = columns_of(frame, wanted)
     if rows is None:

@@ -12,8 +12,8 @@ from msgspec import Struct, structs
 
 from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import Frame, encode_frame
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.entry_codec import Frame, encode_frame
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within

@@ -55,9 +55,9 @@ from cutwater.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from cutwater.storage.errors import StorageBroken
+from cutwater.format.entry_codec import NO_TIME, Running
+from cutwater.format.errors import StorageBroken
 from cutwater.storage.files import look_again
-from cutwater.storage.frames import NO_TIME, Running
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.writer import Durable, Job, Writer
 from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport

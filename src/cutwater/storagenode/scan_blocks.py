@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import Frame
-from cutwater.storage.ipc_message import may_be_compressed
-from cutwater.storage.projection import merged
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.entry_codec import Frame
+from cutwater.format.ipc_message import may_be_compressed
+from cutwater.format.projection import merged
 from cutwater.storagenode.picking import FormOf, Room, columns_of, inflated, is_malformed, picked
 from cutwater.types import BatchKind
 from cutwater.wire.scan_api import CHECKED, MALFORMED

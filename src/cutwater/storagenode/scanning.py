@@ -14,8 +14,8 @@ from typing import Literal, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import Frame, FrameHeader, Outline
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.entry_codec import Frame, FrameHeader, Outline
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode

@@ -18,7 +18,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, Damaged, Trimmed
-from cutwater.storage.errors import DamagedEntries, DamagedFile
+from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import CONTEXT_BYTES
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.mending import damage_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from cutwater.core.publish.staged import PartOrder, StagedPart
 from cutwater.errors import InvalidArgument
-from cutwater.storage.bodies import BadBody, BodyForm, problem_with, read_checked
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.frames import Frame, frames_in
+from cutwater.format.bodies import BadBody, BodyForm, problem_with, read_checked
+from cutwater.format.checksum import Buffer
+from cutwater.format.entry_codec import Frame, frames_in
 from cutwater.storagenode.content_checks import check_ahead, largest_of, malformed, needed
 from cutwater.storagenode.topic_forms import TopicForms, Topics
 
@@ -61,7 +61,7 @@ class PartChecks:
             raise malformed(self._topic, problem)
 
     def _check_ordered(self, frame: Frame, last: bytes | None) -> bytes:
-        from cutwater.storage import merging  # noqa: PLC0415
+        from cutwater.format import merging  # noqa: PLC0415
 
         assert self._topic is not None
         header, order = frame.header, self._part.order
@@ -82,7 +82,7 @@ def _numbers(data: Buffer) -> set[int]:
 
 def _ordered(order: PartOrder, topic: TopicForms, form: BodyForm) -> BodyForm:
     """The form of the entries of an ordered part: the columns of the topic, and behind them the positions."""
-    from cutwater.storage import merging  # noqa: PLC0415
+    from cutwater.format import merging  # noqa: PLC0415
 
     found = merging.form_of(order)
     if not found.rows.equals(form.schema) or order.event_time != form.event_time:

@@ -28,9 +28,9 @@ from cutwater.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from cutwater.format.checksum import Buffer
+from cutwater.format.errors import DiskFull
 from cutwater.runtime.threads import in_thread
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.errors import DiskFull
 from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode

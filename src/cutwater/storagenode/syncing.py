@@ -21,9 +21,9 @@ from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Refused
-from cutwater.storage.errors import DamagedEntries
+from cutwater.format.entry_codec import NO_TIME, Running, frames_in
+from cutwater.format.errors import DamagedEntries
 from cutwater.storage.format import decode_dedup, encode_dedup
-from cutwater.storage.frames import NO_TIME, Running, frames_in
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from cutwater.core.requests import Catalog, CatalogRequest, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
-from cutwater.storage.bodies import KEY_VALUE_FORM, BodyForm
+from cutwater.format.bodies import KEY_VALUE_FORM, BodyForm
 from cutwater.types import LogStreamId, Revision, TopicId
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from functools import partial
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError
-from cutwater.storage.errors import StorageBroken
+from cutwater.format.errors import StorageBroken
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.counters import Histogram
 from cutwater.types import LLSN, CommitContext, Entry

@@ -21,7 +21,7 @@ from statistics import median
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storagenode.replica_driver import CHECKPOINT_EVERY_ENTRIES

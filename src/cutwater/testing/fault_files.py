@@ -16,7 +16,7 @@ from random import Random
 
 from msgspec import Struct
 
-from cutwater.storage.checksum import Buffer
+from cutwater.format.checksum import Buffer
 
 SECTOR_BYTES = 512
 

@@ -24,9 +24,9 @@ from cutwater.client.schemas import KEY_VALUE
 from cutwater.core import requests as r
 from cutwater.core.order.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import frames_in
 from cutwater.runtime import processes
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.frames import frames_in
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import replica_path
 from cutwater.testing.simulator.checkers import Evidence, ReplicaDump

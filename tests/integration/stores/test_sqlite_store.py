@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, WrongIdentity
+from cutwater.format.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.metadata import sqlite_store
 from cutwater.metadata.open_store import open_store
 from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.sqlite_store import CALLS_MAX, SqliteStore
 from cutwater.metadata.store_errors import DamagedStore, StoreLocked
-from cutwater.storage.errors import DiskFull, NewerFormat, StorageBroken
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, Sqlite
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors

@@ -15,9 +15,9 @@ from msgspec import structs
 from cutwater.core.read.commit_index import first_llsn_at_or_after
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import Found, HardState
-from cutwater.storage.checksum import crc32c
-from cutwater.storage.errors import StorageBroken
-from cutwater.storage.frames import Running
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import Running
+from cutwater.format.errors import StorageBroken
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
 
 Written = tuple[LLSN, CommitContext | None]

@@ -22,7 +22,7 @@ from cutwater.core.requests import (
     TrimRequest,
     UnsealRequest,
 )
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
 from cutwater.testing.simulator.disk import is_intact
 from cutwater.testing.simulator.proofs import FORGER
 from cutwater.testing.simulator.protocol import Relay, ReportMessage

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from cutwater.core.messages import SyncBegin
-from cutwater.storage.frames import Running
+from cutwater.format.entry_codec import Running
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -8,7 +8,7 @@ from msgspec import Struct, structs
 
 from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import PublishedGroup
-from cutwater.storage.checksum import crc32c
+from cutwater.format.checksum import crc32c
 from cutwater.types import (
     GLSN,
     Ack,

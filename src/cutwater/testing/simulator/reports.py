@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cutwater.storage.errors import DamagedEntries
+from cutwater.format.errors import DamagedEntries
 from cutwater.testing.simulator.disk import ReplicaDisk
 from cutwater.testing.simulator.segment_disk import SegmentDisk
 from cutwater.testing.simulator.world import Violation

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import Found, HardState
+from cutwater.format.entry_codec import Running
+from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import ContextView
-from cutwater.storage.errors import DamagedEntries, DamagedFile
-from cutwater.storage.frames import Running
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_files import FaultFiles

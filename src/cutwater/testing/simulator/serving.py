@@ -10,7 +10,7 @@ from cutwater.core.read.merge_reader import ReadAnswer, Run
 from cutwater.core.replica.replica import Replica
 from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Trimmed, Unavailable
-from cutwater.storage.errors import DamagedEntries
+from cutwater.format.errors import DamagedEntries
 from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.protocol import CopyCall, CopyReturn, ReadCall, SyncStart
 from cutwater.testing.simulator.segment_disk import SegmentDisk

@@ -69,8 +69,8 @@ from cutwater.errors import (
     ReadOnly,
     Unavailable,
 )
-from cutwater.storage.errors import DamagedEntries, DiskFull, StorageBroken
-from cutwater.storage.frames import Running
+from cutwater.format.entry_codec import Running
+from cutwater.format.errors import DamagedEntries, DiskFull, StorageBroken
 from cutwater.testing.simulator.disk import ReplicaDisk, Written
 from cutwater.testing.simulator.protocol import (
     AppendAnswer,

@@ -13,7 +13,7 @@ from array import array
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from cutwater.storage.checksum import Buffer
+from cutwater.format.checksum import Buffer
 
 HEAD_BYTES: Final = 480
 """What stands before the columns: a FlatBuffers table, ``Message`` and ``RecordBatch`` of Arrow's format."""

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 from msgspec import Struct, structs
 
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.errors import NewerFormat
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.errors import NewerFormat
 from cutwater.types import (
     LLSN,
     Batch,

@@ -15,9 +15,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from cutwater.errors import Unavailable
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.ipc_message import BadMessage, Message, may_be_compressed, read_message
-from cutwater.storage.plain_bodies import is_plain
+from cutwater.format.checksum import Buffer
+from cutwater.format.ipc_message import BadMessage, Message, may_be_compressed, read_message
+from cutwater.format.plain_bodies import is_plain
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -51,7 +51,7 @@ class BodyForm:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        from cutwater.storage import projection  # noqa: PLC0415
+        from cutwater.format import projection  # noqa: PLC0415
 
         return projection.decode_schema(self._encoded) if self._encoded else projection.KEY_VALUE
 
@@ -74,7 +74,7 @@ class BodyForm:
     @cached_property
     def has_shared(self) -> bool:
         """Whether values may share bytes, so that there may be more of them than there are bytes."""
-        from cutwater.storage.seen_bytes import is_shared  # noqa: PLC0415
+        from cutwater.format.seen_bytes import is_shared  # noqa: PLC0415
 
         return any(is_shared(field.type) for field in self.schema)
 
@@ -217,7 +217,7 @@ def _content_problem(batch: pa.RecordBatch, form: BodyForm, count: int) -> str:
 
 
 def _sharing_problem(batch: pa.RecordBatch) -> str:
-    from cutwater.storage.seen_bytes import TooMany, seen_bytes  # noqa: PLC0415
+    from cutwater.format.seen_bytes import TooMany, seen_bytes  # noqa: PLC0415
 
     try:
         seen = sum(seen_bytes(column) for column in batch.columns)
@@ -246,7 +246,7 @@ def _time_problem(batch: pa.RecordBatch, form: BodyForm, time_min: int, time_max
 
 def event_times(batch: pa.RecordBatch, column: int) -> tuple[int, int]:
     """The smallest and the largest event time of a batch, in microseconds; of a column without nulls."""
-    from cutwater.storage import projection  # noqa: PLC0415
+    from cutwater.format import projection  # noqa: PLC0415
 
     values = batch.column(column)
     if batch.num_rows <= FEW and values.type.equals(projection.TIMESTAMP):
@@ -257,7 +257,7 @@ def event_times(batch: pa.RecordBatch, column: int) -> tuple[int, int]:
 
 
 def _nodes(kind: pa.DataType) -> int:
-    from cutwater.storage.seen_bytes import stored_type  # noqa: PLC0415
+    from cutwater.format.seen_bytes import stored_type  # noqa: PLC0415
 
     kind = stored_type(kind)
     return 1 + sum(_nodes(kind.field(i).type) for i in range(kind.num_fields))

@@ -11,7 +11,7 @@ import struct
 from operator import add
 from typing import Final, NamedTuple
 
-from cutwater.storage.checksum import Buffer
+from cutwater.format.checksum import Buffer
 
 _CONTINUATION: Final = b"\xff\xff\xff\xff"
 _INT = struct.Struct("<i")

@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from cutwater.core.publish.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.checksum import Buffer, crc32c
-from cutwater.storage.frames import BODY_BYTES_MAX
-from cutwater.storage.projection import decode_schema, event_times, no_values, serialize
+from cutwater.format.checksum import Buffer, crc32c
+from cutwater.format.entry_codec import BODY_BYTES_MAX
+from cutwater.format.projection import decode_schema, event_times, no_values, serialize
 from cutwater.types import Batch, EventTime
 
 POSITION = pa.field("cutwater.position", pa.binary(), nullable=False)

@@ -13,8 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.errors import Damaged, InvalidArgument
-from cutwater.storage.checksum import Buffer
-from cutwater.storage.ipc_message import may_be_compressed
+from cutwater.format.checksum import Buffer
+from cutwater.format.ipc_message import may_be_compressed
 
 END_OF_STREAM_BYTES = 8
 TIMESTAMP = pa.timestamp("us", "UTC")
