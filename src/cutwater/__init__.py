@@ -72,8 +72,7 @@ if TYPE_CHECKING:
         WrongEpoch,
         WrongIdentity,
     )
-    from cutwater.types import Ack, Part, Retention
-    from cutwater.wire.errors import (
+    from cutwater.protocol.errors import (
         CannotListen,
         ConnectionLost,
         FrameTooLarge,
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
         WrongCluster,
         WrongVersion,
     )
+    from cutwater.types import Ack, Part, Retention
 
 __version__ = "0.1.0"
 
@@ -191,7 +191,7 @@ _WHERE = {
     "tls_context": "cutwater.client.access",
 }
 
-_ERRORS = ("cutwater.errors", "cutwater.client.errors", "cutwater.wire.errors")
+_ERRORS = ("cutwater.errors", "cutwater.client.errors", "cutwater.protocol.errors")
 """Where the other names are: every error that a program may have to do with is one of the package."""
 
 

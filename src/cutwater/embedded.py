@@ -60,6 +60,7 @@ from cutwater.errors import (
 )
 from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.protocol.errors import Unauthenticated
 from cutwater.runtime import processes
 from cutwater.runtime.daemon_executor import DaemonExecutor
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline
@@ -71,7 +72,6 @@ from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import SECOND, ClusterId, Incarnation, LogStreamId, MetadataNodeId, StorageNodeId
 from cutwater.wire.auth import ANONYMOUS, Credentials, Identity
-from cutwater.wire.errors import Unauthenticated
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.server_keys import ServerKey, load_or_make
 

@@ -16,6 +16,7 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.protocol.metadata_api import ASK
 from cutwater.runtime.event_loop import run
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
@@ -24,7 +25,6 @@ from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.metadata_api import ASK
 from cutwater.wire.server_keys import ServerKey
 
 CLUSTER = ClusterId(7)

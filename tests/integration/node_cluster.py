@@ -15,17 +15,17 @@ from cutwater.core.requests import AddNodeRequest, ChangeTopicRequest, CreateTop
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import frames_in
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.access import STORAGE_NODE
+from cutwater.protocol.methods import Received
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import GLSN, Batch, ClusterId, Epoch, EventTime, LogStreamId, ReplicaState, StorageNodeId
-from cutwater.wire import storage_api as api
-from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Received
 from tests.integration.order_double import OrderDouble
 
 CLUSTER = ClusterId(1)

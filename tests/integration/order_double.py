@@ -23,6 +23,9 @@ from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, WrongIdentity
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.access import METADATA_NODE
+from cutwater.protocol.metadata_api import ASK
 from cutwater.types import (
     ClusterId,
     DecisionIndex,
@@ -33,12 +36,9 @@ from cutwater.types import (
     Report,
     StorageNodeId,
 )
-from cutwater.wire import storage_api as api
-from cutwater.wire.access import METADATA_NODE
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.metadata_api import ASK
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.server_keys import ServerKey
 from cutwater.wire.serving import Call, Notification

@@ -26,10 +26,10 @@ from cutwater.client.access import ANYONE
 from cutwater.client.holder_file import HolderFile, directory_of, read_holder, url_of, with_secret
 from cutwater.client.repository import parse_servers
 from cutwater.errors import InvalidArgument
-from cutwater.wire import metadata_api
+from cutwater.protocol import metadata_api
+from cutwater.protocol.errors import Unauthenticated, Unproven
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.codec import encode_frame
-from cutwater.wire.errors import Unauthenticated, Unproven
 from cutwater.wire.frames import Kind
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint

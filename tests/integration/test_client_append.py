@@ -29,9 +29,9 @@ from cutwater.errors import (
     StreamSealed,
     Unavailable,
 )
+from cutwater.protocol.errors import ConnectionLost, WrongCluster
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import LogStreamId, Retention
-from cutwater.wire.errors import ConnectionLost, WrongCluster
 from tests.integration.log_cluster import LogCluster, with_log
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)

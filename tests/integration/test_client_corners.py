@@ -22,10 +22,10 @@ from cutwater.core import producer_session
 from cutwater.core.producer_session import Phase
 from cutwater.core.requests import SealRequest, UnsealRequest
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, SequenceExpired, SequenceReused
+from cutwater.protocol.methods import Received
+from cutwater.protocol.storage_api import AppendAnswer
 from cutwater.types import Ack, BatchKind, LogStreamId, ProducerEpoch, ProducerId, ProducerTag, Sequence
-from cutwater.wire.methods import Received
 from cutwater.wire.states import State
-from cutwater.wire.storage_api import AppendAnswer
 from tests.integration.log_cluster import LogCluster, with_log
 
 

@@ -13,10 +13,10 @@ import pytest
 from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
 from cutwater.core import requests as r
+from cutwater.protocol import storage_api
 from cutwater.testing.fault_proxy import FaultProxy, opened_by
 from cutwater.testing.real_run import Load, leader_of, who_leads
 from cutwater.types import LogStreamId
-from cutwater.wire import storage_api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint

@@ -13,11 +13,11 @@ from cutwater.client.errors import InvalidRecord
 from cutwater.client.ranges import Ranges
 from cutwater.core.requests import SealRequest
 from cutwater.errors import InvalidArgument, NoRecordHere, NotFound, StreamSealed
+from cutwater.protocol.scan_api import COLUMNS, NOTHING
+from cutwater.protocol.storage_api import EventTimeAnswer
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import GLSN, LogStreamId
-from cutwater.wire.scan_api import COLUMNS, NOTHING
-from cutwater.wire.storage_api import EventTimeAnswer
 from tests.integration.log_cluster import LogCluster, with_log
 
 SMALL = SegmentOptions(segment_bytes=4_000, index_interval_bytes=1_000, commits_per_file=16)

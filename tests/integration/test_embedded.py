@@ -49,9 +49,9 @@ from cutwater.errors import (
     Unavailable,
     WrongIdentity,
 )
+from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime.event_loop import run
 from cutwater.storage.files import OsFiles
-from cutwater.wire.errors import ConnectionLost
 
 pytestmark = pytest.mark.timeout(100)
 

@@ -11,11 +11,11 @@ from cutwater.client.async_client import AsyncClient
 from cutwater.client.records import runs_of
 from cutwater.core.read.merge_reader import Run
 from cutwater.errors import Trimmed, Unavailable
+from cutwater.protocol.storage_api import FIND, FOLLOW, FindArguments, FollowArguments, ReadAnswerHeader
 from cutwater.types import GLSN, CutTime, LogStreamId
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.storage_api import FIND, FOLLOW, FindArguments, FollowArguments, ReadAnswerHeader
 from cutwater.wire.streams import SharedCredit, StreamReceiver
 from tests.integration.log_cluster import CLUSTER, LogCluster, with_log
 

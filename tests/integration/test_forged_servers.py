@@ -23,6 +23,9 @@ from cutwater.core import requests as r
 from cutwater.core.messages import Replicate, SealReplica
 from cutwater.errors import CutwaterError, Refused, Unavailable, WrongIdentity
 from cutwater.format.checksum import crc32c
+from cutwater.protocol import metadata_api, storage_api
+from cutwater.protocol.access import STORAGE_NODE
+from cutwater.protocol.errors import Unproven
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -40,12 +43,9 @@ from cutwater.types import (
     StorageNodeId,
     UncommitReport,
 )
-from cutwater.wire import metadata_api, storage_api
-from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.server_keys import ServerKey
 from cutwater.wire.tls import client_tls

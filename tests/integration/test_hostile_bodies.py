@@ -30,8 +30,8 @@ from cutwater.format.entry_codec import frames_in, staged_frame
 from cutwater.format.ipc_message import read_message
 from cutwater.format.merging import POSITION
 from cutwater.format.projection import KEY_VALUE, serialize
+from cutwater.protocol import storage_api as api
 from cutwater.types import Batch, BatchKind, BatchNumber, Epoch, EventTime, LogStreamId, RunId
-from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection

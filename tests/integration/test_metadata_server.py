@@ -16,14 +16,14 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Refused, 
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.metadata.store_interface import Loaded
+from cutwater.protocol import metadata_api as api
+from cutwater.protocol import storage_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unproven
 from cutwater.types import ClusterId, Incarnation, MetadataNodeId, StorageNodeId
-from cutwater.wire import metadata_api as api
-from cutwater.wire import storage_api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.server import listen
 from cutwater.wire.server_keys import ServerKey

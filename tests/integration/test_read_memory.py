@@ -16,14 +16,14 @@ from cutwater.errors import ResourceExhausted
 from cutwater.format.bodies import MIB
 from cutwater.format.checksum import crc32c
 from cutwater.format.projection import serialize
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.scan_api import SCAN, ScanArguments
 from cutwater.storagenode.memory_budget import BUDGET_BYTES
 from cutwater.types import GLSN, Batch, EventTime
-from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.scan_api import SCAN, ScanArguments
 from tests.integration.real_cluster import running_cluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]

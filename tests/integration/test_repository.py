@@ -13,12 +13,12 @@ from cutwater.client.repository import Repository
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import Answer, CursorAt, ReadCursorRequest, Request
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
+from cutwater.protocol.access import STORAGE_NODE
+from cutwater.protocol.errors import MalformedFrame
+from cutwater.protocol.metadata_api import ASK
 from cutwater.types import GLSN, MILLISECOND, ClusterId
-from cutwater.wire.access import STORAGE_NODE
-from cutwater.wire.errors import MalformedFrame
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.metadata_api import ASK
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.serving import Call
 

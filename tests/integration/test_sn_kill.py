@@ -18,10 +18,10 @@ from msgspec import Struct, field
 
 from cutwater.core.requests import AddNodeRequest
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.errors import ConnectionLost, InternalError
 from cutwater.types import ReplicaState, StorageNodeId
-from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost, InternalError
 from tests.integration.node_cluster import CLUSTER, STREAM, Client, batch, body_of
 from tests.integration.order_double import OrderDouble
 from tests.integration.sn_process import NodeProcess

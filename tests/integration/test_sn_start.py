@@ -24,12 +24,12 @@ import trustme
 from cutwater.cli.exits import EXIT_CODES, exit_code_of
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.format.checksum import crc32c
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.errors import ConnectionLost, Unauthenticated
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import NodeVolumes, node_path
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
-from cutwater.wire import storage_api as api
 from cutwater.wire.client import connect
-from cutwater.wire.errors import ConnectionLost, Unauthenticated
 from cutwater.wire.handshake import Endpoint
 from tests.integration.sn_process import COMMAND, NodeProcess, environment, run
 
@@ -357,8 +357,6 @@ def test_the_table_of_exit_codes_is_documented() -> None:
 
 
 def test_every_error_has_an_exit_code() -> None:
-    import cutwater.storagenode.start
-    import cutwater.wire.errors  # noqa: F401
 
     def tree(cls: type[CutwaterError]) -> Iterator[type[CutwaterError]]:
         yield cls

@@ -27,10 +27,10 @@ from cutwater.errors import (
 )
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import frames_in, staged_frame
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.access import STORAGE_NODE
 from cutwater.storage.files import OsFiles
 from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
-from cutwater.wire import storage_api as api
-from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint

@@ -10,9 +10,9 @@ import pytest
 
 from cutwater.core.requests import DeleteTopicRequest, SealRequest, TrimRequest, UnsealRequest
 from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted, Trimmed, WrongEpoch
+from cutwater.protocol import storage_api as api
 from cutwater.storagenode import server
 from cutwater.types import GLSN, LLSN, Epoch, ReplicaState
-from cutwater.wire import storage_api as api
 from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
 
 

@@ -14,8 +14,8 @@ from msgspec import structs
 from cutwater.core.messages import Replicate
 from cutwater.core.order import decisions as d
 from cutwater.errors import Refused, StreamSealed
+from cutwater.protocol import storage_api as api
 from cutwater.types import LLSN, Entry, ReplicaState, StorageNodeId
-from cutwater.wire import storage_api as api
 from cutwater.wire.handlers import Methods
 from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
 

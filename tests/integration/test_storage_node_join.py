@@ -13,12 +13,12 @@ from msgspec import structs
 from cutwater.core.messages import LeaderHello
 from cutwater.core.requests import AddNodeRequest
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unproven
 from cutwater.storage.volume import NodeVolumes
 from cutwater.types import ClusterId, Epoch, LeaderEpoch, Revision, StorageNodeId
-from cutwater.wire import storage_api as api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.client import connect
-from cutwater.wire.errors import Unproven
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.server import listen

@@ -17,13 +17,13 @@ from cutwater.errors import InvalidArgument, Trimmed
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import frames_in
 from cutwater.format.projection import projected_schema, serialize
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.methods import Method
+from cutwater.protocol.scan_api import HEADS, RUN_COLUMNS, SCAN, HeadsArguments, ScanArguments, unpack
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.types import GLSN, LLSN, Batch, EventTime
-from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
-from cutwater.wire.methods import Method
-from cutwater.wire.scan_api import HEADS, RUN_COLUMNS, SCAN, HeadsArguments, ScanArguments, unpack
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 
 SCHEMA = pa.schema([("user", pa.string()), ("amount", pa.float64()), ("note", pa.large_binary())])

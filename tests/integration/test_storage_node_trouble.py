@@ -17,12 +17,12 @@ from cutwater.core.replica.events import StorageFailed, Truncate
 from cutwater.core.requests import CreateTopicRequest
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.format.errors import DamagedFile, StorageBroken
+from cutwater.protocol import storage_api as api
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storagenode.links import Link
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
 from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, Report, StorageNodeId, TopicId
-from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint

@@ -18,7 +18,7 @@ import cutwater
 from cutwater.admin.operations import Admin
 from cutwater.client.access import Access
 from cutwater.errors import CutwaterError, InvalidArgument, Refused
-from cutwater.wire.errors import ConnectionLost, Unauthenticated, Untrusted
+from cutwater.protocol.errors import ConnectionLost, Unauthenticated, Untrusted
 from tests.integration.sn_process import COMMAND, SECONDS_MAX, environment, run
 
 pytestmark = pytest.mark.timeout(180)

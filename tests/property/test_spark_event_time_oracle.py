@@ -13,10 +13,10 @@ from cutwater.client.ranges import Heads
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
+from cutwater.protocol.scan_api import COLUMNS, NOTHING, EventTimeBefore
 from cutwater.spark import event_time
 from cutwater.spark.event_time import ClockState, Walked, advance, is_settled, seen_by, state_before
 from cutwater.types import GLSN, LLSN, CutTime, Epoch, EventTime, LogStreamId, TopicId
-from cutwater.wire.scan_api import COLUMNS, NOTHING, EventTimeBefore
 from tests.property.watermark_oracle import Entry, Log, Oracle, Source, Stream, logs
 
 EXAMPLES = settings(max_examples=120, deadline=None)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec import Raw, msgpack
 
 from cutwater.errors import CutwaterError
+from cutwater.protocol.errors import WireError
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.errors import WireError
 from cutwater.wire.frames import (
     FIXED_BYTES,
     HEADERS,

@@ -16,6 +16,7 @@ import cutwater
 from cutwater.client.runs import RunStart
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
+from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_envelope import LATE, LATE_SENT, LEFT
@@ -28,7 +29,6 @@ from cutwater.spark.pipeline_transform import after_break, rounds_of
 from cutwater.spark.run import connected, plain_topics, program_of
 from cutwater.spark.sink import Staged, stage_unless_decided
 from cutwater.types import MILLISECOND
-from cutwater.wire.scan_api import NOTHING
 
 
 class _Value:

@@ -22,6 +22,7 @@ from cutwater.errors import Malformed
 from cutwater.pipeline import Pipeline, ProcessFunction, Watermark
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.steps import Steps, Ticks, watermark_step
+from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline_envelope import merged_ticks, packed_ticks
 from cutwater.spark.pipeline_errors import WorkerFailed
@@ -29,7 +30,6 @@ from cutwater.spark.pipeline_planning import Range
 from cutwater.spark.pipeline_source import _StepsInside
 from cutwater.spark.tasks import Batches, Part, Scan
 from cutwater.types import GLSN, LogStreamId, TopicId
-from cutwater.wire.scan_api import NOTHING
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.test_hostile_bodies import store_old
 from tests.spark.pipeline_kit import InOneProcess

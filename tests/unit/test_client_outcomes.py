@@ -14,10 +14,10 @@ from cutwater import errors
 from cutwater.client import errors as client_errors
 from cutwater.client.appending import is_definite, may_go_elsewhere
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
+from cutwater.protocol import errors as wire_errors
+from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime.daemon_executor import DaemonExecutor
 from cutwater.runtime.deadlines import Deadline
-from cutwater.wire import errors as wire_errors
-from cutwater.wire.errors import ConnectionLost
 
 UNKNOWN = {
     # It may have been taken before this was said, or nobody can tell.

@@ -20,8 +20,8 @@ from cutwater.client.repository import Repository
 from cutwater.client.silence import Watched
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed, Trimmed, Unavailable
+from cutwater.protocol.storage_api import AppendAnswer
 from cutwater.types import GLSN, LLSN, Ack, CutTime, Epoch, LogStreamId, Revision, Sequence, StorageNodeId, TopicId
-from cutwater.wire.storage_api import AppendAnswer
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

@@ -22,7 +22,7 @@ from cutwater.client.loop_thread import LoopThread
 from cutwater.client.producer import AsyncProducer
 from cutwater.client.staging import AsyncStager
 from cutwater.client.subscriptions import AsyncSubscription
-from cutwater.wire import errors as wire_errors
+from cutwater.protocol import errors as wire_errors
 
 PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [
     # Names that only one side has any use for.

@@ -65,14 +65,18 @@ RULES: Mapping[str, Rule] = {
     "core": Rule(VOCABULARY, outside_only=PURE_MODULES),
     # What stored and sent bytes mean.
     "format": Rule(VOCABULARY | {"core"}),
+    # What may be asked of whom, and how errors travel.
+    "protocol": Rule(VOCABULARY | {"core"}),
     "storage": Rule(VOCABULARY | {"core", "format", "runtime"}),
-    "wire": Rule(VOCABULARY | {"core", "runtime"}),
-    "storagenode": Rule(VOCABULARY | {"core", "format", "storage", "wire", "runtime", "durations"}),
-    "metadata": Rule(VOCABULARY | {"core", "format", "storage", "wire", "runtime"}),
-    "client": Rule(VOCABULARY | TEXTS | {"core", "format", "wire", "runtime"}),
+    "wire": Rule(VOCABULARY | {"core", "format", "protocol", "runtime"}),
+    "storagenode": Rule(VOCABULARY | {"core", "format", "protocol", "storage", "wire", "runtime", "durations"}),
+    "metadata": Rule(VOCABULARY | {"core", "format", "protocol", "storage", "wire", "runtime"}),
+    "client": Rule(VOCABULARY | TEXTS | {"core", "format", "protocol", "wire", "runtime"}),
     # The servers and a client of them in one process, and which process that is.
-    "embedded": Rule(VOCABULARY | {"runtime", "core", "storage", "wire", "storagenode", "metadata", "client"}),
-    "admin": Rule(VOCABULARY | {"core", "wire", "client", "runtime"}),
+    "embedded": Rule(
+        VOCABULARY | {"runtime", "core", "protocol", "storage", "wire", "storagenode", "metadata", "client"}
+    ),
+    "admin": Rule(VOCABULARY | {"core", "protocol", "wire", "client", "runtime"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
     # Payload is Arrow on every path, and ``datetime`` is the type of a timestamp in a row, so both are values here. The
     # watermark is defined once, by the core, as a function of a position: nothing else of the core is open.
@@ -83,13 +87,15 @@ RULES: Mapping[str, Rule] = {
     "savepoints": Rule(VOCABULARY | TEXTS | {"core.read.watermark", "pipeline", "runtime"}),
     # Jobs are processes that are looked after; what they run is a pipeline, errors travel as they do on the wire, and
     # metrics are served as those of servers are.
-    "jobs": Rule(VOCABULARY | TEXTS | {"runtime", "pipeline", "wire.errors", "wire.addresses", "wire.metrics_http"}),
+    "jobs": Rule(
+        VOCABULARY | TEXTS | {"runtime", "pipeline", "protocol.errors", "wire.addresses", "wire.metrics_http"}
+    ),
     # The source reads ranges through the client, and opens an embedded log where nobody else has. A savepoint names the
     # version that made it.
     "spark": Rule(
         VOCABULARY
         | TEXTS
-        | {PACKAGE, "core", "format", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
+        | {PACKAGE, "core", "format", "protocol", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
         | {"runtime"}
     ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
@@ -116,7 +122,7 @@ RULES: Mapping[str, Rule] = {
         }
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
-    PACKAGE: Rule(VOCABULARY | {"client", "embedded", "wire.errors"}),
+    PACKAGE: Rule(VOCABULARY | {"client", "embedded", "protocol.errors"}),
     # Shipped, and free to use whatever it tests. No other row may name it.
     "testing": Rule(EVERYTHING),
 }
@@ -317,7 +323,7 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
         "client, core, cutwater, durations, embedded, errors, format, jobs, "
-        "pipeline, runtime, savepoints, schema_text, spark, types, wire",
+        "pipeline, protocol, runtime, savepoints, schema_text, spark, types, wire",
     ]
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from cutwater.core.messages import CommitMessage, LeaderMessage, SealReplica
 from cutwater.metadata.ways import WAITING_MAX, Ways
+from cutwater.protocol.storage_api import LEADER_SAYS
 from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, LogStreamId, Revision, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.storage_api import LEADER_SAYS
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

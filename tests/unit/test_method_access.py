@@ -15,22 +15,22 @@ from cutwater.core import requests as r
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.metadata.memory_store import MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.protocol import metadata_api, scan_api, storage_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, Access
+from cutwater.protocol.errors import Unproven
+from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS, STORAGE_NODE_ACCESS
+from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
-from cutwater.wire import metadata_api, scan_api, storage_api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE, Access
 from cutwater.wire.access_guard import Guard
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.auth import Identity
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.frames import PeerLimits
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint, Peer
-from cutwater.wire.method_access import METADATA_ACCESS, REQUEST_ACCESS, STORAGE_NODE_ACCESS
-from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.server_book import ServerBook
 from cutwater.wire.server_keys import ProvenServer, ServerKey
 

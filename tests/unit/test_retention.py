@@ -10,9 +10,9 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.state import OrderState
 from cutwater.core.requests import Answer, Done, Request, TrimRequest
 from cutwater.metadata.retention import Retention
+from cutwater.protocol.storage_api import FindAnswer, FindArguments
 from cutwater.types import GLSN, SECOND, LogStreamId
 from cutwater.types import Retention as Keep
-from cutwater.wire.storage_api import FindAnswer, FindArguments
 
 
 class Asked(Retention):

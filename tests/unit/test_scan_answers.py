@@ -12,8 +12,8 @@ from cutwater.client import ranges
 from cutwater.client.ranges import Block, Scanned, Stored, in_file, scanned
 from cutwater.errors import CutwaterError, Damaged, ProtocolViolation
 from cutwater.format.checksum import crc32c
+from cutwater.protocol.scan_api import NOTHING, ScanAnswer, ScanArguments, pack
 from cutwater.types import GLSN, LogStreamId
-from cutwater.wire.scan_api import NOTHING, ScanAnswer, ScanArguments, pack
 
 ASKED = ScanArguments(LogStreamId(1), GLSN(15), GLSN(40), 1_000)
 RUNS = [

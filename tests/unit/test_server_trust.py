@@ -11,8 +11,8 @@ from cutwater.errors import Unavailable
 from cutwater.metadata import server_trust
 from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server_trust import ServerTrust
+from cutwater.protocol.access import METADATA_NODE
 from cutwater.types import ClusterId, MetadataNodeId
-from cutwater.wire.access import METADATA_NODE
 from cutwater.wire.server_keys import ProvenServer, ServerKey
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

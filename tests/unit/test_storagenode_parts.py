@@ -19,6 +19,7 @@ from cutwater.errors import CutwaterError, InvalidArgument
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import BODY_BYTES_MAX, NO_TIME, decode_header, encode_frame
 from cutwater.format.errors import DiskFull, StorageBroken
+from cutwater.protocol.storage_api import VolumeRoom
 from cutwater.storage.memory import MemoryStorage
 from cutwater.storage.pace import MEMORY, SLOW_SECONDS, Pace
 from cutwater.storagenode.checking import check_batch, check_entry
@@ -39,7 +40,6 @@ from cutwater.types import (
     ProducerTag,
     Sequence,
 )
-from cutwater.wire.storage_api import VolumeRoom
 from tests.unit.storage_kit import commit_of, entries_from
 
 WITHIN_SECONDS = 10

@@ -8,9 +8,9 @@ import pytest
 from msgspec import Raw, msgpack
 
 from cutwater.errors import CutwaterError, InvalidArgument
+from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
 from cutwater.wire import frames
 from cutwater.wire.codec import LARGE_BYTES, FrameDecoder, encode_frame
-from cutwater.wire.errors import FrameTooLarge, MalformedFrame
 from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, WITH_BODY, Frame, Kind, RequestHeader
 from cutwater.wire.options import WireOptions
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from cutwater.wire import errors
+from cutwater.protocol import errors
+from cutwater.protocol.errors import HEADER_BYTES_MIN
 from cutwater.wire.codec import FrameDecoder, encode_frame
 from cutwater.wire.credits import CreditPool, SendWindow
-from cutwater.wire.errors import HEADER_BYTES_MIN
 from cutwater.wire.frames import ENCODE, FIXED, HEADERS, WITH_BODY, Kind
 from cutwater.wire.options import KIB, MIB, ListenerOptions, WireOptions
 

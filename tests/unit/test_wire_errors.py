@@ -23,9 +23,8 @@ from cutwater.errors import (
     Unavailable,
     WrongEpoch,
 )
-from cutwater.types import GLSN, Epoch, LogStreamId, Sequence
-from cutwater.wire import errors as wire_errors
-from cutwater.wire.errors import (
+from cutwater.protocol import errors as wire_errors
+from cutwater.protocol.errors import (
     FIELDS_MAX,
     HEADER_BYTES_MIN,
     HISTORY_LINES_MAX,
@@ -38,6 +37,7 @@ from cutwater.wire.errors import (
     from_wire,
     to_wire,
 )
+from cutwater.types import GLSN, Epoch, LogStreamId, Sequence
 
 
 def tree(cls: type[CutwaterError] = CutwaterError) -> Iterator[type[CutwaterError]]:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from cutwater.errors import CutwaterError, InvalidArgument, ResourceExhausted
+from cutwater.protocol.errors import Unauthenticated
 from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unauthenticated
 from cutwater.wire.gate import IN_PROCESS, Gate, address_key
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.memory import MemoryNetwork

@@ -8,14 +8,14 @@ import asyncio
 import pytest
 
 from cutwater.errors import CutwaterError, ResourceExhausted
+from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
+from cutwater.protocol.methods import Method
 from cutwater.types import ClusterId
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import FrameTooLarge, MalformedFrame
 from cutwater.wire.frames import FIXED_BYTES, Frame, Kind
 from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Method
 from cutwater.wire.nearby import NearTransport
 from cutwater.wire.options import WireOptions
 from cutwater.wire.server import Listener, listen

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from cutwater.protocol.errors import FrameTooLarge
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.errors import FrameTooLarge
 from cutwater.wire.frames import FIXED_BYTES, Frame, Kind
 from cutwater.wire.outbox import FLUSH_BYTES, JOIN_BYTES_MAX, Outbox
 from cutwater.wire.streams import StreamSender

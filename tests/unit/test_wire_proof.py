@@ -13,18 +13,18 @@ import pytest
 from msgspec import Raw, msgpack, structs
 
 from cutwater.errors import InvalidArgument, WrongIdentity
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unproven
+from cutwater.protocol.methods import Method
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import ClusterId
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.frames import ENCODE, MAGIC, Hello, Kind, PeerLimits, Welcome
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint, encode_hello, encode_proof, judge_hello, judge_proof, judge_welcome
 from cutwater.wire.memory import MemoryNetwork
-from cutwater.wire.methods import Method
 from cutwater.wire.options import WireOptions
 from cutwater.wire.server import listen
 from cutwater.wire.server_book import ServerBook

@@ -15,9 +15,9 @@ from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import counted
 from cutwater.errors import CutwaterError
+from cutwater.protocol.storage_api import STATUS, DamageStatus, NodeStatus, ReplicaStatus
 from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.storage_api import STATUS, DamageStatus, NodeStatus, ReplicaStatus
 
 CONNECT_MS_MAX = 1_000
 TOLD_MAX = 5

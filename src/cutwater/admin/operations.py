@@ -14,6 +14,8 @@ from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.client.repository import Repository
 from cutwater.core import requests as r
 from cutwater.errors import AlreadyExists, CutwaterError, NotFound, Refused, Unavailable
+from cutwater.protocol import metadata_api, storage_api
+from cutwater.protocol.methods import Method
 from cutwater.types import (
     GLSN,
     BatchNumber,
@@ -24,9 +26,7 @@ from cutwater.types import (
     RunId,
     StorageNodeId,
 )
-from cutwater.wire import metadata_api, storage_api
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.methods import Method
 
 if TYPE_CHECKING:
     from cutwater.client.ranges import Ranges

@@ -11,9 +11,9 @@ from msgspec.structs import asdict
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription, RunDescription
 from cutwater.errors import CutwaterError
+from cutwater.protocol.storage_api import STAGED, StagedInfo
 from cutwater.types import StorageNodeId
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.storage_api import STAGED, StagedInfo
 
 NODE_MS_MAX = 2_000
 

@@ -15,10 +15,10 @@ from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import nodes_in_words
 from cutwater.errors import CutwaterError
+from cutwater.protocol.storage_api import STATUS, VERIFY, VERIFY_STAGED
 from cutwater.types import GLSN, LLSN, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.storage_api import STATUS, VERIFY, VERIFY_STAGED
 
 CONNECT_MS_MAX = 5_000
 

@@ -11,10 +11,10 @@ from msgspec import Struct
 
 from cutwater.client.errors import ClientClosed
 from cutwater.errors import InvalidArgument
+from cutwater.protocol.errors import ConnectionLost, Unproven
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost, Unproven
 from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.server_keys import ProvenServer
 from cutwater.wire.tls import client_tls

@@ -35,12 +35,12 @@ from cutwater.errors import (
     Unavailable,
     WrongEpoch,
 )
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.methods import Received
+from cutwater.protocol.storage_api import APPEND, AppendAnswer, AppendArguments
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LLSN, Ack, Batch, LogStreamId, TopicId
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.methods import Received
-from cutwater.wire.storage_api import APPEND, AppendAnswer, AppendArguments
 
 RETRY_SECONDS_MIN = 0.005
 RETRY_SECONDS_MAX = 0.5

@@ -33,11 +33,11 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
+from cutwater.protocol.methods import Received
+from cutwater.protocol.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
-from cutwater.wire.methods import Received
 from cutwater.wire.options import MIB, WireOptions
-from cutwater.wire.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
 from cutwater.wire.streams import SharedCredit, StreamReceiver
 
 _log = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from cutwater.client.nodes import Nodes
 from cutwater.core.append_fate import AppendFate, fate_of
 from cutwater.core.requests import StreamInfo
 from cutwater.errors import AppendUnknown, CutwaterError, StreamSealed
+from cutwater.protocol.storage_api import AppendAnswer
 from cutwater.runtime.deadlines import SLOW_SECONDS
 from cutwater.types import LLSN, LogStreamId
-from cutwater.wire.storage_api import AppendAnswer
 
 LOOK_SECONDS = 0.1
 """How often it is looked whether there is such an append."""

@@ -59,13 +59,13 @@ from cutwater.errors import (
     SequenceReused,
     Unavailable,
 )
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.methods import Received
+from cutwater.protocol.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import Ack, Batch, BatchKind, Epoch, LogStreamId, ProducerId, ProducerTag, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.methods import Received
-from cutwater.wire.storage_api import APPEND, FATE, AppendAnswer, AppendArguments, FateArguments
 
 BUFFER_BYTES_MAX = 32 * 1024 * 1024
 

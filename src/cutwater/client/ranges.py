@@ -45,14 +45,8 @@ from cutwater.errors import (
 )
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import FRAME_BYTES_MAX
-from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
-from cutwater.wire.addresses import is_loopback, parse_address
-from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.methods import Body
-from cutwater.wire.options import MIB
-from cutwater.wire.scan_api import (
+from cutwater.protocol.methods import Body
+from cutwater.protocol.scan_api import (
     CHECKED,
     COLUMNS,
     GROUP_COLUMNS,
@@ -72,7 +66,13 @@ from cutwater.wire.scan_api import (
     ScanArguments,
     unpack,
 )
-from cutwater.wire.storage_api import Columns
+from cutwater.protocol.storage_api import Columns
+from cutwater.runtime.deadlines import Deadline
+from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
+from cutwater.wire.addresses import is_loopback, parse_address
+from cutwater.wire.connection import Connection
+from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.options import MIB
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ Runs: TypeAlias = "tuple[array[int], ...]"
 
 
 class Heads(Struct, frozen=True):
-    """The headers of batches of one log stream, column by column as in ``wire.scan_api``, and what came before.
+    """The headers of batches of one log stream, column by column as in ``protocol.scan_api``, and what came before.
     ``idle``: of each batch, 1 if it declares its log stream idle, otherwise 0."""
 
     before: EventTimeBefore
@@ -110,7 +110,7 @@ class Block(NamedTuple):
 
 
 class Scanned(Struct, frozen=True):
-    """Runs of one log stream, column by column as in ``wire.scan_api``, and the blocks with their rows, verified.
+    """Runs of one log stream, column by column as in ``protocol.scan_api``, and the blocks with their rows, verified.
     ``is_stored``: blocks have all columns, whatever was asked for."""
 
     runs: Runs
@@ -341,8 +341,8 @@ class Ranges:
     async def groups(
         self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
     ) -> tuple[tuple[array[int], ...], GLSN]:
-        """What runs have published in a range, column by column as in ``wire.scan_api``, and up to where that is all:
-        at least one position further. ``Trimmed`` if the range begins below what is left."""
+        """What runs have published in a range, column by column as in ``protocol.scan_api``, and up to where that is
+        all: at least one position further. ``Trimmed`` if the range begins below what is left."""
         deadline = Deadline(timeout)
 
         async def ask(connection: Connection) -> tuple[tuple[array[int], ...], GLSN]:

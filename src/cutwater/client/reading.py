@@ -26,11 +26,8 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
-from cutwater.runtime.deadlines import Deadline
-from cutwater.types import GLSN, BatchKind, CutTime, EventTime, LogStreamId, StorageNodeId
-from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.storage_api import (
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.storage_api import (
     EVENT_TIME,
     FIND,
     READ,
@@ -39,6 +36,9 @@ from cutwater.wire.storage_api import (
     FindArguments,
     ReadArguments,
 )
+from cutwater.runtime.deadlines import Deadline
+from cutwater.types import GLSN, BatchKind, CutTime, EventTime, LogStreamId, StorageNodeId
+from cutwater.wire.connection import Connection
 
 ASK_MS_MAX = 5_000
 RETRY_SECONDS_MIN = 0.005

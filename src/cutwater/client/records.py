@@ -22,9 +22,9 @@ from cutwater.format.bodies import BadBody, BodyForm, read_checked
 from cutwater.format.entry_codec import frames_in
 from cutwater.format.plain_bodies import is_plain
 from cutwater.format.projection import decode_schema, projected_schema, read_columns, timestamps
+from cutwater.protocol.methods import Body
+from cutwater.protocol.storage_api import Columns, ReadAnswerHeader
 from cutwater.types import GLSN, LLSN, Batch, LogStreamId
-from cutwater.wire.methods import Body
-from cutwater.wire.storage_api import Columns, ReadAnswerHeader
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})

@@ -10,16 +10,16 @@ from typing import Any, TypeVar
 from cutwater.client.access import ANYONE, Access, open_connection
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
+from cutwater.protocol.access import STORAGE_NODE
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.metadata_api import ASK
+from cutwater.protocol.methods import Method, Received
+from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
-from cutwater.wire.access import STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
-from cutwater.wire.metadata_api import ASK
-from cutwater.wire.methods import Method, Received
 from cutwater.wire.states import State
-from cutwater.wire.storage_api import A_CLIENT, COMPLAINT, Complaint
 
 A = TypeVar("A")
 

@@ -30,13 +30,13 @@ from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import staged_frame
 from cutwater.format.merging import POSITION, check_order
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.methods import Method
+from cutwater.protocol.storage_api import DISCARD_PART, FINISH_PART, STAGE, FinishArguments, StageArguments
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import Batch, BatchNumber, Part, RunId, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
-from cutwater.wire.methods import Method
 from cutwater.wire.options import KIB, MIB
-from cutwater.wire.storage_api import DISCARD_PART, FINISH_PART, STAGE, FinishArguments, StageArguments
 
 ENTRY_BYTES = MIB
 """About what an entry has."""

@@ -22,9 +22,9 @@ from cutwater.client.records import Layout, Record
 from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
+from cutwater.protocol.storage_api import Columns
 from cutwater.runtime.deadlines import Deadline, check_wait
 from cutwater.types import GLSN, LogStreamId, TopicId
-from cutwater.wire.storage_api import Columns
 
 BATCH_ROWS = 16_384
 """Runs with fewer rows are joined until there are so many, as far as they are ready."""

@@ -26,9 +26,9 @@ from cutwater.core.requests import (
 )
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, MILLISECOND, LogStreamId, Retention, TopicId
-from cutwater.wire.errors import ConnectionLost
 
 POLL_SECONDS = 0.02
 REPLICATION_DEFAULT = 3

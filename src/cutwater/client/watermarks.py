@@ -45,9 +45,9 @@ from cutwater.core.read.watermark import (
 from cutwater.core.requests import ClockMarks, ClockRequest, StreamInfo, TopicInfo
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import DeadlineExceeded, NotYetCommitted, Trimmed
+from cutwater.protocol.storage_api import Columns, EventTimeAnswer
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, MILLISECOND, BatchKind, CutTime, EventTime, TopicId
-from cutwater.wire.storage_api import Columns, EventTimeAnswer
 
 KEPT_MAX = 64
 SPAN_MIN = 4_096

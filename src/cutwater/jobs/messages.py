@@ -9,7 +9,7 @@ from msgspec import Raw, Struct
 
 from cutwater.errors import CutwaterError
 from cutwater.jobs.job_file import Restored
-from cutwater.wire.errors import WireError, from_wire
+from cutwater.protocol.errors import WireError, from_wire
 
 LINE_BYTES_MAX = 1 << 20
 ERROR_CHARS_MAX = 20_000

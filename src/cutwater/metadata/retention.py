@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from cutwater.core.order.state import LogStream, OrderState, Topic
 from cutwater.core.requests import Answer, Request, TrimRequest
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.protocol.storage_api import FIND, FindAnswer, FindArguments
 from cutwater.types import GLSN, CutTime, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.storage_api import FIND, FindAnswer, FindArguments
 
 _log = logging.getLogger(__name__)
 

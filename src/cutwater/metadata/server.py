@@ -39,19 +39,19 @@ from cutwater.metadata.server_trust import ServerTrust
 from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
 from cutwater.metadata.term import Term
 from cutwater.metadata.ways import Ways
+from cutwater.protocol import metadata_api as api
+from cutwater.protocol import storage_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unproven
+from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
 from cutwater.types import SECOND, ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
-from cutwater.wire import metadata_api as api
-from cutwater.wire import storage_api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.access_guard import Guard
 from cutwater.wire.addresses import format_address
 from cutwater.wire.auth import Authenticator
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.gate import GateSnapshot
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.method_access import METADATA_ACCESS, REQUEST_ACCESS
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.server_keys import ServerKey

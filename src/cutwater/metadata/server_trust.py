@@ -13,12 +13,12 @@ import ssl
 
 from cutwater.core.order.state import Node
 from cutwater.metadata.store_interface import MetadataStore
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unproven
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.server_book import ServerBook
 from cutwater.wire.server_keys import ProvenServer, ServerKey

@@ -39,8 +39,8 @@ from cutwater.errors import CutwaterError, Damaged, Fenced, ProtocolViolation, U
 from cutwater.metadata.counters import Counters
 from cutwater.metadata.store_interface import MetadataStore
 from cutwater.metadata.ways import Ways
+from cutwater.protocol.storage_api import Addresses
 from cutwater.types import DecisionIndex, Instant, LeaderEpoch
-from cutwater.wire.storage_api import Addresses
 
 _log = logging.getLogger(__name__)
 

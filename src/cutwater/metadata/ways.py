@@ -12,11 +12,11 @@ import asyncio
 
 from cutwater.core.messages import CommitMessage, LeaderMessage
 from cutwater.errors import CutwaterError
+from cutwater.protocol import storage_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.metadata_api import RELAY_DOWN, RelayDown
 from cutwater.types import StorageNodeId
-from cutwater.wire import storage_api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.connection import Connection
-from cutwater.wire.metadata_api import RELAY_DOWN, RelayDown
 from cutwater.wire.server_book import ServerBook
 
 FRESH_SECONDS = 1.0

@@ -24,8 +24,8 @@ from cutwater.client.ranges import Heads
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK, RULE, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
+from cutwater.protocol.scan_api import NOTHING
 from cutwater.types import GLSN, MILLISECOND, LogStreamId, TopicId
-from cutwater.wire.scan_api import NOTHING
 
 Numbers: TypeAlias = NDArray[np.int64]
 

@@ -16,12 +16,12 @@ from cutwater.jobs.messages import HeldBy, Progress
 from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, holder_of
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.stream import Pipeline
+from cutwater.protocol.scan_api import UNKNOWN
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
 from cutwater.spark.pipeline_offsets import Offset
 from cutwater.spark.pipeline_operator import dropped_late, late_sent, left_timers
 from cutwater.types import GLSN, MILLISECOND
-from cutwater.wire.scan_api import UNKNOWN
 
 RATE_SECONDS = 10.0
 """The rate is that of the last so many seconds."""

@@ -32,6 +32,7 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rule_one import AnyClock, RuleOneLogClock, RuleOneSnapshot, current
 from cutwater.pipeline.steps import Ticks
+from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.event_time import FIRST_GLSN
 from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, read_options
@@ -42,7 +43,6 @@ from cutwater.spark.pipeline_records import SourceRows, run_function
 from cutwater.spark.planning import MARKS_SECONDS, Planner, walk_begins
 from cutwater.spark.tasks import Part, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
-from cutwater.wire.scan_api import NOTHING
 
 PART_RECORDS_MIN = 5_000
 """A task reads at least so many, unless there are fewer."""

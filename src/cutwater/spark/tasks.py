@@ -18,12 +18,12 @@ from cutwater.client.schemas import TIMESTAMP, TopicSchema
 from cutwater.core.read.watermark import Strategy
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed, Trimmed
+from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.event_time import Numbers, Seen, seen_by
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where
 from cutwater.types import GLSN, LogStreamId
 from cutwater.wire.options import MIB
-from cutwater.wire.scan_api import NOTHING
 
 BATCH_BYTES_MAX = 32 * MIB
 """A batch for Spark has at most so much and one block more."""

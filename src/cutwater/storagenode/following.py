@@ -18,15 +18,15 @@ from msgspec import Struct
 from cutwater.core.read.commit_index import context_of_llsn, last_context_at
 from cutwater.errors import Damaged, Trimmed, Unavailable
 from cutwater.format.entry_codec import Frame
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.methods import Payload
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, memory_needed, within
 from cutwater.storagenode.reading import indexed_end, pick_columns, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Revision
-from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
-from cutwater.wire.methods import Payload
 from cutwater.wire.serving import Call
 from cutwater.wire.streams import StreamSender
 

@@ -8,11 +8,11 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterator
 
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.protocol.errors import Unproven
 from cutwater.types import StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven
 from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.server_book import ServerBook
 from cutwater.wire.server_keys import ProvenServer

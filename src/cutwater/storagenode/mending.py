@@ -20,13 +20,13 @@ from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.format.entry_codec import Frame, frames_in
 from cutwater.format.errors import DamagedEntries, DamagedFile
+from cutwater.protocol import storage_api as api
 from cutwater.storage.files import look_again
 from cutwater.storage.interface import Finding, FrameCheck, ReplicaStorage
 from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, LogStreamId
-from cutwater.wire import storage_api as api
 
 _log = logging.getLogger(__name__)
 

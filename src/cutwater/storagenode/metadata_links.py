@@ -17,16 +17,16 @@ from typing import Any, Protocol, TypeVar
 
 from cutwater.core.requests import Request
 from cutwater.errors import CutwaterError, Unavailable, WrongIdentity
+from cutwater.protocol.access import METADATA_NODE
+from cutwater.protocol.errors import Unproven, WrongCluster
+from cutwater.protocol.metadata_api import ASK
+from cutwater.protocol.methods import Notice
+from cutwater.protocol.storage_api import JOIN, JoinAnswer, JoinArguments
 from cutwater.storagenode.links import Link
-from cutwater.wire.access import METADATA_NODE
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import Unproven, WrongCluster
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.metadata_api import ASK
-from cutwater.wire.methods import Notice
 from cutwater.wire.server_book import ServerBook
 from cutwater.wire.server_keys import ProvenServer
-from cutwater.wire.storage_api import JOIN, JoinAnswer, JoinArguments
 
 _log = logging.getLogger(__name__)
 

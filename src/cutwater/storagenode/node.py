@@ -38,6 +38,7 @@ from cutwater.errors import (
     Unavailable,
 )
 from cutwater.format.errors import DiskFull
+from cutwater.protocol.storage_api import AppendAnswer, AppendArguments, Complaint
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.checking import check_entry
 from cutwater.storagenode.counters import Counters
@@ -59,7 +60,6 @@ from cutwater.types import (
     StorageNodeId,
     UncommitReport,
 )
-from cutwater.wire.storage_api import AppendAnswer, AppendArguments, Complaint
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from cutwater.core.messages import GroupOutcome, PublishGroup, Replicate, SyncRequest
 from cutwater.errors import CutwaterError, Damaged
+from cutwater.protocol.storage_api import AppendAnswer, Complaint
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LogStreamId, Report, StorageNodeId
-from cutwater.wire.storage_api import AppendAnswer, Complaint
 
 
 class Asker(Protocol):

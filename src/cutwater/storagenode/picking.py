@@ -19,10 +19,10 @@ from cutwater.format.bodies import INFLATED_BYTES_MAX, BadBody, BodyForm, inflat
 from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import Frame
 from cutwater.format.ipc_message import may_be_compressed
+from cutwater.protocol.storage_api import Columns
 from cutwater.runtime.threads import to_the_end
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.types import BatchKind
-from cutwater.wire.storage_api import Columns
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]

@@ -20,6 +20,7 @@ from cutwater.core.messages import GroupOutcome, GroupState, PublishGroup
 from cutwater.core.publish.staged import PartSize
 from cutwater.core.replica.events import GroupEntry, GroupFailed
 from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailable
+from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.staging import Held, StagingFiles
 from cutwater.storagenode.checking import check_batch
@@ -29,7 +30,6 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.staging import Staging
 from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
-from cutwater.wire import storage_api as api
 from cutwater.wire.serving import Call
 
 _log = logging.getLogger(__name__)

@@ -14,15 +14,15 @@ from cutwater.core.read.commit_index import context_of_llsn
 from cutwater.errors import Damaged, NotYetCommitted, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import Frame, encode_frame
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.methods import Payload
+from cutwater.protocol.scan_api import UNKNOWN
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
-from cutwater.wire import storage_api as api
 from cutwater.wire.handlers import Reply
-from cutwater.wire.methods import Payload
-from cutwater.wire.scan_api import UNKNOWN
 from cutwater.wire.serving import Call
 
 READ_WAIT_SECONDS = 0.001

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from cutwater.protocol.storage_api import VolumeRoom
 from cutwater.types import NodeState
-from cutwater.wire.storage_api import VolumeRoom
 
 MIB = 1024 * 1024
 RESERVE_BYTES = 64 * MIB

@@ -14,10 +14,10 @@ from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import Frame
 from cutwater.format.ipc_message import may_be_compressed
 from cutwater.format.projection import merged
+from cutwater.protocol.scan_api import CHECKED, MALFORMED
+from cutwater.protocol.storage_api import Columns
 from cutwater.storagenode.picking import FormOf, Room, columns_of, inflated, is_malformed, picked
 from cutwater.types import BatchKind
-from cutwater.wire.scan_api import CHECKED, MALFORMED
-from cutwater.wire.storage_api import Columns
 
 
 class Place(NamedTuple):

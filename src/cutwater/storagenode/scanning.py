@@ -16,6 +16,7 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import Frame, FrameHeader, Outline
+from cutwater.protocol import scan_api as api
 from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
@@ -34,7 +35,6 @@ from cutwater.storagenode.reading import count_read, find, indexed_end, last_lls
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
-from cutwater.wire import scan_api as api
 from cutwater.wire.addresses import is_loopback
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import Reply

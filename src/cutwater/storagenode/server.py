@@ -27,6 +27,10 @@ from cutwater.core.messages import (
 from cutwater.core.producer_session import Fate
 from cutwater.core.requests import Catalog, CatalogRequest, StagedAnswer, StagedRequest
 from cutwater.errors import CutwaterError, Damaged, ResourceExhausted, Unavailable
+from cutwater.protocol import scan_api
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.method_access import STORAGE_NODE_ACCESS
 from cutwater.runtime.threads import to_the_end
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.staging import StagingFiles
@@ -51,16 +55,12 @@ from cutwater.storagenode.stuck_replicas import StuckReplicas, stuck_replicas
 from cutwater.storagenode.syncing import Syncing
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
-from cutwater.wire import scan_api
-from cutwater.wire import storage_api as api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.addresses import format_address
 from cutwater.wire.auth import Authenticator
 from cutwater.wire.connection import Connection
 from cutwater.wire.gate import GateSnapshot
 from cutwater.wire.handlers import LATER, Later, Methods
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.method_access import STORAGE_NODE_ACCESS
 from cutwater.wire.options import MIB, ListenerOptions, WireOptions
 from cutwater.wire.server import Listener, listen
 from cutwater.wire.server_book import ServerBook

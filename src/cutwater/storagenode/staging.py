@@ -30,6 +30,7 @@ from cutwater.errors import (
 )
 from cutwater.format.checksum import Buffer
 from cutwater.format.errors import DiskFull
+from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.memory_budget import MemoryBudget
@@ -37,7 +38,6 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.staged_checks import PartChecks
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import BatchNumber, RunId
-from cutwater.wire import storage_api as api
 from cutwater.wire.handlers import Reply
 from cutwater.wire.serving import Call
 

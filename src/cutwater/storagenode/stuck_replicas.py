@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from cutwater.protocol.storage_api import DamageStatus
 from cutwater.storagenode.node import StorageNode
 from cutwater.types import LogStreamId
-from cutwater.wire.storage_api import DamageStatus
 
 _log = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from cutwater.core.replica.sync_ranges import Extent, missing_entries, plan_sync
 from cutwater.errors import CutwaterError, Damaged, Refused
 from cutwater.format.entry_codec import NO_TIME, Running, frames_in
 from cutwater.format.errors import DamagedEntries
+from cutwater.protocol import storage_api as api
 from cutwater.storage.format import decode_dedup, encode_dedup
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
-from cutwater.wire import storage_api as api
 from cutwater.wire.connection import Connection
 from cutwater.wire.serving import Call
 from cutwater.wire.streams import StreamSender

@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from cutwater.protocol.methods import Method, StreamMethod
 from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import Methods, Reply
 from cutwater.wire.handshake import Endpoint
-from cutwater.wire.methods import Method, StreamMethod
 from cutwater.wire.server import listen
 from cutwater.wire.serving import Call
 from cutwater.wire.streams import SharedCredit, StreamSender

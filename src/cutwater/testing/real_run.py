@@ -26,6 +26,9 @@ from cutwater.core.order.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import frames_in
+from cutwater.protocol import metadata_api
+from cutwater.protocol import storage_api as api
+from cutwater.protocol.errors import ConnectionLost
 from cutwater.runtime import processes
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import replica_path
@@ -42,12 +45,9 @@ from cutwater.types import (
     LogStreamId,
     StorageNodeId,
 )
-from cutwater.wire import metadata_api
-from cutwater.wire import storage_api as api
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS = 1_000

@@ -11,8 +11,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from cutwater.errors import CutwaterError, Unavailable
-from cutwater.wire.access import Access
-from cutwater.wire.errors import Unproven
+from cutwater.protocol.access import Access
+from cutwater.protocol.errors import Unproven
 from cutwater.wire.server_book import ServerBook
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from cutwater.wire.errors import Unauthenticated
+from cutwater.protocol.errors import Unauthenticated
 
 
 class Credentials(Struct, frozen=True):

@@ -13,10 +13,10 @@ from math import inf
 from typing import Any
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ProtocolViolation, ResourceExhausted
+from cutwater.protocol.errors import ConnectionLost, MalformedFrame, from_wire
+from cutwater.protocol.methods import Payload, StreamMethod
 from cutwater.runtime.deadline_watch import DeadlineWatch
-from cutwater.wire.errors import ConnectionLost, MalformedFrame, from_wire
 from cutwater.wire.frames import ENCODE, Frame, Kind, PeerLimits
-from cutwater.wire.methods import Payload, StreamMethod
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.streams import SharedCredit, StreamReceiver
 

@@ -7,10 +7,10 @@ import ssl
 from collections.abc import Awaitable, Callable
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
+from cutwater.protocol.errors import ConnectionLost, MalformedFrame, Untrusted
 from cutwater.wire import nearby
 from cutwater.wire.addresses import format_address, is_loopback
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost, MalformedFrame, Untrusted
 from cutwater.wire.handshake import Endpoint, Expect
 from cutwater.wire.states import State
 

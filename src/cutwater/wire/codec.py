@@ -4,7 +4,8 @@ Small frames are cut out of the bytes as they come. A large one, of which only t
 its own, into which a transport can receive directly (``target`` and ``filled``); nothing of it is copied again.
 
 1. Lengths are checked before anything is allocated, and ``admit`` is asked before a large buffer is.
-2. Whatever the bytes are, the outcome is a frame, "more bytes, please" (None), or an error of ``wire.errors``, after
+2. Whatever the bytes are, the outcome is a frame, "more bytes, please" (None), or an error of ``protocol.errors``,
+after
    which this decoder is of no use any more. Nothing here executes or instantiates what the bytes name.
 3. What it holds is bounded by one frame plus what was fed and not yet taken.
 """
@@ -16,9 +17,9 @@ from collections.abc import Callable
 import msgspec
 
 from cutwater.errors import CutwaterError
-from cutwater.wire.errors import FrameTooLarge, MalformedFrame
+from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
+from cutwater.protocol.methods import Body
 from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Frame, Kind
-from cutwater.wire.methods import Body
 
 LARGE_BYTES = 16 * 1024
 """Frames above this do not wait in the common buffer until they are complete."""

@@ -19,11 +19,12 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.protocol.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
+from cutwater.protocol.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.runtime.event_loop import receive_buffer
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.calling import Calling
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
 from cutwater.wire.frames import ENCODE, Frame, Kind, Welcome
 from cutwater.wire.handshake import (
     Endpoint,
@@ -37,7 +38,6 @@ from cutwater.wire.handshake import (
     judge_welcome,
 )
 from cutwater.wire.keepalive import Keepalive, Verdict
-from cutwater.wire.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.serving import Serving, unforeseen

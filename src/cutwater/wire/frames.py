@@ -35,8 +35,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from cutwater.wire.errors import WireError
-from cutwater.wire.methods import Body
+from cutwater.protocol.errors import WireError
+from cutwater.protocol.methods import Body
 
 FIXED = struct.Struct("<IIQBB")
 FIXED_BYTES = FIXED.size

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.connection import Connection
 from cutwater.wire.handshake import Endpoint, Peer

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import AlreadyExists, InvalidArgument
-from cutwater.wire.access import Access
+from cutwater.protocol.access import Access
+from cutwater.protocol.methods import Method, Notice, Payload, StreamMethod
 from cutwater.wire.access_guard import Guard
-from cutwater.wire.methods import Method, Notice, Payload, StreamMethod
 from cutwater.wire.server_book import ServerBook
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Methods:
             return None
         if name not in self._access:
             raise InvalidArgument(
-                f"{name} is not in the table of methods and their callers (wire/method_access.py): enter it there"
+                f"{name} is not in the table of methods and their callers (protocol/method_access.py): enter it there"
             )
         access = self._access[name]
         return None if access.is_for_clients else Guard(name, access, self._book)

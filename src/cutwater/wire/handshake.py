@@ -13,10 +13,10 @@ from msgspec import Raw, Struct, field
 from msgspec.structs import replace
 
 from cutwater.errors import InvalidArgument
+from cutwater.protocol.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
 from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
 from cutwater.wire.auth import ANONYMOUS, Identity
-from cutwater.wire.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
 from cutwater.wire.frames import ENCODE, MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
 from cutwater.wire.handlers import Methods
 from cutwater.wire.options import WireOptions

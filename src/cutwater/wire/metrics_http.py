@@ -8,8 +8,8 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.registry import Collector
 
+from cutwater.protocol.errors import CannotListen
 from cutwater.wire.addresses import format_address
-from cutwater.wire.errors import CannotListen
 
 
 class MetricsExporter:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from cutwater.protocol.methods import Body
 from cutwater.wire.connection import Connection
-from cutwater.wire.methods import Body
 from cutwater.wire.whole_frames import FrameProtocol, FrameQueue, FrameTransport
 
 Door = Callable[[], Awaitable[Connection]]

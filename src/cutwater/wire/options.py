@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
-from cutwater.wire.errors import HEADER_BYTES_MIN
+from cutwater.protocol.errors import HEADER_BYTES_MIN
 
 KIB = 1024
 MIB = 1024 * KIB

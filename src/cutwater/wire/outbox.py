@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cutwater.wire.errors import FrameTooLarge
+from cutwater.protocol.errors import FrameTooLarge
+from cutwater.protocol.methods import Body, Payload
 from cutwater.wire.frames import FIXED_BYTES, PACK_FIXED
-from cutwater.wire.methods import Body, Payload
 from cutwater.wire.whole_frames import FrameTransport, lasting
 
 JOIN_BYTES_MAX = 16 * 1024

@@ -12,12 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 from cutwater.errors import InvalidArgument
+from cutwater.protocol.errors import CannotListen
 from cutwater.wire import nearby
 from cutwater.wire.addresses import is_loopback
 from cutwater.wire.auth import Authenticator
 from cutwater.wire.client import check_port
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import CannotListen
 from cutwater.wire.gate import IN_PROCESS, Gate
 from cutwater.wire.handshake import Endpoint, Peer
 from cutwater.wire.options import ListenerOptions

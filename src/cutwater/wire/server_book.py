@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.server_keys import ProvenServer
 
 if TYPE_CHECKING:

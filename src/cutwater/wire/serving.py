@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from msgspec import Struct
 
 from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted, Unavailable
+from cutwater.protocol.errors import InternalError, UnknownMethod, encode_error
+from cutwater.protocol.methods import Body, Payload
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.wire.access_guard import Guard
-from cutwater.wire.errors import InternalError, UnknownMethod, encode_error
 from cutwater.wire.frames import ENCODE, Frame, Kind, OpenHeader, RequestHeader
 from cutwater.wire.handlers import LATER, Methods, Reply
-from cutwater.wire.methods import Body, Payload
 from cutwater.wire.options import Budget
 from cutwater.wire.outbox import Outbox
 from cutwater.wire.streams import StreamSender

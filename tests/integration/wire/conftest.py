@@ -21,13 +21,13 @@ import pytest
 import trustme
 
 from cutwater.errors import CutwaterError
+from cutwater.protocol.errors import from_wire
 from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
 from cutwater.wire import nearby
 from cutwater.wire.client import connect
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import from_wire
 from cutwater.wire.frames import FIXED, FIXED_BYTES, Frame, Kind
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import Endpoint

@@ -15,13 +15,13 @@ from msgspec import msgpack
 from wire_kit import OF_BYTES
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted
+from cutwater.protocol.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire, to_wire
+from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire, to_wire
 from cutwater.wire.frames import FIXED, GoAway, Kind, PeerLimits
 from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.memory import Faults
-from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.outbox import FLUSH_BYTES
 from cutwater.wire.serving import Call

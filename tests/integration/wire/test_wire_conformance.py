@@ -31,10 +31,10 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
+from cutwater.protocol.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
+from cutwater.protocol.methods import Method, Notice, Received, StreamMethod
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
 from cutwater.wire.handlers import LATER, Later, Methods, Reply
-from cutwater.wire.methods import Method, Notice, Received, StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call
 from cutwater.wire.states import State

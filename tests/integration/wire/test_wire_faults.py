@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cutwater.errors import CutwaterError, Unavailable
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
-from cutwater.wire.errors import ConnectionLost
 from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.handshake import Endpoint
 from cutwater.wire.memory import Faults, Link, MemoryNetwork
-from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.states import State

@@ -14,13 +14,7 @@ from msgspec import Raw, msgpack
 from wire_kit import OF_BYTES
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable
-from cutwater.types import ClusterId
-from cutwater.wire import server as wire_server
-from cutwater.wire.auth import Credentials, Identity, TokenAuthenticator, by_certificate
-from cutwater.wire.client import connect
-from cutwater.wire.codec import encode_frame
-from cutwater.wire.connection import Connection
-from cutwater.wire.errors import (
+from cutwater.protocol.errors import (
     ConnectionLost,
     MalformedFrame,
     Unauthenticated,
@@ -28,10 +22,16 @@ from cutwater.wire.errors import (
     WrongCluster,
     WrongVersion,
 )
+from cutwater.protocol.methods import Method
+from cutwater.types import ClusterId
+from cutwater.wire import server as wire_server
+from cutwater.wire.auth import Credentials, Identity, TokenAuthenticator, by_certificate
+from cutwater.wire.client import connect
+from cutwater.wire.codec import encode_frame
+from cutwater.wire.connection import Connection
 from cutwater.wire.frames import Hello, Kind, PeerLimits
 from cutwater.wire.handlers import Methods
 from cutwater.wire.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
-from cutwater.wire.methods import Method
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.states import State
 

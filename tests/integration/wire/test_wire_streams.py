@@ -24,9 +24,9 @@ from cutwater.errors import (
     Trimmed,
     Unavailable,
 )
-from cutwater.wire.errors import ConnectionLost, MalformedFrame
+from cutwater.protocol.errors import ConnectionLost, MalformedFrame
+from cutwater.protocol.methods import StreamMethod
 from cutwater.wire.handlers import Methods
-from cutwater.wire.methods import StreamMethod
 from cutwater.wire.options import WireOptions
 from cutwater.wire.serving import Call
 from cutwater.wire.streams import SharedCredit, StreamSender

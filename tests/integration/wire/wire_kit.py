@@ -10,10 +10,10 @@ from msgspec import Struct
 from cutwater.errors import (
     Trimmed,
 )
+from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.types import GLSN
 from cutwater.wire.connection import Connection
 from cutwater.wire.handlers import LATER, Later, Methods, Reply
-from cutwater.wire.methods import Method, Notice, StreamMethod
 from cutwater.wire.serving import Call, Notification
 from cutwater.wire.streams import StreamSender
 

@@ -26,6 +26,9 @@ from cutwater.core.messages import (
     UnsealReplica,
 )
 from cutwater.errors import CutwaterError
+from cutwater.protocol import metadata_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.method_access import METADATA_ACCESS, STORAGE_NODE_ACCESS
 from cutwater.testing.simulator.protocol import (
     Call,
     ComplaintMessage,
@@ -36,12 +39,9 @@ from cutwater.testing.simulator.protocol import (
     ReportMessage,
 )
 from cutwater.types import ClusterId
-from cutwater.wire import metadata_api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE
 from cutwater.wire.access_guard import Guard
 from cutwater.wire.frames import PeerLimits
 from cutwater.wire.handshake import Peer
-from cutwater.wire.method_access import METADATA_ACCESS, STORAGE_NODE_ACCESS
 from cutwater.wire.server_book import ServerBook
 from cutwater.wire.server_keys import ProvenServer
 

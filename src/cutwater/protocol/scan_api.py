@@ -11,9 +11,9 @@ from typing import Final
 
 from msgspec import Struct
 
+from cutwater.protocol.methods import Body, Method
+from cutwater.protocol.storage_api import Columns
 from cutwater.types import GLSN, LLSN, CutTime, EventTime, LogStreamId
-from cutwater.wire.methods import Body, Method
-from cutwater.wire.storage_api import Columns
 
 NOTHING: Final = -(2**63)
 """In a packed head: no such value."""

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from cutwater.core.messages import GroupOutcome, LeaderMessage
 from cutwater.core.requests import Answer, Request
+from cutwater.protocol.methods import Method, Notice
+from cutwater.protocol.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeDescription
 from cutwater.types import LeaderEpoch, MetadataNodeId, Report, StorageNodeId
-from cutwater.wire.methods import Method, Notice
-from cutwater.wire.storage_api import Addresses, Complaint, JoinAnswer, JoinArguments, NodeDescription
 
 # Clients and operators.
 

@@ -12,8 +12,8 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from cutwater.core import requests as r
-from cutwater.wire import metadata_api, scan_api, storage_api
-from cutwater.wire.access import METADATA_NODE, STORAGE_NODE, Access
+from cutwater.protocol import metadata_api, scan_api, storage_api
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, Access
 
 CLIENT = Access()
 FROM_STORAGE = Access((STORAGE_NODE,))

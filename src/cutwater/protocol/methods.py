@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from cutwater.errors import InvalidArgument
-from cutwater.wire.errors import MalformedFrame
+from cutwater.protocol.errors import MalformedFrame
 
 A = TypeVar("A")
 R = TypeVar("R")

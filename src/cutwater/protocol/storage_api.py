@@ -20,6 +20,7 @@ from cutwater.core.messages import (
 )
 from cutwater.core.producer_session import Fate
 from cutwater.core.publish.staged import PartSize, StagedPart
+from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.types import (
     GLSN,
     LLSN,
@@ -43,7 +44,6 @@ from cutwater.types import (
     Sequence,
     StorageNodeId,
 )
-from cutwater.wire.methods import Method, Notice, StreamMethod
 
 # Clients.
 
