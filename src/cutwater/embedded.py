@@ -71,9 +71,9 @@ from cutwater.storage.files import Lock, OsFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import SECOND, ClusterId, Incarnation, LogStreamId, MetadataNodeId, StorageNodeId
-from cutwater.wire.auth import ANONYMOUS, Credentials, Identity
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_keys import ServerKey, load_or_make
+from cutwater.wire.identity.auth import ANONYMOUS, Credentials, Identity
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ServerKey, load_or_make
 
 CLUSTER = ClusterId(1)
 NODE = StorageNodeId(1)

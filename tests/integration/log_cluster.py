@@ -24,8 +24,8 @@ from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_keys import ServerKey
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ServerKey
 
 CLUSTER = ClusterId(7)
 WITHIN_SECONDS = 30

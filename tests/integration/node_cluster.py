@@ -22,10 +22,10 @@ from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import GLSN, Batch, ClusterId, Epoch, EventTime, LogStreamId, ReplicaState, StorageNodeId
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.handshake import Endpoint
 from tests.integration.order_double import OrderDouble
 
 CLUSTER = ClusterId(1)

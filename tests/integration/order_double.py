@@ -36,12 +36,12 @@ from cutwater.types import (
     Report,
     StorageNodeId,
 )
+from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server import Listener, listen
-from cutwater.wire.server_keys import ServerKey
-from cutwater.wire.serving import Call, Notification
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.listen.server import Listener, listen
 
 OPTIONS = OrderOptions(node_dead_after_us=1_500_000, reopen_patience_us=500_000, retry_us_min=100_000)
 

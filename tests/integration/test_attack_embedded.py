@@ -29,13 +29,13 @@ from cutwater.errors import InvalidArgument
 from cutwater.protocol import metadata_api
 from cutwater.protocol.errors import Unauthenticated, Unproven
 from cutwater.wire.addresses import parse_address
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.codec import encode_frame
-from cutwater.wire.frames import Kind
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server import listen
-from cutwater.wire.server_keys import ServerKey
-from cutwater.wire.tls import read_tokens
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.identity.tls import read_tokens
+from cutwater.wire.listen.server import listen
+from cutwater.wire.messages import Kind
 from tests.integration.sn_process import run
 from tests.integration.test_tls import signed
 

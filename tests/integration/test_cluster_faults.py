@@ -19,7 +19,7 @@ from cutwater.testing.real_run import Load, leader_of, who_leads
 from cutwater.types import LogStreamId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from tests.integration.real_cluster import (
     RECOVERY_SECONDS,
     TOPIC,

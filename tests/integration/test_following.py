@@ -13,10 +13,10 @@ from cutwater.core.read.merge_reader import Run
 from cutwater.errors import Trimmed, Unavailable
 from cutwater.protocol.storage_api import FIND, FOLLOW, FindArguments, FollowArguments, ReadAnswerHeader
 from cutwater.types import GLSN, CutTime, LogStreamId
+from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.streams import SharedCredit, StreamReceiver
+from cutwater.wire.identity.handshake import Endpoint
 from tests.integration.log_cluster import CLUSTER, LogCluster, with_log
 
 S1, S2 = LogStreamId(1), LogStreamId(2)

@@ -46,9 +46,9 @@ from cutwater.types import (
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_keys import ServerKey
-from cutwater.wire.tls import client_tls
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.identity.tls import client_tls
 from tests.integration.sn_process import COMMAND, SECONDS_MAX, environment
 
 pytestmark = pytest.mark.timeout(240)

@@ -35,7 +35,7 @@ from cutwater.types import Batch, BatchKind, BatchNumber, Epoch, EventTime, LogS
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.real_cluster import running_cluster
 

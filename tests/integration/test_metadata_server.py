@@ -24,9 +24,9 @@ from cutwater.types import ClusterId, Incarnation, MetadataNodeId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint, Expect
-from cutwater.wire.server import listen
-from cutwater.wire.server_keys import ServerKey
+from cutwater.wire.identity.handshake import Endpoint, Expect
+from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.listen.server import listen
 
 pytestmark = pytest.mark.asyncio
 

@@ -23,7 +23,7 @@ from cutwater.types import GLSN, Batch, EventTime
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from tests.integration.real_cluster import running_cluster
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]

@@ -17,10 +17,10 @@ from cutwater.protocol.access import STORAGE_NODE
 from cutwater.protocol.errors import MalformedFrame
 from cutwater.protocol.metadata_api import ASK
 from cutwater.types import GLSN, MILLISECOND, ClusterId
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server import Listener, listen
-from cutwater.wire.serving import Call
+from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.listen.server import Listener, listen
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

@@ -30,7 +30,7 @@ from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.volume import NodeVolumes, node_path
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.client import connect
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.handshake import Endpoint
 from tests.integration.sn_process import COMMAND, NodeProcess, environment, run
 
 NOBODY = "127.0.0.1:1"

@@ -33,8 +33,8 @@ from cutwater.storage.files import OsFiles
 from cutwater.types import Batch, BatchNumber, EventTime, NodeState, Part, RunId, TopicId
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_keys import ProvenServer
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ProvenServer
 from tests.integration.log_cluster import CLUSTER, LogCluster, with_log
 from tests.integration.node_cluster import body_of
 

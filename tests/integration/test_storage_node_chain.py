@@ -16,7 +16,7 @@ from cutwater.core.order import decisions as d
 from cutwater.errors import Refused, StreamSealed
 from cutwater.protocol import storage_api as api
 from cutwater.types import LLSN, Entry, ReplicaState, StorageNodeId
-from cutwater.wire.handlers import Methods
+from cutwater.wire.calls.handlers import Methods
 from tests.integration.node_cluster import STREAM, Cluster, batch, with_cluster
 
 

@@ -18,11 +18,11 @@ from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unproven
 from cutwater.storage.volume import NodeVolumes
 from cutwater.types import ClusterId, Epoch, LeaderEpoch, Revision, StorageNodeId
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server import listen
-from cutwater.wire.server_keys import ProvenServer
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ProvenServer
+from cutwater.wire.listen.server import listen
 from tests.integration.node_cluster import CLUSTER, STREAM, Cluster, with_cluster
 from tests.integration.order_double import OrderDouble
 from tests.integration.sn_process import NodeProcess, until_logged

@@ -23,11 +23,11 @@ from cutwater.storagenode.links import Link
 from cutwater.storagenode.stores import VolumeStores
 from cutwater.storagenode.syncing import Syncing
 from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, Report, StorageNodeId, TopicId
+from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.calls.streams import StreamReceiver
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server import listen
-from cutwater.wire.streams import StreamReceiver
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.listen.server import listen
 from tests.integration.node_cluster import CLUSTER, STREAM, WITHIN_SECONDS, Cluster, batch, with_cluster
 
 OTHER = LogStreamId(2)

@@ -222,7 +222,7 @@ def test_files_of_tokens(secured: Secured, tmp_path: Path, lines: str | None, to
     if lines is not None:
         (tmp_path / "tokens").write_text(lines)
         (tmp_path / "tokens").chmod(0o600)
-    from cutwater.wire.tls import read_tokens
+    from cutwater.wire.identity.tls import read_tokens
 
     with pytest.raises(InvalidArgument, match=told):
         read_tokens(tmp_path / "tokens")

@@ -16,7 +16,7 @@ from msgspec import Raw, msgpack
 from cutwater.errors import CutwaterError
 from cutwater.protocol.errors import WireError
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.frames import (
+from cutwater.wire.messages import (
     FIXED_BYTES,
     HEADERS,
     WITH_BODY,

@@ -9,7 +9,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cutwater.wire.credits import CreditPool, Member, SendWindow, divide
+from cutwater.wire.calls.credits import CreditPool, Member, SendWindow, divide
 
 ITEM_BYTES_MAX = 3_000
 

@@ -43,8 +43,8 @@ from cutwater.testing.simulator.disk import ReplicaDisk, is_intact
 from cutwater.testing.simulator.options import Options
 from cutwater.testing.simulator.serving import Serving
 from cutwater.types import GLSN, LLSN, BatchNumber
-from cutwater.wire.access_guard import Guard
-from cutwater.wire.server_book import ServerBook
+from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.identity.server_book import ServerBook
 
 Patch = tuple[object, str, object]
 

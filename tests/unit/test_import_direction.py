@@ -88,7 +88,7 @@ RULES: Mapping[str, Rule] = {
     # Jobs are processes that are looked after; what they run is a pipeline, errors travel as they do on the wire, and
     # metrics are served as those of servers are.
     "jobs": Rule(
-        VOCABULARY | TEXTS | {"runtime", "pipeline", "protocol.errors", "wire.addresses", "wire.metrics_http"}
+        VOCABULARY | TEXTS | {"runtime", "pipeline", "protocol.errors", "wire.addresses", "wire.listen.metrics_http"}
     ),
     # The source reads ranges through the client, and opens an embedded log where nobody else has. A savepoint names the
     # version that made it.
@@ -115,9 +115,9 @@ RULES: Mapping[str, Rule] = {
             "savepoints",
             "spark",
             "runtime",
-            "wire.exposure",
+            "wire.listen.listen_checks",
             "wire.options",
-            "wire.tls",
+            "wire.identity.tls",
             "core.text",
         }
     ),

@@ -23,16 +23,16 @@ from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
-from cutwater.wire.access_guard import Guard
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.auth import Identity
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import PeerLimits
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint, Peer
-from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import ProvenServer, ServerKey
+from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.identity.auth import Identity
+from cutwater.wire.identity.handshake import Endpoint, Peer
+from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.identity.server_keys import ProvenServer, ServerKey
+from cutwater.wire.messages import PeerLimits
 
 CLUSTER = ClusterId(1)
 LIMITS = PeerLimits(1_000, 1_000, 10, 10_000)

@@ -13,7 +13,7 @@ from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server_trust import ServerTrust
 from cutwater.protocol.access import METADATA_NODE
 from cutwater.types import ClusterId, MetadataNodeId
-from cutwater.wire.server_keys import ProvenServer, ServerKey
+from cutwater.wire.identity.server_keys import ProvenServer, ServerKey
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

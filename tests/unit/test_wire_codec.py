@@ -9,9 +9,9 @@ from msgspec import Raw, msgpack
 
 from cutwater.errors import CutwaterError, InvalidArgument
 from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
-from cutwater.wire import frames
+from cutwater.wire import messages
 from cutwater.wire.codec import LARGE_BYTES, FrameDecoder, encode_frame
-from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, WITH_BODY, Frame, Kind, RequestHeader
+from cutwater.wire.messages import FIXED, FIXED_BYTES, HEADERS, WITH_BODY, Frame, Kind, RequestHeader
 from cutwater.wire.options import WireOptions
 
 REQUEST = msgpack.encode(("read", 500, [1, 2]))
@@ -60,7 +60,7 @@ def test_the_format_does_not_change_by_accident() -> None:
 
 
 def test_the_table_of_kinds_in_the_docstring_is_complete() -> None:
-    named = set(re.findall(r"^([A-Z_]+)(?:, ([A-Z_]+))?  ", frames.__doc__ or "", re.MULTILINE))
+    named = set(re.findall(r"^([A-Z_]+)(?:, ([A-Z_]+))?  ", messages.__doc__ or "", re.MULTILINE))
     assert {name for names in named for name in names if name} == {kind.name for kind in Kind}
     assert set(HEADERS) == set(Kind)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cutwater.errors import InvalidArgument, ProtocolViolation, ResourceExhausted
-from cutwater.wire.credits import CreditPool, SendWindow, divide
+from cutwater.wire.calls.credits import CreditPool, SendWindow, divide
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from cutwater.protocol import errors
 from cutwater.protocol.errors import HEADER_BYTES_MIN
+from cutwater.wire.calls.credits import CreditPool, SendWindow
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.credits import CreditPool, SendWindow
-from cutwater.wire.frames import ENCODE, FIXED, HEADERS, WITH_BODY, Kind
+from cutwater.wire.messages import ENCODE, FIXED, HEADERS, WITH_BODY, Kind
 from cutwater.wire.options import KIB, MIB, ListenerOptions, WireOptions
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "wire.md").read_text(encoding="utf-8")

@@ -18,8 +18,8 @@ from cutwater.protocol.errors import Unauthenticated
 from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
 from cutwater.wire.connection import Connection
-from cutwater.wire.gate import IN_PROCESS, Gate, address_key
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.listen.gate import IN_PROCESS, Gate, address_key
 from cutwater.wire.memory import MemoryNetwork
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.states import State

@@ -11,16 +11,16 @@ from cutwater.errors import CutwaterError, ResourceExhausted
 from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
 from cutwater.protocol.methods import Method
 from cutwater.types import ClusterId
+from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import FIXED_BYTES, Frame, Kind
-from cutwater.wire.handlers import LATER, Later, Methods, Reply
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.nearby import NearTransport
+from cutwater.wire.frame_transport import TURN_BYTES_MAX, FrameProtocol, FrameQueue, lasting
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.inprocess_transport import NearTransport
+from cutwater.wire.listen.server import Listener, listen
+from cutwater.wire.messages import FIXED_BYTES, Frame, Kind
 from cutwater.wire.options import WireOptions
-from cutwater.wire.server import Listener, listen
-from cutwater.wire.serving import Call
-from cutwater.wire.whole_frames import TURN_BYTES_MAX, FrameProtocol, FrameQueue, lasting
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 

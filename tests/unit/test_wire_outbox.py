@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from cutwater.protocol.errors import FrameTooLarge
+from cutwater.wire.calls.outbox import FLUSH_BYTES, JOIN_BYTES_MAX, Outbox
+from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.codec import FrameDecoder, encode_frame
-from cutwater.wire.frames import FIXED_BYTES, Frame, Kind
-from cutwater.wire.outbox import FLUSH_BYTES, JOIN_BYTES_MAX, Outbox
-from cutwater.wire.streams import StreamSender
+from cutwater.wire.messages import FIXED_BYTES, Frame, Kind
 
 
 class Transport:

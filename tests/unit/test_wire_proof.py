@@ -19,16 +19,23 @@ from cutwater.protocol.methods import Method
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import ClusterId
 from cutwater.wire.addresses import parse_address
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import ENCODE, MAGIC, Hello, Kind, PeerLimits, Welcome
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint, encode_hello, encode_proof, judge_hello, judge_proof, judge_welcome
+from cutwater.wire.identity.handshake import (
+    Endpoint,
+    encode_hello,
+    encode_proof,
+    judge_hello,
+    judge_proof,
+    judge_welcome,
+)
+from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.identity.server_keys import ProvenServer, ServerKey, load_or_make
+from cutwater.wire.listen.server import listen
 from cutwater.wire.memory import MemoryNetwork
+from cutwater.wire.messages import ENCODE, MAGIC, Hello, Kind, PeerLimits, Welcome
 from cutwater.wire.options import WireOptions
-from cutwater.wire.server import listen
-from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import ProvenServer, ServerKey, load_or_make
 
 CLUSTER = ClusterId(1)
 WHO = Method[None, str]("who", None, str)

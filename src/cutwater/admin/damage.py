@@ -17,7 +17,7 @@ from cutwater.core.text import counted
 from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STATUS, DamageStatus, NodeStatus, ReplicaStatus
 from cutwater.types import GLSN, LogStreamId, ReplicaState, StorageNodeId
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS_MAX = 1_000
 TOLD_MAX = 5

@@ -26,7 +26,7 @@ from cutwater.types import (
     RunId,
     StorageNodeId,
 )
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 if TYPE_CHECKING:
     from cutwater.client.ranges import Ranges

@@ -13,7 +13,7 @@ from cutwater.core.requests import Description, NodeDescription, RunDescription
 from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STAGED, StagedInfo
 from cutwater.types import StorageNodeId
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 NODE_MS_MAX = 2_000
 

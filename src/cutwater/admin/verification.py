@@ -18,7 +18,7 @@ from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STATUS, VERIFY, VERIFY_STAGED
 from cutwater.types import GLSN, LLSN, LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS_MAX = 5_000
 

@@ -35,7 +35,7 @@ from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
 from cutwater.pipeline.on_spark import no_spark, on_spark
 from cutwater.runtime.permissions import open_file
-from cutwater.wire.exposure import check_metrics
+from cutwater.wire.listen.listen_checks import check_metrics
 
 app = noun("Pipelines: programs over the log that run on Spark.")
 

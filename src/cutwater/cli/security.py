@@ -11,7 +11,7 @@ import typer
 from cutwater.cli.commands import Bundle
 from cutwater.client.access import Access
 from cutwater.errors import InvalidArgument
-from cutwater.wire.tls import Tls, TlsFiles, client_tls, load_tls, read_tokens
+from cutwater.wire.identity.tls import Tls, TlsFiles, client_tls, load_tls, read_tokens
 
 _PANEL = "Security"
 

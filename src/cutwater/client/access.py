@@ -15,9 +15,9 @@ from cutwater.protocol.errors import ConnectionLost, Unproven
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint, Expect
-from cutwater.wire.server_keys import ProvenServer
-from cutwater.wire.tls import client_tls
+from cutwater.wire.identity.handshake import Endpoint, Expect
+from cutwater.wire.identity.server_keys import ProvenServer
+from cutwater.wire.identity.tls import client_tls
 
 
 class Access(Struct, frozen=True):

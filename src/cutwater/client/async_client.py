@@ -51,7 +51,7 @@ from cutwater.durations import Duration
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, Deadline, check_timeout
 from cutwater.types import GLSN, Ack, ClusterId, Retention
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_SECONDS_MAX = 10.0
 COMPLAIN_MS_MAX = 2_000

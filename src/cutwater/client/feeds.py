@@ -37,8 +37,8 @@ from cutwater.protocol.methods import Received
 from cutwater.protocol.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
 from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
 from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
+from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
 from cutwater.wire.options import MIB, WireOptions
-from cutwater.wire.streams import SharedCredit, StreamReceiver
 
 _log = logging.getLogger(__name__)
 

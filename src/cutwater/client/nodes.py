@@ -12,7 +12,7 @@ from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import LogStreamId, StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.states import State
 
 CONNECT_MS_MAX = 3_000

@@ -71,7 +71,7 @@ from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import is_loopback, parse_address
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.options import MIB
 
 _log = logging.getLogger(__name__)

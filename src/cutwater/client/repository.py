@@ -18,7 +18,7 @@ from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
 from cutwater.types import ClusterId, LogStreamId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 from cutwater.wire.states import State
 
 A = TypeVar("A")

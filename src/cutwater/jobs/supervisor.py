@@ -66,7 +66,7 @@ from cutwater.runtime import processes
 from cutwater.wire.addresses import parse_address
 
 if TYPE_CHECKING:
-    from cutwater.wire.metrics_http import MetricsExporter
+    from cutwater.wire.listen.metrics_http import MetricsExporter
 
 START_SECONDS: Final = 600.0
 """What a start may take, the JVM's and the loading of a savepoint."""
@@ -157,7 +157,7 @@ class Supervisor:
     def _serve_metrics(self) -> MetricsExporter:
         # Only jobs with metrics need the library.
         from cutwater.jobs.metrics import JobCollector  # noqa: PLC0415
-        from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
+        from cutwater.wire.listen.metrics_http import MetricsExporter  # noqa: PLC0415
 
         collector, watch = JobCollector(), self._watch
         exporter = MetricsExporter(collector, *parse_address(self._asked.metrics))

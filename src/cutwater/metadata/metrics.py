@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cutwater.metadata.server import MetadataServer
-from cutwater.wire.gate_metrics import gate_metrics
+from cutwater.wire.listen.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_mr_"
 

@@ -45,18 +45,18 @@ from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unproven
 from cutwater.protocol.method_access import METADATA_ACCESS, REQUEST_ACCESS
 from cutwater.types import SECOND, ClusterId, LeaderEpoch, MetadataNodeId, Report, StorageNodeId
-from cutwater.wire.access_guard import Guard
 from cutwater.wire.addresses import format_address
-from cutwater.wire.auth import Authenticator
+from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.connection import Connection
-from cutwater.wire.gate import GateSnapshot
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.identity.auth import Authenticator
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_keys import ServerKey
+from cutwater.wire.identity.tls import Tls
+from cutwater.wire.listen.gate import GateSnapshot
+from cutwater.wire.listen.server import Listener, listen
 from cutwater.wire.options import ListenerOptions
-from cutwater.wire.server import Listener, listen
-from cutwater.wire.server_keys import ServerKey
-from cutwater.wire.serving import Call, Notification
-from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 

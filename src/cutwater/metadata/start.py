@@ -18,10 +18,10 @@ from cutwater.metadata.server import MetadataOptions, MetadataServer
 from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.exposure import check_listen
+from cutwater.wire.identity.server_keys import load_or_make
+from cutwater.wire.identity.tls import Tls
+from cutwater.wire.listen.listen_checks import check_listen
 from cutwater.wire.options import ListenerOptions
-from cutwater.wire.server_keys import load_or_make
-from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ async def _serve(options: StartOptions, on_serving: Callable[[Serving], None]) -
         if options.metrics is not None:
             # Only nodes with metrics need the library.
             from cutwater.metadata.metrics import MetadataCollector  # noqa: PLC0415
-            from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
+            from cutwater.wire.listen.metrics_http import MetricsExporter  # noqa: PLC0415
 
             exporter = MetricsExporter(MetadataCollector(server), *parse_address(options.metrics))
         settle_in()

@@ -17,7 +17,7 @@ from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.metadata_api import RELAY_DOWN, RelayDown
 from cutwater.types import StorageNodeId
 from cutwater.wire.connection import Connection
-from cutwater.wire.server_book import ServerBook
+from cutwater.wire.identity.server_book import ServerBook
 
 FRESH_SECONDS = 1.0
 """A way on which nothing came for this long is not used any more, if there is another."""

@@ -22,7 +22,7 @@ from cutwater.client.times import time_us
 from cutwater.core.read.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime
-from cutwater.wire.tls import TlsFiles, load_tls
+from cutwater.wire.identity.tls import TlsFiles, load_tls
 
 MIB = 1024 * 1024
 PARTITION_BYTES_DEFAULT = 96 * MIB

@@ -26,9 +26,9 @@ from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, memory_needed, w
 from cutwater.storagenode.reading import indexed_end, pick_columns, until_indexed
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Revision
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.connection import Connection
-from cutwater.wire.serving import Call
-from cutwater.wire.streams import StreamSender
 
 QUIET_SECONDS_MIN = 0.001
 QUIET_SECONDS_PER_STREAM = 0.0001

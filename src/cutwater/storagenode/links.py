@@ -13,9 +13,9 @@ from cutwater.types import StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint, Expect
-from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import ProvenServer
+from cutwater.wire.identity.handshake import Endpoint, Expect
+from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.identity.server_keys import ProvenServer
 
 _log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from cutwater.protocol.methods import Notice
 from cutwater.protocol.storage_api import JOIN, JoinAnswer, JoinArguments
 from cutwater.storagenode.links import Link
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import ProvenServer
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.identity.server_keys import ProvenServer
 
 _log = logging.getLogger(__name__)
 

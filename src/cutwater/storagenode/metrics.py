@@ -11,7 +11,7 @@ from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.server import StorageNodeServer
 from cutwater.types import LogStreamId, NodeState, ReplicaState
-from cutwater.wire.gate_metrics import gate_metrics
+from cutwater.wire.listen.gate_metrics import gate_metrics
 
 PREFIX = "cutwater_sn_"
 

@@ -30,7 +30,7 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.staging import Staging
 from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
-from cutwater.wire.serving import Call
+from cutwater.wire.calls.incoming_calls import Call
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
-from cutwater.wire.handlers import Reply
-from cutwater.wire.serving import Call
+from cutwater.wire.calls.handlers import Reply
+from cutwater.wire.calls.incoming_calls import Call
 
 READ_WAIT_SECONDS = 0.001
 READ_WAITS_MAX = 50

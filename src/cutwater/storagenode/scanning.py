@@ -36,9 +36,9 @@ from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
 from cutwater.wire.addresses import is_loopback
+from cutwater.wire.calls.handlers import Reply
+from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import Reply
-from cutwater.wire.serving import Call
 
 COMMITS_AT_ONCE = 1_024
 

@@ -56,17 +56,17 @@ from cutwater.storagenode.syncing import Syncing
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire.addresses import format_address
-from cutwater.wire.auth import Authenticator
+from cutwater.wire.calls.handlers import LATER, Later, Methods
+from cutwater.wire.calls.incoming_calls import Call, Notification
 from cutwater.wire.connection import Connection
-from cutwater.wire.gate import GateSnapshot
-from cutwater.wire.handlers import LATER, Later, Methods
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.auth import Authenticator
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.identity.server_keys import ServerKey, load_or_make
+from cutwater.wire.identity.tls import Tls
+from cutwater.wire.listen.gate import GateSnapshot
+from cutwater.wire.listen.server import Listener, listen
 from cutwater.wire.options import MIB, ListenerOptions, WireOptions
-from cutwater.wire.server import Listener, listen
-from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import ServerKey, load_or_make
-from cutwater.wire.serving import Call, Notification
-from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 

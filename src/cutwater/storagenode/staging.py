@@ -38,8 +38,8 @@ from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.staged_checks import PartChecks
 from cutwater.storagenode.topic_forms import Topics
 from cutwater.types import BatchNumber, RunId
-from cutwater.wire.handlers import Reply
-from cutwater.wire.serving import Call
+from cutwater.wire.calls.handlers import Reply
+from cutwater.wire.calls.incoming_calls import Call
 
 _log = logging.getLogger(__name__)
 

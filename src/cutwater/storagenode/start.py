@@ -24,9 +24,9 @@ from cutwater.storagenode.server import NodeOptions, StorageNodeServer
 from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
-from cutwater.wire.exposure import check_listen, parse_flag
+from cutwater.wire.identity.tls import Tls
+from cutwater.wire.listen.listen_checks import check_listen, parse_flag
 from cutwater.wire.options import ListenerOptions
-from cutwater.wire.tls import Tls
 
 _log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ async def _serve_until(
         if options.metrics is not None:
             # Only nodes with metrics need the library.
             from cutwater.storagenode.metrics import NodeCollector  # noqa: PLC0415
-            from cutwater.wire.metrics_http import MetricsExporter  # noqa: PLC0415
+            from cutwater.wire.listen.metrics_http import MetricsExporter  # noqa: PLC0415
 
             exporter = MetricsExporter(NodeCollector(server), *parse_address(options.metrics))
         settle_in()

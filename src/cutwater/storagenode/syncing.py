@@ -29,9 +29,9 @@ from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.connection import Connection
-from cutwater.wire.serving import Call
-from cutwater.wire.streams import StreamSender
 
 PART_BYTES = 1024 * 1024
 ITEM_MS_MAX = 60_000

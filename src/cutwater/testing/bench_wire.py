@@ -22,13 +22,13 @@ from msgspec import Struct
 from cutwater.protocol.methods import Method, StreamMethod
 from cutwater.runtime.event_loop import run
 from cutwater.types import ClusterId
+from cutwater.wire.calls.handlers import Methods, Reply
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import Methods, Reply
-from cutwater.wire.handshake import Endpoint
-from cutwater.wire.server import listen
-from cutwater.wire.serving import Call
-from cutwater.wire.streams import SharedCredit, StreamSender
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.listen.server import listen
 
 T = TypeVar("T")
 

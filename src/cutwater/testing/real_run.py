@@ -48,7 +48,7 @@ from cutwater.types import (
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.client import connect
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 CONNECT_MS = 1_000
 APPEND_MS = 3_000

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
 from cutwater.protocol.errors import ConnectionLost, MalformedFrame, Untrusted
-from cutwater.wire import nearby
+from cutwater.wire import inprocess_transport
 from cutwater.wire.addresses import format_address, is_loopback
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint, Expect
+from cutwater.wire.identity.handshake import Endpoint, Expect
 from cutwater.wire.states import State
 
 PORT_MAX = 65_535
@@ -39,11 +39,11 @@ async def connect(
     if token and tls is None and not insecure and not is_loopback(host):
         raise InvalidArgument(f"a token for {host} would travel in the clear: use TLS, or say that this is insecure")
     connection = Connection(endpoint, token=token, expect=expect, dialled=format_address(host, port))
-    door = nearby.door_to(host, port) if tls is None else None
+    door = inprocess_transport.door_to(host, port) if tls is None else None
 
     async def attach() -> None:
         if door is not None:
-            await nearby.attach(connection, door, host, port)
+            await inprocess_transport.attach(connection, door, host, port)
             return
         name = server_hostname if tls is not None else None
         try:

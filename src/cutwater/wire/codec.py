@@ -19,7 +19,7 @@ import msgspec
 from cutwater.errors import CutwaterError
 from cutwater.protocol.errors import FrameTooLarge, MalformedFrame
 from cutwater.protocol.methods import Body
-from cutwater.wire.frames import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Frame, Kind
+from cutwater.wire.messages import FIXED, FIXED_BYTES, HEADERS, PACK_FIXED, WITH_BODY, Frame, Kind
 
 LARGE_BYTES = 16 * 1024
 """Frames above this do not wait in the common buffer until they are complete."""

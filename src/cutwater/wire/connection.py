@@ -22,11 +22,14 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, 
 from cutwater.protocol.errors import ConnectionLost, Unproven, encode_error, from_wire, why_lost
 from cutwater.protocol.methods import Method, Notice, Payload, Received, StreamMethod
 from cutwater.runtime.event_loop import receive_buffer
-from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
-from cutwater.wire.calling import Calling
+from cutwater.wire.calls.incoming_calls import Serving, unforeseen
+from cutwater.wire.calls.outbox import Outbox
+from cutwater.wire.calls.outgoing_calls import Calling
+from cutwater.wire.calls.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
 from cutwater.wire.codec import FrameDecoder
-from cutwater.wire.frames import ENCODE, Frame, Kind, Welcome
-from cutwater.wire.handshake import (
+from cutwater.wire.frame_transport import FrameProtocol, FrameQueue, FrameTransport
+from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, Identity
+from cutwater.wire.identity.handshake import (
     Endpoint,
     Expect,
     Peer,
@@ -38,12 +41,9 @@ from cutwater.wire.handshake import (
     judge_welcome,
 )
 from cutwater.wire.keepalive import Keepalive, Verdict
+from cutwater.wire.messages import ENCODE, Frame, Kind, Welcome
 from cutwater.wire.options import Budget
-from cutwater.wire.outbox import Outbox
-from cutwater.wire.serving import Serving, unforeseen
 from cutwater.wire.states import Snapshot, State
-from cutwater.wire.streams import WINDOW_BYTES, WINDOW_ITEMS, SharedCredit, StreamReceiver
-from cutwater.wire.whole_frames import FrameProtocol, FrameQueue, FrameTransport
 
 _log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from cutwater.errors import AlreadyExists
 from cutwater.protocol.errors import ConnectionLost
-from cutwater.wire.auth import Authenticator
 from cutwater.wire.client import greeted
 from cutwater.wire.connection import Connection
-from cutwater.wire.gate import Gate
-from cutwater.wire.handshake import Endpoint, Expect
+from cutwater.wire.identity.auth import Authenticator
+from cutwater.wire.identity.handshake import Endpoint, Expect
+from cutwater.wire.listen.gate import Gate
 from cutwater.wire.options import ListenerOptions
 
 

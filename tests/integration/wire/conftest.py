@@ -24,18 +24,18 @@ from cutwater.errors import CutwaterError
 from cutwater.protocol.errors import from_wire
 from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
-from cutwater.wire import nearby
+from cutwater.wire import inprocess_transport
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.codec import FrameDecoder
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import FIXED, FIXED_BYTES, Frame, Kind
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.frame_transport import FrameProtocol
+from cutwater.wire.identity.handshake import Endpoint
+from cutwater.wire.inprocess_transport import NearTransport
+from cutwater.wire.listen.server import Listener, listen
 from cutwater.wire.memory import Faults, MemoryListener, MemoryNetwork
-from cutwater.wire.nearby import NearTransport
+from cutwater.wire.messages import FIXED, FIXED_BYTES, Frame, Kind
 from cutwater.wire.options import ListenerOptions, WireOptions
-from cutwater.wire.server import Listener, listen
-from cutwater.wire.whole_frames import FrameProtocol
 
 # Lets the tests of this folder import ``wire_kit`` by name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -237,10 +237,10 @@ class Near(Tcp):
         return await super()._listen(endpoint, limits, {"is_nearby": True, **more})
 
     async def _raw(self, listener: Any, raw: Raw) -> None:
-        door = nearby.door_to("127.0.0.1", listener.port)
+        door = inprocess_transport.door_to("127.0.0.1", listener.port)
         assert door is not None
         assert isinstance(raw, NearRaw)
-        await nearby.attach(raw, door, "127.0.0.1", listener.port)
+        await inprocess_transport.attach(raw, door, "127.0.0.1", listener.port)
 
 
 class Tls(Tcp):

@@ -17,16 +17,16 @@ from wire_kit import OF_BYTES
 from cutwater.errors import CutwaterError, DeadlineExceeded, ProtocolViolation, ResourceExhausted
 from cutwater.protocol.errors import ConnectionLost, FrameTooLarge, MalformedFrame, from_wire, to_wire
 from cutwater.protocol.methods import Method, Notice, StreamMethod
+from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.outbox import FLUSH_BYTES
+from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import FIXED, GoAway, Kind, PeerLimits
-from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.memory import Faults
+from cutwater.wire.messages import FIXED, GoAway, Kind, PeerLimits
 from cutwater.wire.options import ListenerOptions, WireOptions
-from cutwater.wire.outbox import FLUSH_BYTES
-from cutwater.wire.serving import Call
 from cutwater.wire.states import State
-from cutwater.wire.streams import SharedCredit, StreamSender
 
 ECHO = Method[None, None]("echo", None, None)
 GIVE = Method[int, None]("give", int, None)

@@ -33,12 +33,12 @@ from cutwater.errors import (
 )
 from cutwater.protocol.errors import ConnectionLost, FrameTooLarge, InternalError, MalformedFrame, UnknownMethod
 from cutwater.protocol.methods import Method, Notice, Received, StreamMethod
+from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.streams import SharedCredit
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import LATER, Later, Methods, Reply
 from cutwater.wire.options import WireOptions
-from cutwater.wire.serving import Call
 from cutwater.wire.states import State
-from cutwater.wire.streams import SharedCredit
 
 
 async def test_a_call_and_its_answer(network: Any) -> None:

@@ -19,14 +19,14 @@ from cutwater.protocol.errors import ConnectionLost
 from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.runtime.event_loop import new_event_loop
 from cutwater.types import ClusterId
+from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.incoming_calls import Call, Notification
+from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import LATER, Later, Methods, Reply
-from cutwater.wire.handshake import Endpoint
+from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.memory import Faults, Link, MemoryNetwork
 from cutwater.wire.options import WireOptions
-from cutwater.wire.serving import Call, Notification
 from cutwater.wire.states import State
-from cutwater.wire.streams import SharedCredit, StreamSender
 
 ECHO = Method[int, int]("echo", int, int)
 SLEEP = Method[int, int]("sleep", int, int)

@@ -24,14 +24,14 @@ from cutwater.protocol.errors import (
 )
 from cutwater.protocol.methods import Method
 from cutwater.types import ClusterId
-from cutwater.wire import server as wire_server
-from cutwater.wire.auth import Credentials, Identity, TokenAuthenticator, by_certificate
+from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.client import connect
 from cutwater.wire.codec import encode_frame
 from cutwater.wire.connection import Connection
-from cutwater.wire.frames import Hello, Kind, PeerLimits
-from cutwater.wire.handlers import Methods
-from cutwater.wire.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
+from cutwater.wire.identity.auth import Credentials, Identity, TokenAuthenticator, by_certificate
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint, judge_hello, judge_welcome
+from cutwater.wire.listen import server as wire_server
+from cutwater.wire.messages import Hello, Kind, PeerLimits
 from cutwater.wire.options import ListenerOptions, WireOptions
 from cutwater.wire.states import State
 

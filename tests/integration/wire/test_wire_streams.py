@@ -26,10 +26,10 @@ from cutwater.errors import (
 )
 from cutwater.protocol.errors import ConnectionLost, MalformedFrame
 from cutwater.protocol.methods import StreamMethod
-from cutwater.wire.handlers import Methods
+from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.calls.incoming_calls import Call
+from cutwater.wire.calls.streams import SharedCredit, StreamSender
 from cutwater.wire.options import WireOptions
-from cutwater.wire.serving import Call
-from cutwater.wire.streams import SharedCredit, StreamSender
 
 
 async def test_a_stream_from_beginning_to_end(network: Any) -> None:

@@ -12,10 +12,10 @@ from cutwater.errors import (
 )
 from cutwater.protocol.methods import Method, Notice, StreamMethod
 from cutwater.types import GLSN
+from cutwater.wire.calls.handlers import LATER, Later, Methods, Reply
+from cutwater.wire.calls.incoming_calls import Call, Notification
+from cutwater.wire.calls.streams import StreamSender
 from cutwater.wire.connection import Connection
-from cutwater.wire.handlers import LATER, Later, Methods, Reply
-from cutwater.wire.serving import Call, Notification
-from cutwater.wire.streams import StreamSender
 
 OF_BYTES = ["memory", "tcp", "tls", "tcp-on-asyncio"]
 """Networks on which there can be anything between two sides that is not a frame."""

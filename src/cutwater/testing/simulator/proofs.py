@@ -39,11 +39,11 @@ from cutwater.testing.simulator.protocol import (
     ReportMessage,
 )
 from cutwater.types import ClusterId
-from cutwater.wire.access_guard import Guard
-from cutwater.wire.frames import PeerLimits
-from cutwater.wire.handshake import Peer
-from cutwater.wire.server_book import ServerBook
-from cutwater.wire.server_keys import ProvenServer
+from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.identity.handshake import Peer
+from cutwater.wire.identity.server_book import ServerBook
+from cutwater.wire.identity.server_keys import ProvenServer
+from cutwater.wire.messages import PeerLimits
 
 Address = tuple[str, int]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from cutwater.wire.gate import GateSnapshot
+from cutwater.wire.listen.gate import GateSnapshot
 
 
 def gate_metrics(prefix: str, gate: GateSnapshot | None) -> Iterator[Metric]:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from cutwater.protocol.errors import FrameTooLarge
 from cutwater.protocol.methods import Body, Payload
-from cutwater.wire.frames import FIXED_BYTES, PACK_FIXED
-from cutwater.wire.whole_frames import FrameTransport, lasting
+from cutwater.wire.frame_transport import FrameTransport, lasting
+from cutwater.wire.messages import FIXED_BYTES, PACK_FIXED
 
 JOIN_BYTES_MAX = 16 * 1024
 """Parts above this are not joined with others."""

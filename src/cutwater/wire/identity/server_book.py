@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
-from cutwater.wire.server_keys import ProvenServer
+from cutwater.wire.identity.server_keys import ProvenServer
 
 if TYPE_CHECKING:
-    from cutwater.wire.handshake import Peer
+    from cutwater.wire.identity.handshake import Peer
 
 N = TypeVar("N", bound=int)
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.protocol.access import Access
 from cutwater.protocol.errors import Unproven
-from cutwater.wire.server_book import ServerBook
+from cutwater.wire.identity.server_book import ServerBook
 
 if TYPE_CHECKING:
-    from cutwater.wire.handshake import Peer
+    from cutwater.wire.identity.handshake import Peer
 
 _log = logging.getLogger(__name__)
 

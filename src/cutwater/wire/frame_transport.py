@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from cutwater.protocol.errors import FrameTooLarge
 from cutwater.protocol.methods import Body
 from cutwater.wire.codec import LARGE_BYTES, Admit, whole_frame
-from cutwater.wire.frames import FIXED_BYTES, Frame
+from cutwater.wire.messages import FIXED_BYTES, Frame
 
 TURN_BYTES_MAX = 4 * 1024 * 1024
 """What one side gets to read in one turn of the loop: others want their turn, too."""

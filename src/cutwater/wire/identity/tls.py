@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
 from cutwater.runtime.permissions import check_secret
-from cutwater.wire.auth import Authenticator, CertificateOrToken, Identity
+from cutwater.wire.identity.auth import Authenticator, CertificateOrToken, Identity
 
 TOKEN_LENGTH_MIN = 16
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from cutwater.errors import InvalidArgument
 from cutwater.protocol.errors import CannotListen
-from cutwater.wire import nearby
+from cutwater.wire import inprocess_transport
 from cutwater.wire.addresses import is_loopback
-from cutwater.wire.auth import Authenticator
 from cutwater.wire.client import check_port
 from cutwater.wire.connection import Connection
-from cutwater.wire.gate import IN_PROCESS, Gate
-from cutwater.wire.handshake import Endpoint, Peer
+from cutwater.wire.identity.auth import Authenticator
+from cutwater.wire.identity.handshake import Endpoint, Peer
+from cutwater.wire.listen.gate import IN_PROCESS, Gate
 from cutwater.wire.options import ListenerOptions
 from cutwater.wire.states import State
 
@@ -40,7 +40,7 @@ class Listener:
         self.port: int = sockets[0].getsockname()[1]
         self._sockets = sockets
         self._tls = tls
-        self._close_door = nearby.open_door(self.host, self.port, self._enter_here) if is_nearby else None
+        self._close_door = inprocess_transport.open_door(self.host, self.port, self._enter_here) if is_nearby else None
         self._attaching: set[asyncio.Task[None]] = set()
         self._accepting = [asyncio.create_task(self._accept(sock)) for sock in sockets]
 

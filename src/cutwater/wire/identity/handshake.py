@@ -16,11 +16,9 @@ from cutwater.errors import InvalidArgument
 from cutwater.protocol.errors import HEADER_BYTES_MIN, MalformedFrame, Unproven, WrongCluster, WrongVersion
 from cutwater.types import ClusterId
 from cutwater.wire.addresses import format_address, is_loopback, parse_address
-from cutwater.wire.auth import ANONYMOUS, Identity
-from cutwater.wire.frames import ENCODE, MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
-from cutwater.wire.handlers import Methods
-from cutwater.wire.options import WireOptions
-from cutwater.wire.server_keys import (
+from cutwater.wire.calls.handlers import Methods
+from cutwater.wire.identity.auth import ANONYMOUS, Identity
+from cutwater.wire.identity.server_keys import (
     NONCE_BYTES,
     ProvenServer,
     ServerKey,
@@ -28,6 +26,8 @@ from cutwater.wire.server_keys import (
     connector_statement,
     is_signed,
 )
+from cutwater.wire.messages import ENCODE, MAGIC, VERSION_MAX, VERSION_MIN, Hello, PeerLimits, Prologue, Welcome
+from cutwater.wire.options import WireOptions
 
 S = TypeVar("S", bound=Struct)
 

@@ -22,12 +22,12 @@ from msgspec import Struct
 from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.protocol.access import Access
 from cutwater.protocol.methods import Method, Notice, Payload, StreamMethod
-from cutwater.wire.access_guard import Guard
-from cutwater.wire.server_book import ServerBook
+from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.identity.server_book import ServerBook
 
 if TYPE_CHECKING:
-    from cutwater.wire.serving import Call, Notification
-    from cutwater.wire.streams import StreamSender
+    from cutwater.wire.calls.incoming_calls import Call, Notification
+    from cutwater.wire.calls.streams import StreamSender
 
 A = TypeVar("A")
 R = TypeVar("R")

@@ -16,9 +16,9 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, Pr
 from cutwater.protocol.errors import ConnectionLost, MalformedFrame, from_wire
 from cutwater.protocol.methods import Payload, StreamMethod
 from cutwater.runtime.deadline_watch import DeadlineWatch
-from cutwater.wire.frames import ENCODE, Frame, Kind, PeerLimits
-from cutwater.wire.outbox import Outbox
-from cutwater.wire.streams import SharedCredit, StreamReceiver
+from cutwater.wire.calls.outbox import Outbox
+from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
+from cutwater.wire.messages import ENCODE, Frame, Kind, PeerLimits
 
 _log = logging.getLogger(__name__)
 

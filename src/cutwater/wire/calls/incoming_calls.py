@@ -22,12 +22,12 @@ from cutwater.errors import CutwaterError, ProtocolViolation, ResourceExhausted,
 from cutwater.protocol.errors import InternalError, UnknownMethod, encode_error
 from cutwater.protocol.methods import Body, Payload
 from cutwater.runtime.deadline_watch import DeadlineWatch
-from cutwater.wire.access_guard import Guard
-from cutwater.wire.frames import ENCODE, Frame, Kind, OpenHeader, RequestHeader
-from cutwater.wire.handlers import LATER, Methods, Reply
+from cutwater.wire.calls.handlers import LATER, Methods, Reply
+from cutwater.wire.calls.outbox import Outbox
+from cutwater.wire.calls.streams import StreamSender
+from cutwater.wire.identity.access_guard import Guard
+from cutwater.wire.messages import ENCODE, Frame, Kind, OpenHeader, RequestHeader
 from cutwater.wire.options import Budget
-from cutwater.wire.outbox import Outbox
-from cutwater.wire.streams import StreamSender
 
 if TYPE_CHECKING:
     from cutwater.wire.connection import Connection

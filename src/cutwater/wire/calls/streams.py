@@ -14,9 +14,9 @@ from typing import Generic, TypeVar
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted
 from cutwater.protocol.methods import Payload, Received, StreamMethod
-from cutwater.wire.credits import CreditPool, Member, SendWindow
-from cutwater.wire.frames import ENCODE, BlockedHeader, Frame, ItemHeader, Kind
-from cutwater.wire.outbox import FLUSH_BYTES, Outbox
+from cutwater.wire.calls.credits import CreditPool, Member, SendWindow
+from cutwater.wire.calls.outbox import FLUSH_BYTES, Outbox
+from cutwater.wire.messages import ENCODE, BlockedHeader, Frame, ItemHeader, Kind
 
 I = TypeVar("I")  # noqa: E741 - the item of a stream, as A is the argument and R the result of a call
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from cutwater.protocol.methods import Body
 from cutwater.wire.connection import Connection
-from cutwater.wire.whole_frames import FrameProtocol, FrameQueue, FrameTransport
+from cutwater.wire.frame_transport import FrameProtocol, FrameQueue, FrameTransport
 
 Door = Callable[[], Awaitable[Connection]]
 """Gives the other end of a new connection."""

@@ -22,9 +22,9 @@ from msgspec import Struct
 
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
-from cutwater.wire.auth import ANONYMOUS, Authenticator, Credentials, Identity
 from cutwater.wire.connection import Connection
-from cutwater.wire.handshake import Endpoint, Peer
+from cutwater.wire.identity.auth import ANONYMOUS, Authenticator, Credentials, Identity
+from cutwater.wire.identity.handshake import Endpoint, Peer
 from cutwater.wire.options import Budget, ListenerOptions
 from cutwater.wire.states import State
 

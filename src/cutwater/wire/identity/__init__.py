@@ -1,0 +1,5 @@
+"""Which peer is at the other end: the handshake, tokens, TLS, the key pairs of servers, and guards of methods.
+
+``protocol.method_access`` is the table that the guards enforce.
+Not here: which connections a listener accepts (``wire.listen.gate``).
+"""
