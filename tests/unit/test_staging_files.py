@@ -18,7 +18,7 @@ from cutwater.errors import Damaged, InvalidArgument
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import NO_TIME, encode_frame, frames_in, staged_frame
 from cutwater.format.errors import DiskFull, StorageBroken
-from cutwater.storage.staging import Held, StagingFiles, name_of
+from cutwater.storage.part_files import Held, StagingFiles, name_of
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import LLSN, Batch, BatchNumber, Entry, Epoch, EventTime, RunId, TopicId
 

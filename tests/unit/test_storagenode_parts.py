@@ -21,7 +21,7 @@ from cutwater.format.entry_codec import BODY_BYTES_MAX, NO_TIME, decode_header, 
 from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.protocol.storage_api import VolumeRoom
 from cutwater.storage.memory import MemoryStorage
-from cutwater.storage.pace import MEMORY, SLOW_SECONDS, Pace
+from cutwater.storage.sync_latency import MEMORY, SLOW_SECONDS, Pace
 from cutwater.storagenode.checking import check_batch, check_entry
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
 from cutwater.storagenode.handing_over import HERE_BYTES_MAX, HandingOver
@@ -357,7 +357,7 @@ def test_a_disk_that_is_slow_is_left_alone_for_a_while(monkeypatch: pytest.Monke
     for _ in range(2 * MEMORY):
         pace.observe(time.monotonic() - 2 * SLOW_SECONDS)
     assert not pace.is_quick
-    monkeypatch.setattr("cutwater.storage.pace.REST_SECONDS", -1.0)
+    monkeypatch.setattr("cutwater.storage.sync_latency.REST_SECONDS", -1.0)
     for _ in range(2 * MEMORY):
         pace.observe(time.monotonic() - 2 * SLOW_SECONDS)
     assert pace.is_quick, "it is tried again"

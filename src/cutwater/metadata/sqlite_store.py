@@ -4,9 +4,9 @@ A thread of its own does the work, one call after the other. Who has waited long
 begun by then never does.
 
 ``may_wait``: the event loop may wait for the disk. Then decisions are appended by the loop itself while the thread has
-nothing to do and the disk is quick (``storage.pace``, ADR 0028), since nothing else can be decided meanwhile. Otherwise
-the thread appends them, and whoever began that is told with as little in between as there can be: every append waits
-for it.
+nothing to do and the disk is quick (``storage.sync_latency``, ADR 0028), since nothing else can be decided meanwhile.
+Otherwise the thread appends them, and whoever began that is told with as little in between as there can be: every
+append waits for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cutwater.metadata.sqlite_database import SqliteDatabase
 from cutwater.metadata.store_calls import Calls, Changes
 from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
 from cutwater.runtime.deadline_watch import DeadlineWatch
-from cutwater.storage.pace import Pace
+from cutwater.storage.sync_latency import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 CALLS_MAX = 64

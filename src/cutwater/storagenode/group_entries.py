@@ -19,7 +19,7 @@ from cutwater.core.publish.staged import StagedPart
 from cutwater.errors import Damaged
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import Frame, frames_in, staged_frame
-from cutwater.storage.staging import Held, StagingFiles
+from cutwater.storage.part_files import Held, StagingFiles
 from cutwater.types import Batch, EventTime, Part
 
 if TYPE_CHECKING:

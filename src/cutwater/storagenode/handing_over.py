@@ -4,9 +4,9 @@ It happens after what was sent in this turn is on its way: an entry goes down th
 a writer's thread that has something to do competes with this one.
 
 Usually each replica's writer has a thread for it. When only one of them is to write, and little, and nothing else is
-under way, the event loop does it by itself if the disk is quick (``storage.pace``, ADR 0028): nobody waits longer than
-for the thread, and what arrives meanwhile goes into the next sync, as it would there. A node that has several disks
-leaves them to threads always, because one that hangs must not hold up the others.
+under way, the event loop does it by itself if the disk is quick (``storage.sync_latency``, ADR 0028): nobody waits
+longer than for the thread, and what arrives meanwhile goes into the next sync, as it would there. A node that has
+several disks leaves them to threads always, because one that hangs must not hold up the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from cutwater.storage.pace import Pace
+from cutwater.storage.sync_latency import Pace
 from cutwater.storagenode.writer import Writer
 
 HERE_BYTES_MAX = 32 * 1024

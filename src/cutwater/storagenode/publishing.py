@@ -22,7 +22,7 @@ from cutwater.core.replica.events import GroupEntry, GroupFailed
 from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailable
 from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
-from cutwater.storage.staging import Held, StagingFiles
+from cutwater.storage.part_files import Held, StagingFiles
 from cutwater.storagenode.checking import check_batch
 from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
 from cutwater.storagenode.links import Peers

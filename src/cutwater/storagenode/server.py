@@ -32,8 +32,8 @@ from cutwater.protocol import storage_api as api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.method_access import STORAGE_NODE_ACCESS
 from cutwater.runtime.threads import to_the_end
+from cutwater.storage.part_files import StagingFiles
 from cutwater.storage.segment_log import SegmentOptions
-from cutwater.storage.staging import StagingFiles
 from cutwater.storage.volume import NodeVolumes
 from cutwater.storagenode.checking import check_batch
 from cutwater.storagenode.content_checks import ContentChecks

@@ -32,7 +32,7 @@ from cutwater.format.checksum import Buffer
 from cutwater.format.errors import DiskFull
 from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
-from cutwater.storage.staging import CannotUse, Held, PartWriter, StagingFiles, check_part
+from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
 from cutwater.storagenode.staged_checks import PartChecks
