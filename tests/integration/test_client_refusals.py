@@ -17,7 +17,7 @@ from cutwater.core.order.state import OrderState
 from cutwater.core.publish.run_requests import Outcome
 from cutwater.core.requests import RenewProducerRequest
 from cutwater.errors import InvalidArgument
-from cutwater.storagenode import content_checks
+from cutwater.storagenode.validation import content_checks
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import Ack, LogStreamId
 from tests.integration.log_cluster import LogCluster, seeded, with_log

@@ -348,7 +348,7 @@ def test_without_the_catalog_appends_wait_a_little_and_say_so(tmp_path: Path, mo
         await log.append("t", b"x")
         attack = Attack(log._catalogs.view.catalog, "t")
         topics = cluster.nodes[1].topics
-        monkeypatch.setattr("cutwater.storagenode.topic_forms.FETCH_SECONDS", 0.2)
+        monkeypatch.setattr("cutwater.storagenode.validation.topic_forms.FETCH_SECONDS", 0.2)
 
         async def silent(request: object) -> Catalog:
             await asyncio.sleep(3_600)

@@ -14,8 +14,8 @@ from cutwater.admin.damage import find_damage
 from cutwater.admin.verification import Leftover
 from cutwater.admin.verification import verify as verify_all
 from cutwater.core.requests import DescribeRequest, Description, ReplaceRequest, SealRequest, UnsealRequest
-from cutwater.storagenode.scrubbing import Scrubber, ScrubOptions
-from cutwater.storagenode.stuck_replicas import LOOKS_BEFORE_TOLD, StuckReplicas
+from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
+from cutwater.storagenode.repair.stuck_replicas import LOOKS_BEFORE_TOLD, StuckReplicas
 from cutwater.types import StorageNodeId
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 from tests.integration.test_storage_node_damage import RECORDS, SMALL, body, damage_entry, fill, flip

@@ -8,7 +8,7 @@ import pytest
 
 from cutwater.core.requests import TrimRequest
 from cutwater.storage.segment_log import SegmentOptions
-from cutwater.storagenode import syncing
+from cutwater.storagenode.repair import syncing
 from cutwater.types import GLSN
 from tests.integration.node_cluster import STREAM, Cluster, with_cluster
 

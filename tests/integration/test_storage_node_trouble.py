@@ -19,9 +19,9 @@ from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.format.errors import DamagedFile, StorageBroken
 from cutwater.protocol import storage_api as api
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
-from cutwater.storagenode.links import Link
-from cutwater.storagenode.stores import VolumeStores
-from cutwater.storagenode.syncing import Syncing
+from cutwater.storagenode.peer_connections import Link
+from cutwater.storagenode.repair.syncing import Syncing
+from cutwater.storagenode.replica.replica_stores import VolumeStores
 from cutwater.types import GLSN, LLSN, Entry, EventTime, LogStreamId, Report, StorageNodeId, TopicId
 from cutwater.wire.calls.handlers import Methods
 from cutwater.wire.calls.streams import StreamReceiver

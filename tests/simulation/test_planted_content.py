@@ -11,8 +11,8 @@ from planted_bugs import Patch, PlantedBug, planted
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.errors import CutwaterError, InvalidArgument
-from cutwater.storagenode.content_checks import ContentChecks
-from cutwater.storagenode.staged_checks import PartChecks
+from cutwater.storagenode.publish.staged_checks import PartChecks
+from cutwater.storagenode.validation.content_checks import ContentChecks
 from cutwater.testing.simulator.options import Options
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.test_hostile_bodies import Attack, cases

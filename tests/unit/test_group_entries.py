@@ -19,7 +19,7 @@ from cutwater.format.entry_codec import staged_frame
 from cutwater.format.merging import POSITION, Blocks
 from cutwater.format.projection import serialize
 from cutwater.storage.part_files import Held, StagingFiles
-from cutwater.storagenode.group_entries import Source, block_sizes, entries_of
+from cutwater.storagenode.publish.group_entries import Source, block_sizes, entries_of
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import (
     Batch,

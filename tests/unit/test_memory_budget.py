@@ -9,7 +9,7 @@ import pytest
 
 from cutwater.errors import ResourceExhausted
 from cutwater.storagenode.memory_budget import MemoryBudget
-from cutwater.storagenode.picking import Needs, within
+from cutwater.storagenode.serving.picking import Needs, within
 
 pytestmark = pytest.mark.asyncio
 

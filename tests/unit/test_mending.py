@@ -11,7 +11,7 @@ import pytest
 
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
-from cutwater.storagenode import mending
+from cutwater.storagenode.repair import damage_repair
 from cutwater.types import LLSN, LogStreamId
 
 STREAM = LogStreamId(1)
@@ -36,7 +36,7 @@ class Bench:
         self.hopeless, self.tried = set(hopeless), list[int]()
         node = SimpleNamespace(replicas={STREAM: 1}, driver=lambda stream: stream)
         self.tasks: set[asyncio.Future[None]] = set()
-        self.mender = mending.Mender(node, None, self._spawn)  # type: ignore[arg-type]
+        self.mender = damage_repair.Mender(node, None, self._spawn)  # type: ignore[arg-type]
         self.mender._mend = self._mend  # type: ignore[method-assign]
 
     def _spawn(self, work) -> None:
@@ -78,8 +78,8 @@ async def test_what_is_met_during_a_repair_is_repaired_too() -> None:
 
 @on_a_loop
 async def test_a_place_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mending, "TRY_AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(mending, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(damage_repair, "TRY_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(damage_repair, "AGAIN_SECONDS", 0.01)
     bench = Bench(5)
     bench.mender.mend(STREAM, damage(5))
     bench.mender.mend(STREAM, damage(9))
@@ -97,7 +97,7 @@ async def test_a_place_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPa
 
 @on_a_loop
 async def test_so_many_places_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mending, "PLACES_MAX", 2)
+    monkeypatch.setattr(damage_repair, "PLACES_MAX", 2)
     bench = Bench(1, 2, 3)
     for llsn in (1, 2, 3):
         bench.mender.mend(STREAM, damage(llsn))
@@ -109,7 +109,7 @@ async def test_so_many_places_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
 async def test_damage_that_stays_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mending, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(damage_repair, "AGAIN_SECONDS", 0.0)
     bench = Bench(5)
     for _ in range(3):
         bench.mender.mend(STREAM, damage(5))

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 from cutwater.core.replica.events import BARRIERS, Remove, Reopen, ReplicaEffect, ReplicaEvent
 from cutwater.core.replica.replica import Replica
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 
 
 def kinds(union: Any) -> set[type]:

@@ -22,11 +22,11 @@ from cutwater.format.errors import DiskFull, StorageBroken
 from cutwater.protocol.storage_api import VolumeRoom
 from cutwater.storage.memory import MemoryStorage
 from cutwater.storage.sync_latency import MEMORY, SLOW_SECONDS, Pace
-from cutwater.storagenode.checking import check_batch, check_entry
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
-from cutwater.storagenode.handing_over import HERE_BYTES_MAX, HandingOver
-from cutwater.storagenode.room import MIB, RoomWatch
-from cutwater.storagenode.writer import Durable, Writer
+from cutwater.storagenode.disk_space import MIB, RoomWatch
+from cutwater.storagenode.replica.sync_scheduler import HERE_BYTES_MAX, HandingOver
+from cutwater.storagenode.replica.writer import Durable, Writer
+from cutwater.storagenode.validation.entry_validation import check_batch, check_entry
 from cutwater.types import (
     LLSN,
     Batch,
@@ -449,7 +449,7 @@ def test_what_is_not_written_yet_takes_room_too() -> None:
 def test_a_write_that_found_no_room_counts_more_than_what_the_file_system_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cutwater.storagenode.room.FULL_FOR_SECONDS_MIN", 3_600.0)
+    monkeypatch.setattr("cutwater.storagenode.disk_space.FULL_FOR_SECONDS_MIN", 3_600.0)
     changes: list[NodeState] = []
     watch = RoomWatch(lambda: [Path("b")], 0, lambda state, why: changes.append(state), lambda: 0)
     watch.judge(room(5_000))

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from cutwater.core.replica.sync_ranges import Extent
-from cutwater.storagenode import syncing
+from cutwater.storagenode.repair import syncing
 from cutwater.types import LLSN
 from tests.unit.replica_bench import context
 

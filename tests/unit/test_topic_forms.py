@@ -15,9 +15,9 @@ from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.format.checksum import crc32c
 from cutwater.runtime.event_loop import run
-from cutwater.storagenode.content_checks import ContentChecks, check_ahead, largest_of
 from cutwater.storagenode.memory_budget import MemoryBudget
-from cutwater.storagenode.topic_forms import AGAIN_SECONDS, FETCH_SECONDS, TopicForms, Topics
+from cutwater.storagenode.validation.content_checks import ContentChecks, check_ahead, largest_of
+from cutwater.storagenode.validation.topic_forms import AGAIN_SECONDS, FETCH_SECONDS, TopicForms, Topics
 from cutwater.types import GLSN, Batch, CutTime, EventTime, LogStreamId, Revision
 
 STREAM = LogStreamId(1)

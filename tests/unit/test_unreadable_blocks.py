@@ -18,7 +18,7 @@ from cutwater.storage.files import BLOCK_BYTES, OsFile, OsFiles, look_again
 from cutwater.storage.format import HEADER_BYTES
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
-from cutwater.storagenode.scrubbing import Scrubber, ScrubOptions
+from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
 from cutwater.types import LLSN, Entry, Epoch, LeaderEpoch, ReplicaState, StorageNodeId
 
 OPTIONS = SegmentOptions(segment_bytes=24 * 1024, index_interval_bytes=1024, commits_per_file=64)

@@ -18,8 +18,8 @@ from cutwater.cli.security import Security, ServerSecurity
 from cutwater.cli.servers import Cluster, TimeoutOption
 from cutwater.cli.tables import show, table
 from cutwater.core.text import counted
-from cutwater.storagenode.scrubbing import ScrubOptions
-from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
+from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX
+from cutwater.storagenode.repair.scrubbing import ScrubOptions
 from cutwater.storagenode.start import STOP_SECONDS, Serving, StartOptions, run_storage_node
 from cutwater.types import ClusterId, StorageNodeId
 

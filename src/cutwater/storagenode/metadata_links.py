@@ -22,7 +22,7 @@ from cutwater.protocol.errors import Unproven, WrongCluster
 from cutwater.protocol.metadata_api import ASK
 from cutwater.protocol.methods import Notice
 from cutwater.protocol.storage_api import JOIN, JoinAnswer, JoinArguments
-from cutwater.storagenode.links import Link
+from cutwater.storagenode.peer_connections import Link
 from cutwater.wire.connection import Connection
 from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_book import ServerBook

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from cutwater.storagenode.counters import BOUNDS_SECONDS, Histogram
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.storagenode.server import StorageNodeServer
 from cutwater.types import LogStreamId, NodeState, ReplicaState
 from cutwater.wire.listen.gate_metrics import gate_metrics

@@ -40,12 +40,12 @@ from cutwater.errors import (
 from cutwater.format.errors import DiskFull
 from cutwater.protocol.storage_api import AppendAnswer, AppendArguments, Complaint
 from cutwater.storage.interface import ReplicaStorage
-from cutwater.storagenode.checking import check_entry
 from cutwater.storagenode.counters import Counters
-from cutwater.storagenode.handing_over import HandingOver
 from cutwater.storagenode.outside import Asker, Outside, Stores
-from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.writer import Job, Writer
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.sync_scheduler import HandingOver
+from cutwater.storagenode.replica.writer import Job, Writer
+from cutwater.storagenode.validation.entry_validation import check_entry
 from cutwater.types import (
     GLSN,
     Batch,

@@ -8,7 +8,7 @@ from cutwater.core.messages import GroupOutcome, PublishGroup, Replicate, SyncRe
 from cutwater.errors import CutwaterError, Damaged
 from cutwater.protocol.storage_api import AppendAnswer, Complaint
 from cutwater.storage.interface import ReplicaStorage
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LogStreamId, Report, StorageNodeId
 
 

@@ -35,25 +35,25 @@ from cutwater.runtime.threads import to_the_end
 from cutwater.storage.part_files import StagingFiles
 from cutwater.storage.segment_log import SegmentOptions
 from cutwater.storage.volume import NodeVolumes
-from cutwater.storagenode.checking import check_batch
-from cutwater.storagenode.content_checks import ContentChecks
-from cutwater.storagenode.following import Following
-from cutwater.storagenode.links import Peers
+from cutwater.storagenode.disk_space import RESERVE_BYTES, RoomWatch
 from cutwater.storagenode.memory_budget import BUDGET_BYTES, MemoryBudget, release_unused
-from cutwater.storagenode.mending import Mender, damage_of, verified
 from cutwater.storagenode.metadata_links import MetadataLinks
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.publishing import Publishing
-from cutwater.storagenode.reading import Reading
-from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.room import RESERVE_BYTES, RoomWatch
-from cutwater.storagenode.scanning import Scanning
-from cutwater.storagenode.scrubbing import Scrubber, ScrubOptions
-from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX, Staging
-from cutwater.storagenode.stores import VolumeStores
-from cutwater.storagenode.stuck_replicas import StuckReplicas, stuck_replicas
-from cutwater.storagenode.syncing import Syncing
-from cutwater.storagenode.topic_forms import Topics
+from cutwater.storagenode.peer_connections import Peers
+from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX, Staging
+from cutwater.storagenode.publish.publishing import Publishing
+from cutwater.storagenode.repair.damage_repair import Mender, damage_of, verified
+from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
+from cutwater.storagenode.repair.stuck_replicas import StuckReplicas, stuck_replicas
+from cutwater.storagenode.repair.syncing import Syncing
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_stores import VolumeStores
+from cutwater.storagenode.serving.push_reads import Following
+from cutwater.storagenode.serving.reading import Reading
+from cutwater.storagenode.serving.scanning import Scanning
+from cutwater.storagenode.validation.content_checks import ContentChecks
+from cutwater.storagenode.validation.entry_validation import check_batch
+from cutwater.storagenode.validation.topic_forms import Topics
 from cutwater.types import Entry, Incarnation, LogStreamId, MetadataNodeId, Report, Revision, StorageNodeId
 from cutwater.wire.addresses import format_address
 from cutwater.wire.calls.handlers import LATER, Later, Methods

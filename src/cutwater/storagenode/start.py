@@ -18,10 +18,10 @@ from msgspec import Struct
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
 from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.storage.volume import NodeVolumes
-from cutwater.storagenode.room import RESERVE_BYTES
-from cutwater.storagenode.scrubbing import ScrubOptions
+from cutwater.storagenode.disk_space import RESERVE_BYTES
+from cutwater.storagenode.publish.part_store import ASK_SECONDS, STAGED_BYTES_MAX
+from cutwater.storagenode.repair.scrubbing import ScrubOptions
 from cutwater.storagenode.server import NodeOptions, StorageNodeServer
-from cutwater.storagenode.staging import ASK_SECONDS, STAGED_BYTES_MAX
 from cutwater.types import ClusterId, StorageNodeId
 from cutwater.wire.addresses import parse_address
 from cutwater.wire.identity.tls import Tls

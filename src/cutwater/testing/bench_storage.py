@@ -24,7 +24,7 @@ from cutwater.core.replica.recovery import HardState
 from cutwater.format.checksum import crc32c
 from cutwater.storage.replica_storage import ReplicaIdentity, SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
-from cutwater.storagenode.replica_driver import CHECKPOINT_EVERY_ENTRIES
+from cutwater.storagenode.replica.replica_driver import CHECKPOINT_EVERY_ENTRIES
 from cutwater.types import (
     GLSN,
     LLSN,

@@ -23,7 +23,7 @@ from cutwater.core.order.decisions import Cut
 from cutwater.core.order.events import ReportArrived
 from cutwater.metadata.term import Term
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 
 NOTES_MAX = 1_000_000
 

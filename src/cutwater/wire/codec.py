@@ -5,8 +5,7 @@ its own, into which a transport can receive directly (``target`` and ``filled``)
 
 1. Lengths are checked before anything is allocated, and ``admit`` is asked before a large buffer is.
 2. Whatever the bytes are, the outcome is a frame, "more bytes, please" (None), or an error of ``protocol.errors``,
-after
-   which this decoder is of no use any more. Nothing here executes or instantiates what the bytes name.
+   after which this decoder is of no use any more. Nothing here executes or instantiates what the bytes name.
 3. What it holds is bounded by one frame plus what was fed and not yet taken.
 """
 

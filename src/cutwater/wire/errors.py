@@ -1,5 +1,7 @@
-"""The errors of ``cutwater.protocol.errors`` under the name that docs/clients.md gave them, for programs that use
-it."""
+"""Another name of the errors in ``cutwater.protocol.errors``.
+
+The guide for clients told users of this name, so programs may import from it. Cutwater itself does not.
+"""
 
 from __future__ import annotations
 

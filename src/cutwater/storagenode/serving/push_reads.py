@@ -22,9 +22,9 @@ from cutwater.protocol import storage_api as api
 from cutwater.protocol.methods import Payload
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, memory_needed, within
-from cutwater.storagenode.reading import indexed_end, pick_columns, until_indexed
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.serving.picking import READ_BYTES_MAX, Needs, memory_needed, within
+from cutwater.storagenode.serving.reading import indexed_end, pick_columns, until_indexed
 from cutwater.types import GLSN, LLSN, CommitContext, Revision
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.calls.streams import StreamSender

@@ -17,10 +17,10 @@ from cutwater.errors import CutwaterError, Damaged, InvalidArgument, Trimmed
 from cutwater.format.checksum import Buffer, crc32c
 from cutwater.format.entry_codec import Frame, FrameHeader, Outline
 from cutwater.protocol import scan_api as api
-from cutwater.storagenode.following import complete_through
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.picking import (
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.serving.picking import (
     READ_BYTES_MAX,
     FormOf,
     Needs,
@@ -31,9 +31,9 @@ from cutwater.storagenode.picking import (
     memory_needed,
     within,
 )
-from cutwater.storagenode.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
-from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.topic_forms import Topics
+from cutwater.storagenode.serving.push_reads import complete_through
+from cutwater.storagenode.serving.reading import count_read, find, indexed_end, last_llsn_at, until_indexed
+from cutwater.storagenode.validation.topic_forms import Topics
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, CutTime, Entry, LogStreamId
 from cutwater.wire.addresses import is_loopback
 from cutwater.wire.calls.handlers import Reply
@@ -227,7 +227,7 @@ def _scan(
         pieces: list[Buffer] = [part.data]
         verdicts: Iterable[int] = repeat(0)
         if asked.projection:
-            from cutwater.storagenode.scan_blocks import pick_blocks  # noqa: PLC0415
+            from cutwater.storagenode.serving.scan_blocks import pick_blocks  # noqa: PLC0415
 
             places, pieces, verdicts = pick_blocks(part.frames, asked.projection, form_of)
         elif form_of is not None:

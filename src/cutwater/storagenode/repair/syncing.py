@@ -27,7 +27,7 @@ from cutwater.protocol import storage_api as api
 from cutwater.storage.format import decode_dedup, encode_dedup
 from cutwater.storage.interface import ReplicaStorage
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, Entry
 from cutwater.wire.calls.incoming_calls import Call
 from cutwater.wire.calls.streams import StreamSender

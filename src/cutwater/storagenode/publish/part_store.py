@@ -35,8 +35,8 @@ from cutwater.runtime.threads import in_thread
 from cutwater.storage.part_files import CannotUse, Held, PartWriter, StagingFiles, check_part
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.staged_checks import PartChecks
-from cutwater.storagenode.topic_forms import Topics
+from cutwater.storagenode.publish.staged_checks import PartChecks
+from cutwater.storagenode.validation.topic_forms import Topics
 from cutwater.types import BatchNumber, RunId
 from cutwater.wire.calls.handlers import Reply
 from cutwater.wire.calls.incoming_calls import Call

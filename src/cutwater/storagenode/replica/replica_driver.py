@@ -59,7 +59,7 @@ from cutwater.format.entry_codec import NO_TIME, Running
 from cutwater.format.errors import StorageBroken
 from cutwater.storage.files import look_again
 from cutwater.storage.interface import ReplicaStorage
-from cutwater.storagenode.writer import Durable, Job, Writer
+from cutwater.storagenode.replica.writer import Durable, Job, Writer
 from cutwater.types import LLSN, Entry, LogStreamId, ReplicaState, StorageNodeId, UncommitReport
 
 EVENTS_WAITING_MAX = 8_192

@@ -29,8 +29,8 @@ from cutwater.format.plain_bodies import is_plain
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.interface import FrameCheck
 from cutwater.storagenode.memory_budget import MemoryBudget
-from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.topic_forms import Moment, TopicForms, Topics
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.validation.topic_forms import Moment, TopicForms, Topics
 from cutwater.types import MILLISECOND, Batch, BatchKind, EventTime, LogStreamId
 
 _log = logging.getLogger(__name__)

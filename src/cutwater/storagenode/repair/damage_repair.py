@@ -23,9 +23,9 @@ from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.protocol import storage_api as api
 from cutwater.storage.files import look_again
 from cutwater.storage.interface import Finding, FrameCheck, ReplicaStorage
-from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.peer_connections import Peers
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
 from cutwater.types import GLSN, LLSN, CommitContext, LogStreamId
 
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from cutwater.storage.sync_latency import Pace
-from cutwater.storagenode.writer import Writer
+from cutwater.storagenode.replica.writer import Writer
 
 HERE_BYTES_MAX = 32 * 1024
 """More is worth a thread: meanwhile the next entries are received and handed on."""

@@ -13,8 +13,8 @@ from cutwater.errors import InvalidArgument
 from cutwater.format.bodies import BadBody, BodyForm, problem_with, read_checked
 from cutwater.format.checksum import Buffer
 from cutwater.format.entry_codec import Frame, frames_in
-from cutwater.storagenode.content_checks import check_ahead, largest_of, malformed, needed
-from cutwater.storagenode.topic_forms import TopicForms, Topics
+from cutwater.storagenode.validation.content_checks import check_ahead, largest_of, malformed, needed
+from cutwater.storagenode.validation.topic_forms import TopicForms, Topics
 
 InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 

@@ -16,7 +16,7 @@ from cutwater.format.ipc_message import may_be_compressed
 from cutwater.format.projection import merged
 from cutwater.protocol.scan_api import CHECKED, MALFORMED
 from cutwater.protocol.storage_api import Columns
-from cutwater.storagenode.picking import FormOf, Room, columns_of, inflated, is_malformed, picked
+from cutwater.storagenode.serving.picking import FormOf, Room, columns_of, inflated, is_malformed, picked
 from cutwater.types import BatchKind
 
 

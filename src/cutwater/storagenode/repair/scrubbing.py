@@ -21,10 +21,10 @@ from cutwater.errors import CutwaterError, Damaged, Trimmed
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import CONTEXT_BYTES
 from cutwater.storage.interface import ReplicaStorage
-from cutwater.storagenode.mending import damage_of
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.reading import indexed_end
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.repair.damage_repair import damage_of
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.serving.reading import indexed_end
 from cutwater.types import LLSN, LogStreamId, ReplicaState
 
 _log = logging.getLogger(__name__)

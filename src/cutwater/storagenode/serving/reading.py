@@ -19,8 +19,8 @@ from cutwater.protocol.methods import Payload
 from cutwater.protocol.scan_api import UNKNOWN
 from cutwater.storagenode.memory_budget import MemoryBudget
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within
-from cutwater.storagenode.replica_driver import ReplicaDriver
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.serving.picking import READ_BYTES_MAX, Needs, Room, inflated, memory_needed, picked, within
 from cutwater.types import GLSN, LLSN, BatchKind, CommitContext, Revision
 from cutwater.wire.calls.handlers import Reply
 from cutwater.wire.calls.incoming_calls import Call

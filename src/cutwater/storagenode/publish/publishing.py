@@ -23,12 +23,12 @@ from cutwater.errors import CutwaterError, Damaged, ReadOnly, Refused, Unavailab
 from cutwater.protocol import storage_api as api
 from cutwater.runtime.threads import in_thread
 from cutwater.storage.part_files import Held, StagingFiles
-from cutwater.storagenode.checking import check_batch
-from cutwater.storagenode.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
-from cutwater.storagenode.links import Peers
 from cutwater.storagenode.node import StorageNode
-from cutwater.storagenode.replica_driver import ReplicaDriver
-from cutwater.storagenode.staging import Staging
+from cutwater.storagenode.peer_connections import Peers
+from cutwater.storagenode.publish.group_entries import CHUNK_BYTES, Source, block_sizes, entries_of
+from cutwater.storagenode.publish.part_store import Staging
+from cutwater.storagenode.replica.replica_driver import ReplicaDriver
+from cutwater.storagenode.validation.entry_validation import check_batch
 from cutwater.types import GLSN, LLSN, Batch, BatchNumber, Epoch, Part, ReplicaState, RunId, TopicId
 from cutwater.wire.calls.incoming_calls import Call
 
