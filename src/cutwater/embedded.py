@@ -58,8 +58,8 @@ from cutwater.errors import (
     OrderLayerLostMemory,
     Unavailable,
 )
-from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.metadata.stores.open_store import open_store, sqlite_key_file
 from cutwater.protocol.errors import Unauthenticated
 from cutwater.runtime import processes
 from cutwater.runtime.daemon_executor import DaemonExecutor

@@ -14,8 +14,8 @@ from cutwater.admin.local_etcd import free_address
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
-from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.protocol.metadata_api import ASK
 from cutwater.runtime.event_loop import run
 from cutwater.storage.segment_log import SegmentOptions

@@ -14,7 +14,7 @@ from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.local_etcd import EtcdMember
 from cutwater.admin.operations import Admin
 from cutwater.core.order.decisions import Decision
-from cutwater.metadata.open_store import open_store
+from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
 from cutwater.testing.real_run import Load, evidence_of, members_of
 from cutwater.testing.simulator.checkers import check_all

@@ -22,7 +22,7 @@ from cutwater.client.holder_file import with_secret
 from cutwater.client.repository import parse_servers
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
-from cutwater.metadata.store_errors import DamagedStore
+from cutwater.metadata.stores.store_errors import DamagedStore
 from tests.integration.test_cli_records import cutwater
 from tests.integration.test_storage_node_damage import damage_entry, flip
 from tests.integration.test_storage_node_small_files import flipped

@@ -13,9 +13,9 @@ import pytest
 from cutwater.core import requests as r
 from cutwater.core.order import decisions as d
 from cutwater.errors import CutwaterError, DeadlineExceeded, NotFound, Refused, Unavailable, WrongIdentity
-from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
-from cutwater.metadata.store_interface import Loaded
+from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
+from cutwater.metadata.stores.store_interface import Loaded
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE

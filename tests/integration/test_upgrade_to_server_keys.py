@@ -20,7 +20,7 @@ from cutwater.admin.local_cluster import CLUSTER_ID
 from cutwater.admin.local_etcd import free_address
 from cutwater.core.order.decisions import AddNode
 from cutwater.core.order.state import Node, OrderState
-from cutwater.metadata.open_store import open_store
+from cutwater.metadata.stores.open_store import open_store
 from cutwater.runtime import processes
 from cutwater.types import ClusterId, DecisionIndex, MetadataNodeId, StorageNodeId
 

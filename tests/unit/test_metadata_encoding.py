@@ -13,8 +13,8 @@ from cutwater.core.order import decisions as d
 from cutwater.core.order.state import Snapshot
 from cutwater.format.checksum import crc32c
 from cutwater.format.errors import NewerFormat
-from cutwater.metadata import encoding
-from cutwater.metadata.encoding import (
+from cutwater.metadata.stores import encoding
+from cutwater.metadata.stores.encoding import (
     COMPRESS_BYTES_MIN,
     FORMAT_VERSION,
     Header,
@@ -35,8 +35,8 @@ from cutwater.metadata.encoding import (
     encode_snapshot,
     header_of,
 )
-from cutwater.metadata.store_errors import DamagedStore, UnknownContent
-from cutwater.metadata.store_interface import LeaderInfo
+from cutwater.metadata.stores.store_errors import DamagedStore, UnknownContent
+from cutwater.metadata.stores.store_interface import LeaderInfo
 from cutwater.types import GLSN, ClusterId, CutTime, DecisionIndex, LeaderEpoch, MetadataNodeId, Revision
 
 EPOCH, FIRST = LeaderEpoch(3), DecisionIndex(17)

@@ -14,9 +14,9 @@ from cutwater.core.order.events import ReportArrived
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.order.state import OrderState
 from cutwater.metadata.counters import Counters
-from cutwater.metadata.store_interface import AppendTold, MetadataStore
+from cutwater.metadata.node_channels import Ways
+from cutwater.metadata.stores.store_interface import AppendTold, MetadataStore
 from cutwater.metadata.term import Term
-from cutwater.metadata.ways import Ways
 from cutwater.types import GLSN, Incarnation, NodeState, Report, StorageNodeId
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from cutwater.core.messages import CommitMessage, LeaderMessage, SealReplica
-from cutwater.metadata.ways import WAITING_MAX, Ways
+from cutwater.metadata.node_channels import WAITING_MAX, Ways
 from cutwater.protocol.storage_api import LEADER_SAYS
 from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, LogStreamId, Revision, StorageNodeId
 from cutwater.wire.connection import Connection

@@ -13,8 +13,8 @@ from msgspec import msgpack, structs
 
 from cutwater.core import requests as r
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable
-from cutwater.metadata.memory_store import MemoryStore
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.metadata.stores.memory_store import MemoryStore
 from cutwater.protocol import metadata_api, scan_api, storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE, Access
 from cutwater.protocol.errors import Unproven

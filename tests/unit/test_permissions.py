@@ -13,7 +13,7 @@ import pytest
 from cutwater.errors import InvalidArgument
 from cutwater.jobs.job_file import JobDirectory
 from cutwater.jobs.locks import lock_checkpoint
-from cutwater.metadata.sqlite_database import SqliteDatabase
+from cutwater.metadata.stores.sqlite_database import SqliteDatabase
 from cutwater.runtime import permissions
 from cutwater.runtime.permissions import check_secret, close_to_others, make_directory, write_secret
 from cutwater.savepoints.files import LocalFiles

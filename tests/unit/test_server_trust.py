@@ -9,8 +9,8 @@ import pytest
 
 from cutwater.errors import Unavailable
 from cutwater.metadata import server_trust
-from cutwater.metadata.memory_store import MemoryData, MemoryStore
 from cutwater.metadata.server_trust import ServerTrust
+from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
 from cutwater.protocol.access import METADATA_NODE
 from cutwater.types import ClusterId, MetadataNodeId
 from cutwater.wire.identity.server_keys import ProvenServer, ServerKey

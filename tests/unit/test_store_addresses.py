@@ -9,8 +9,8 @@ import pytest
 
 from cutwater.errors import InvalidArgument
 from cutwater.metadata.etcd.address import EtcdAddress, Tls, parse_address
-from cutwater.metadata.memory_store import MemoryStore
-from cutwater.metadata.open_store import open_store
+from cutwater.metadata.stores.memory_store import MemoryStore
+from cutwater.metadata.stores.open_store import open_store
 from cutwater.types import ClusterId
 
 

@@ -34,11 +34,11 @@ from cutwater.errors import (
     WrongIdentity,
 )
 from cutwater.metadata.counters import Counters
+from cutwater.metadata.node_channels import Ways
 from cutwater.metadata.retention import Retention
 from cutwater.metadata.server_trust import ServerTrust
-from cutwater.metadata.store_interface import LeaderInfo, Loaded, MetadataStore
+from cutwater.metadata.stores.store_interface import LeaderInfo, Loaded, MetadataStore
 from cutwater.metadata.term import Term
-from cutwater.metadata.ways import Ways
 from cutwater.protocol import metadata_api as api
 from cutwater.protocol import storage_api
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE

@@ -12,7 +12,7 @@ import logging
 import ssl
 
 from cutwater.core.order.state import Node
-from cutwater.metadata.store_interface import MetadataStore
+from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
 from cutwater.protocol.errors import Unproven
 from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId

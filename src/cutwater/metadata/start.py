@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from cutwater.core.order.options import OrderOptions
 from cutwater.errors import InvalidArgument
-from cutwater.metadata.open_store import open_store, sqlite_key_file
 from cutwater.metadata.server import MetadataOptions, MetadataServer
+from cutwater.metadata.stores.open_store import open_store, sqlite_key_file
 from cutwater.runtime.event_loop import allow_descriptors, run, settle_in
 from cutwater.types import SECOND, ClusterId, MetadataNodeId
 from cutwater.wire.addresses import parse_address

@@ -37,8 +37,8 @@ from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.core.requests import Answer, Request
 from cutwater.errors import CutwaterError, Damaged, Fenced, ProtocolViolation, Unavailable
 from cutwater.metadata.counters import Counters
-from cutwater.metadata.store_interface import MetadataStore
-from cutwater.metadata.ways import Ways
+from cutwater.metadata.node_channels import Ways
+from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.protocol.storage_api import Addresses
 from cutwater.types import DecisionIndex, Instant, LeaderEpoch
 

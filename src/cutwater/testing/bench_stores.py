@@ -23,9 +23,9 @@ from cutwater.admin.local_etcd import find_etcd
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import Candidate, make_cut
 from cutwater.core.order.state import OrderState
-from cutwater.metadata.encoding import encode_batch
-from cutwater.metadata.open_store import open_store
-from cutwater.metadata.store_interface import MetadataStore
+from cutwater.metadata.stores.encoding import encode_batch
+from cutwater.metadata.stores.open_store import open_store
+from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.runtime.event_loop import run
 from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import (

@@ -15,7 +15,7 @@ from random import Random
 from store_kit import HERE, ONE, History
 
 from cutwater.errors import CutwaterError
-from cutwater.metadata.open_store import open_store
+from cutwater.metadata.stores.open_store import open_store
 from cutwater.types import ClusterId
 
 

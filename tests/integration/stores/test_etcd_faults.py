@@ -18,8 +18,8 @@ from cutwater.errors import DeadlineExceeded, LeaderFenced, Unavailable
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.address import EtcdAddress
 from cutwater.metadata.etcd.client import STATUS
-from cutwater.metadata.etcd_store import EtcdStore
-from cutwater.metadata.store_interface import LeaderInfo, Loaded
+from cutwater.metadata.stores.etcd_store import EtcdStore
+from cutwater.metadata.stores.store_interface import LeaderInfo, Loaded
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.testing.local_etcd import EtcdServer, LocalEtcd
 from cutwater.types import LeaderEpoch

@@ -15,13 +15,13 @@ import trustme
 from cutwater.admin.local_etcd import find_etcd
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ReadOnly, ResourceExhausted
-from cutwater.metadata import etcd_store
 from cutwater.metadata.etcd import etcd_pb2 as pb
 from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted
-from cutwater.metadata.etcd_store import EtcdStore, delete, put
-from cutwater.metadata.open_store import open_store
-from cutwater.metadata.store_errors import DamagedStore
-from cutwater.metadata.store_interface import NOBODY
+from cutwater.metadata.stores import etcd_store
+from cutwater.metadata.stores.etcd_store import EtcdStore, delete, put
+from cutwater.metadata.stores.open_store import open_store
+from cutwater.metadata.stores.store_errors import DamagedStore
+from cutwater.metadata.stores.store_interface import NOBODY
 from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, ETCD_OPTIONS, Etcd
@@ -265,7 +265,7 @@ async def test_a_version_that_loses_data_is_warned_of_once(on_etcd: Etcd, caplog
 def test_without_etcd_nothing_of_it_is_imported() -> None:
     program = """
 import asyncio, sys
-from cutwater.metadata.open_store import open_store
+from cutwater.metadata.stores.open_store import open_store
 sys.modules["grpc"] = None
 async def run():
     assert not any(name.split(".")[0] in ("grpc", "google.protobuf") and module for name, module in sys.modules.items())

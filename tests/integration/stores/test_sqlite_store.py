@@ -19,11 +19,11 @@ import pytest
 
 from cutwater.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted, Unavailable, WrongIdentity
 from cutwater.format.errors import DiskFull, NewerFormat, StorageBroken
-from cutwater.metadata import sqlite_store
-from cutwater.metadata.open_store import open_store
-from cutwater.metadata.sqlite_database import SqliteDatabase
-from cutwater.metadata.sqlite_store import CALLS_MAX, SqliteStore
-from cutwater.metadata.store_errors import DamagedStore, StoreLocked
+from cutwater.metadata.stores import sqlite_store
+from cutwater.metadata.stores.open_store import open_store
+from cutwater.metadata.stores.sqlite_database import SqliteDatabase
+from cutwater.metadata.stores.sqlite_store import CALLS_MAX, SqliteStore
+from cutwater.metadata.stores.store_errors import DamagedStore, StoreLocked
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import CLUSTER, Sqlite
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors

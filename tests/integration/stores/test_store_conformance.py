@@ -10,7 +10,7 @@ import pytest
 
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, LeaderFenced, Unavailable
-from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded, MetadataStore
+from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, Loaded, MetadataStore
 from cutwater.types import DecisionIndex, LeaderEpoch
 from tests.integration.stores.conftest import Backend
 from tests.integration.stores.store_kit import HERE, ONE, START, THERE, TWO, History, cursors

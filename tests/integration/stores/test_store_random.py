@@ -12,8 +12,8 @@ from random import Random
 
 from cutwater.core.order.state import OrderState, Snapshot
 from cutwater.errors import CutwaterError
-from cutwater.metadata.memory_store import MemoryStore
-from cutwater.metadata.store_interface import MetadataStore
+from cutwater.metadata.stores.memory_store import MemoryStore
+from cutwater.metadata.stores.store_interface import MetadataStore
 from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 from tests.integration.stores.conftest import Backend
 from tests.integration.stores.store_kit import History

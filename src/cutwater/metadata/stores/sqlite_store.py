@@ -27,9 +27,9 @@ from typing import ParamSpec, TypeVar
 from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, ResourceExhausted, Unavailable
-from cutwater.metadata.sqlite_database import SqliteDatabase
-from cutwater.metadata.store_calls import Calls, Changes
-from cutwater.metadata.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.metadata.stores.sqlite_database import SqliteDatabase
+from cutwater.metadata.stores.store_calls import Calls, Changes
+from cutwater.metadata.stores.store_interface import TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
 from cutwater.runtime.deadline_watch import DeadlineWatch
 from cutwater.storage.sync_latency import Pace
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId

@@ -27,7 +27,10 @@ from msgspec import Struct
 from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, ResourceExhausted
-from cutwater.metadata.encoding import (
+from cutwater.metadata.etcd import etcd_pb2 as pb
+from cutwater.metadata.etcd.address import EtcdAddress
+from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted, EtcdClient
+from cutwater.metadata.stores.encoding import (
     LeaderRecord,
     MemberRecord,
     SnapshotPointer,
@@ -42,13 +45,10 @@ from cutwater.metadata.encoding import (
     encode_pointer,
     encode_snapshot,
 )
-from cutwater.metadata.etcd import etcd_pb2 as pb
-from cutwater.metadata.etcd.address import EtcdAddress
-from cutwater.metadata.etcd.client import COMPACT, RANGE, TXN, Compacted, EtcdClient
-from cutwater.metadata.store_calls import Calls, watch_leader
-from cutwater.metadata.store_errors import DamagedStore
-from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
-from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.metadata.stores.store_calls import Calls, watch_leader
+from cutwater.metadata.stores.store_errors import DamagedStore
+from cutwater.metadata.stores.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 UNTRIMMED_DECISIONS_MAX = 16 * 1024

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
-from cutwater.metadata.store_interface import LeaderInfo
+from cutwater.metadata.stores.store_interface import LeaderInfo
 
 RETRY_SECONDS = 0.2
 """How long a watch waits before it asks a store again that could not be reached."""

@@ -18,8 +18,8 @@ from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.format.checksum import crc32c
 from cutwater.format.errors import NewerFormat
-from cutwater.metadata.store_errors import DamagedStore, UnknownContent
-from cutwater.metadata.store_interface import LeaderInfo
+from cutwater.metadata.stores.store_errors import DamagedStore, UnknownContent
+from cutwater.metadata.stores.store_interface import LeaderInfo
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId
 
 FORMAT_VERSION = 1

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from cutwater.errors import InvalidArgument
-from cutwater.metadata.store_errors import StoreLocked
+from cutwater.metadata.stores.store_errors import StoreLocked
 from cutwater.storage.files import OsFiles
 
 

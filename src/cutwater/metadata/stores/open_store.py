@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cutwater.errors import InvalidArgument
 from cutwater.metadata.etcd.address import parse_address
-from cutwater.metadata.memory_store import MemoryStore
-from cutwater.metadata.sqlite_store import SqliteStore
-from cutwater.metadata.store_interface import TIMEOUT_MS, MetadataStore
+from cutwater.metadata.stores.memory_store import MemoryStore
+from cutwater.metadata.stores.sqlite_store import SqliteStore
+from cutwater.metadata.stores.store_interface import TIMEOUT_MS, MetadataStore
 from cutwater.types import ClusterId
 
 FORMS = "sqlite:PATH, etcd://HOST:PORT,HOST:PORT/PREFIX or memory:"
@@ -39,7 +39,7 @@ def _open_etcd(url: str, cluster: ClusterId) -> MetadataStore:
     address = parse_address(url)
     try:
         # Only who uses etcd has to have what it takes.
-        from cutwater.metadata.etcd_store import EtcdStore  # noqa: PLC0415
+        from cutwater.metadata.stores.etcd_store import EtcdStore  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise InvalidArgument(
             f"{url!r} needs the package {error.name}, which is not installed: pip install 'cutwater[etcd]'"

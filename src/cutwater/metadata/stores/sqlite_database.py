@@ -24,7 +24,7 @@ from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import CutwaterError, InvalidArgument, Unavailable, WrongIdentity
 from cutwater.format.errors import DiskFull, NewerFormat, StorageBroken
-from cutwater.metadata.encoding import (
+from cutwater.metadata.stores.encoding import (
     Header,
     Identity,
     Kind,
@@ -42,10 +42,10 @@ from cutwater.metadata.encoding import (
     encode_snapshot,
     header_of,
 )
-from cutwater.metadata.lock_file import LockFile
-from cutwater.metadata.store_errors import DamagedStore
-from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded
-from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.metadata.stores.lock_file import LockFile
+from cutwater.metadata.stores.store_errors import DamagedStore
+from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.runtime.permissions import FILE_MODE, close_to_others
 from cutwater.storage.files import OsFiles
 from cutwater.types import ClusterId, DecisionIndex, LeaderEpoch, MetadataNodeId

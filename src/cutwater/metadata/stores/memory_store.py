@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
-from cutwater.metadata.encoding import StoredBatch
-from cutwater.metadata.store_calls import Calls, Changes
-from cutwater.metadata.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
-from cutwater.metadata.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
+from cutwater.metadata.stores.encoding import StoredBatch
+from cutwater.metadata.stores.store_calls import Calls, Changes
+from cutwater.metadata.stores.store_interface import NOBODY, TIMEOUT_MS, TRIM_TIMEOUT_MS, AppendTold, LeaderInfo, Loaded
+from cutwater.metadata.stores.store_rules import elsewhere, loaded, not_stored, require_leader, too_late
 from cutwater.types import DecisionIndex, LeaderEpoch, MetadataNodeId
 
 

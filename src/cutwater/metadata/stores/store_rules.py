@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from cutwater.core.order.decisions import Decision
 from cutwater.core.order.state import Snapshot
 from cutwater.errors import InvalidArgument, LeaderFenced
-from cutwater.metadata.encoding import StoredBatch
-from cutwater.metadata.store_errors import DamagedStore
-from cutwater.metadata.store_interface import NOBODY, LeaderInfo, Loaded
+from cutwater.metadata.stores.encoding import StoredBatch
+from cutwater.metadata.stores.store_errors import DamagedStore
+from cutwater.metadata.stores.store_interface import NOBODY, LeaderInfo, Loaded
 from cutwater.types import DecisionIndex, LeaderEpoch
 
 
