@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutwater import errors
-    from cutwater.client.access import tls_context
     from cutwater.client.async_client import AsyncClient
     from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
-    from cutwater.client.cursors import AsyncCursor
+    from cutwater.client.cluster.credentials import tls_context
+    from cutwater.client.cluster.cursors import AsyncCursor
+    from cutwater.client.cluster.topics import Topic
     from cutwater.client.errors import ClientClosed, IncompatibleSchema, InvalidRecord, RecordTooLarge
-    from cutwater.client.producer import AsyncProducer
-    from cutwater.client.records import Record
-    from cutwater.client.runs import Published, Run
-    from cutwater.client.staging import AsyncStager
-    from cutwater.client.subscriptions import AsyncSubscription
-    from cutwater.client.topics import Topic
+    from cutwater.client.produce.producer import AsyncProducer
+    from cutwater.client.publish.part_writer import AsyncStager
+    from cutwater.client.publish.runs import Published, Run
+    from cutwater.client.read.records import Record
+    from cutwater.client.subscribe.subscriptions import AsyncSubscription
     from cutwater.embedded import open
     from cutwater.errors import (
         AlreadyExists,
@@ -171,24 +171,24 @@ __all__ = [
 _WHERE = {
     "Ack": "cutwater.types",
     "AsyncClient": "cutwater.client.async_client",
-    "AsyncCursor": "cutwater.client.cursors",
-    "AsyncProducer": "cutwater.client.producer",
-    "AsyncStager": "cutwater.client.staging",
-    "AsyncSubscription": "cutwater.client.subscriptions",
+    "AsyncCursor": "cutwater.client.cluster.cursors",
+    "AsyncProducer": "cutwater.client.produce.producer",
+    "AsyncStager": "cutwater.client.publish.part_writer",
+    "AsyncSubscription": "cutwater.client.subscribe.subscriptions",
     "Client": "cutwater.client.client",
     "Cursor": "cutwater.client.client",
     "Part": "cutwater.types",
     "Producer": "cutwater.client.client",
-    "Published": "cutwater.client.runs",
-    "Record": "cutwater.client.records",
+    "Published": "cutwater.client.publish.runs",
+    "Record": "cutwater.client.read.records",
     "Retention": "cutwater.types",
-    "Run": "cutwater.client.runs",
+    "Run": "cutwater.client.publish.runs",
     "Stager": "cutwater.client.client",
     "Subscription": "cutwater.client.client",
-    "Topic": "cutwater.client.topics",
+    "Topic": "cutwater.client.cluster.topics",
     "connect": "cutwater.client.client",
     "open": "cutwater.embedded",
-    "tls_context": "cutwater.client.access",
+    "tls_context": "cutwater.client.cluster.credentials",
 }
 
 _ERRORS = ("cutwater.errors", "cutwater.client.errors", "cutwater.protocol.errors")

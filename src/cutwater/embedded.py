@@ -30,10 +30,11 @@ from typing import Any
 
 import msgspec
 
-from cutwater.client.access import ANYONE, Access
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
-from cutwater.client.directories import (
+from cutwater.client.cluster.credentials import ANYONE, Access
+from cutwater.client.cluster.holder_file import HOLDER_FILE, HolderFile, read_holder, url_of
+from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,
     FILES_OF_LOG,
     METADATA,
@@ -43,10 +44,9 @@ from cutwater.client.directories import (
     check_no_address,
     holds_half_a_cluster,
 )
-from cutwater.client.encoding import Compression, Limits, check_compression
-from cutwater.client.holder_file import HOLDER_FILE, HolderFile, read_holder, url_of
+from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.convert.encoding import Compression, Limits, check_compression
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX, LoopThread
-from cutwater.client.repository import Repository
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description
 from cutwater.errors import (

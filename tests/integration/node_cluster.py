@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from cutwater.client.parts import Single, plain_body
-from cutwater.client.schemas import KEY_VALUE
+from cutwater.client.append.plain_arrow import Single, plain_body
+from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.core.requests import AddNodeRequest, ChangeTopicRequest, CreateTopicRequest
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.format.checksum import crc32c

@@ -22,9 +22,9 @@ from msgspec import msgpack, structs
 import cutwater
 from cutwater import embedded
 from cutwater.admin.operations import Admin
-from cutwater.client.access import ANYONE
-from cutwater.client.holder_file import HolderFile, directory_of, read_holder, url_of, with_secret
-from cutwater.client.repository import parse_servers
+from cutwater.client.cluster.credentials import ANYONE
+from cutwater.client.cluster.holder_file import HolderFile, directory_of, read_holder, url_of, with_secret
+from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.errors import InvalidArgument
 from cutwater.protocol import metadata_api
 from cutwater.protocol.errors import Unauthenticated, Unproven

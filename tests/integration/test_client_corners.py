@@ -13,11 +13,11 @@ import pytest
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed
-from cutwater.client.feeds import Feed
-from cutwater.client.producer import AsyncProducer
-from cutwater.client.producer_flights import Flight
-from cutwater.client.records import Record
-from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.client.produce.producer import AsyncProducer
+from cutwater.client.produce.producer_flights import Flight
+from cutwater.client.read.records import Record
+from cutwater.client.subscribe.stream_readers import Feed
+from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.core import producer_session
 from cutwater.core.producer_session import Phase
 from cutwater.core.requests import SealRequest, UnsealRequest

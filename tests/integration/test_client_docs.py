@@ -19,7 +19,7 @@ import pytest
 import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client, Subscription
-from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.runtime.event_loop import run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 
 import cutwater
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.producer import AsyncProducer
+from cutwater.client.produce.producer import AsyncProducer
 from cutwater.core.order import request_handling
 from cutwater.core.order.state import OrderState
 from cutwater.core.publish.run_requests import Outcome

@@ -11,12 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cutwater.client import feeds
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.catalogs import Catalogs, View
+from cutwater.client.cluster.catalog_cache import Catalogs, View
 from cutwater.client.errors import ClientClosed
-from cutwater.client.records import Record
-from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.client.read.records import Record
+from cutwater.client.subscribe import stream_readers
+from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.core.read.merge_reader import Run
 from cutwater.core.requests import AddStreamRequest, SealRequest
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Trimmed
@@ -163,7 +163,7 @@ def test_who_has_everything_and_does_not_take_it_does_not_ask_for_more(
     async def test(cluster: LogCluster, log: AsyncClient) -> None:
         await log.create_topic("t")
         await log.append("t", b"1")
-        monkeypatch.setattr(feeds, "CATALOG_SECONDS_ALONE", 0.001)
+        monkeypatch.setattr(stream_readers, "CATALOG_SECONDS_ALONE", 0.001)
         subscription = await log.subscribe("t", follow=False)
         await asyncio.sleep(0.1)
         asked, fresh = 0, Catalogs.fresh

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from cutwater.client import watermarks
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.read import watermarks
 from cutwater.core.requests import ClockMarks, ClockRequest
 from cutwater.errors import InvalidArgument, NotYetCommitted, Trimmed
 from cutwater.runtime.deadlines import Deadline

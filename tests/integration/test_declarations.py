@@ -10,7 +10,7 @@ import pytest
 import cutwater
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import InvalidRecord
-from cutwater.client.ranges import Ranges
+from cutwater.client.read.range_reader import Ranges
 from cutwater.core.requests import SealRequest
 from cutwater.errors import InvalidArgument, NoRecordHere, NotFound, StreamSealed
 from cutwater.protocol.scan_api import COLUMNS, NOTHING

@@ -33,10 +33,10 @@ import cutwater
 from cutwater import embedded
 from cutwater.admin import local_cluster
 from cutwater.cli.servers import check_log
-from cutwater.client import appends
 from cutwater.client import client as client_module
+from cutwater.client.append import router as appends
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.encoding import Limits
+from cutwater.client.convert.encoding import Limits
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
 from cutwater.client.loop_thread import EXECUTOR_THREADS_MAX
 from cutwater.errors import (

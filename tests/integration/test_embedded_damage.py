@@ -17,9 +17,9 @@ import cutwater as library
 from cutwater import embedded
 from cutwater.admin.operations import Admin
 from cutwater.admin.verification import Finding, verify
-from cutwater.client.access import ANYONE
-from cutwater.client.holder_file import with_secret
-from cutwater.client.repository import parse_servers
+from cutwater.client.cluster.credentials import ANYONE
+from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
 from cutwater.metadata.stores.store_errors import DamagedStore

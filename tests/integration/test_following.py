@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.records import runs_of
+from cutwater.client.read.records import runs_of
 from cutwater.core.read.merge_reader import Run
 from cutwater.errors import Trimmed, Unavailable
 from cutwater.protocol.storage_api import FIND, FOLLOW, FindArguments, FollowArguments, ReadAnswerHeader

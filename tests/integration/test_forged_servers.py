@@ -18,7 +18,7 @@ from msgspec import Struct
 
 import cutwater
 from cutwater.admin.operations import Admin
-from cutwater.client.access import Access
+from cutwater.client.cluster.credentials import Access
 from cutwater.core import requests as r
 from cutwater.core.messages import Replicate, SealReplica
 from cutwater.errors import CutwaterError, Refused, Unavailable, WrongIdentity

@@ -20,7 +20,7 @@ from msgspec import structs
 
 import cutwater
 from cutwater.admin.operations import Admin
-from cutwater.client.parts import Single, plain_body
+from cutwater.client.append.plain_arrow import Single, plain_body
 from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, Malformed
@@ -246,8 +246,8 @@ def test_readers_of_old_data_get_an_error_or_skip(tmp_path: Path) -> None:
 
 
 async def check_scan(cluster: LogCluster, places: list[int], good: int, *, projection: bool) -> None:
-    from cutwater.client.ranges import Ranges
-    from cutwater.client.records import Layout
+    from cutwater.client.read.range_reader import Ranges
+    from cutwater.client.read.records import Layout
 
     ranges = await Ranges.connect(cluster.servers, timeout=10.0)
     try:

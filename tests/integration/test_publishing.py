@@ -18,8 +18,8 @@ import cutwater
 from cutwater.admin.operations import Admin
 from cutwater.admin.published import verify_published
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.repository import parse_servers
-from cutwater.client.runs import Published, Run
+from cutwater.client.cluster.metadata_client import parse_servers
+from cutwater.client.publish.runs import Published, Run
 from cutwater.core.requests import DescribeRequest, Description, DropRunRequest, SealRequest, UnsealRequest
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, RunFenced, StagedExpired
 from cutwater.format import merging

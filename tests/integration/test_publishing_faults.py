@@ -17,7 +17,7 @@ from cutwater.admin.operations import Admin
 from cutwater.admin.published import verify_published
 from cutwater.admin.verification import verify
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.runs import Run
+from cutwater.client.publish.runs import Run
 from cutwater.core.requests import RunDescription, StreamInfo
 from cutwater.errors import CutwaterError
 from cutwater.testing.real_run import leader_of

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cutwater.client import repository
-from cutwater.client.repository import Repository
+from cutwater.client.cluster import metadata_client
+from cutwater.client.cluster.metadata_client import Repository
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import Answer, CursorAt, ReadCursorRequest, Request
 from cutwater.errors import DeadlineExceeded, InvalidArgument, Unavailable
@@ -48,7 +48,7 @@ async def asking(answer: Callable[[], Awaitable[Answer]]) -> AsyncIterator[tuple
 
 
 async def test_connections_that_are_left_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "ATTEMPT_MS_MAX", 50)
+    monkeypatch.setattr(metadata_client, "ATTEMPT_MS_MAX", 50)
     count = 0
 
     async def answer() -> Answer:
@@ -66,7 +66,7 @@ async def test_connections_that_are_left_are_closed(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_connection_that_is_left_still_answers_what_was_asked_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "ATTEMPT_MS_MAX", 50)
+    monkeypatch.setattr(metadata_client, "ATTEMPT_MS_MAX", 50)
     gate, count = asyncio.Event(), 0
 
     async def answer() -> Answer:
@@ -103,7 +103,7 @@ async def test_when_the_time_is_up_the_last_reason_is_told() -> None:
 
 
 async def test_a_leader_explains_before_a_client_takes_it_for_dead() -> None:
-    assert OrderOptions().publish_wait_us < repository.ATTEMPT_MS_MAX * MILLISECOND
+    assert OrderOptions().publish_wait_us < metadata_client.ATTEMPT_MS_MAX * MILLISECOND
 
 
 async def test_whoever_asks_a_storage_node_is_told_so() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.client import ranges as client_ranges
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.ranges import Ranges, Scanned
-from cutwater.client.records import Layout
+from cutwater.client.read import range_reader as client_ranges
+from cutwater.client.read.range_reader import Ranges, Scanned
+from cutwater.client.read.records import Layout
 from cutwater.types import GLSN
 from tests.integration.log_cluster import LogCluster, with_log
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import InvalidRecord, RecordTooLarge
-from cutwater.client.runs import Run
+from cutwater.client.publish.runs import Run
 from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
 from cutwater.core.requests import DescribeRequest, Description, StagedAnswer, StagedRequest
 from cutwater.errors import (

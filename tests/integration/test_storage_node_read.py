@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.client.ranges import COUNT, FIRST_GLSN, Scanned, scanned
-from cutwater.client.ranges import SCHEMA as NUMBER
+from cutwater.client.read.range_reader import COUNT, FIRST_GLSN, Scanned, scanned
+from cutwater.client.read.range_reader import SCHEMA as NUMBER
 from cutwater.core.requests import TrimRequest
 from cutwater.errors import InvalidArgument, Trimmed
 from cutwater.format.checksum import crc32c

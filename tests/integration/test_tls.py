@@ -16,7 +16,7 @@ import trustme
 
 import cutwater
 from cutwater.admin.operations import Admin
-from cutwater.client.access import Access
+from cutwater.client.cluster.credentials import Access
 from cutwater.errors import CutwaterError, InvalidArgument, Refused
 from cutwater.protocol.errors import ConnectionLost, Unauthenticated, Untrusted
 from tests.integration.sn_process import COMMAND, SECONDS_MAX, environment, run

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.client.conversion import to_batch
+from cutwater.client.convert.conversion import to_batch
+from cutwater.client.convert.schemas import TopicSchema
 from cutwater.client.errors import InvalidRecord
-from cutwater.client.schemas import TopicSchema
 
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 LEAVES = [

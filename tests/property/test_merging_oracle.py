@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.client.encoding import Limits
+from cutwater.client.convert.encoding import Limits
 from cutwater.core.publish.staged import PartOrder
 from cutwater.errors import Damaged, InvalidArgument
 from cutwater.format import merging

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cutwater.client.ranges import Heads
+from cutwater.client.read.range_reader import Heads
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSource, InputPartition
 
 import cutwater.spark
 from cutwater.admin.operations import Admin
-from cutwater.client.repository import parse_servers
+from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.spark import staging
 from cutwater.spark.sink import BATCH_ID, Staged, StreamWriter
 from cutwater.spark.source import CutwaterSource, StreamReader, source_class

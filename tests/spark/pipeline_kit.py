@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.client.runs import RunStart
+from cutwater.client.publish.runs import RunStart
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
 from cutwater.protocol.scan_api import NOTHING

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import cutwater
-from cutwater.client.parts import Single, plain_body
-from cutwater.client.ranges import Block, Scanned
+from cutwater.client.append.plain_arrow import Single, plain_body
+from cutwater.client.read.range_reader import Block, Scanned
 from cutwater.core.read.watermark import NO_WATERMARK, ascending
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed

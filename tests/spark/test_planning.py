@@ -15,10 +15,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.admin.operations import Admin
-from cutwater.client import ranges
-from cutwater.client.access import ANYONE
-from cutwater.client.holder_file import with_secret
-from cutwater.client.repository import parse_servers
+from cutwater.client.cluster.credentials import ANYONE
+from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.metadata_client import parse_servers
+from cutwater.client.read import range_reader as ranges
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed

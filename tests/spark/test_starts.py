@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
-from cutwater.client.runs import RunStart
+from cutwater.client.publish.runs import RunStart
 from cutwater.errors import CheckpointDamaged, InvalidArgument, OutputExists, PipelineFailed, Refused, Unavailable
 from cutwater.jobs.messages import Savepoint as SavepointWanted
 from cutwater.jobs.restarts import is_hopeless

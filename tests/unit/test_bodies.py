@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.client.parts import Single, plain_body
+from cutwater.client.append.plain_arrow import Single, plain_body
 from cutwater.errors import Unavailable
 from cutwater.format import bodies
 from cutwater.format.bodies import KEY_VALUE_FORM, BodyForm, problem_with

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from cutwater.client.catalogs import Catalogs
-from cutwater.client.repository import Repository
+from cutwater.client.cluster.catalog_cache import Catalogs
+from cutwater.client.cluster.metadata_client import Repository
 from cutwater.core.requests import Catalog
 from cutwater.runtime.deadlines import Deadline
 from cutwater.types import GLSN, CutTime, Revision

@@ -29,7 +29,7 @@ from cutwater.cli.record_output import RecordOutput, as_json, write_records
 from cutwater.cli.servers import Log
 from cutwater.cli.subscribe import LOOKS_BEFORE_WORD, _Printing
 from cutwater.cli.times import parse_position, parse_start, parse_time
-from cutwater.client.records import Record
+from cutwater.client.read.records import Record
 from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.types import GLSN, LLSN, LogStreamId
 

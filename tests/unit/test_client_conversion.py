@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from cutwater.client.conversion import to_batch
+from cutwater.client.convert.conversion import to_batch
+from cutwater.client.convert.schemas import TopicSchema, new_schema
 from cutwater.client.errors import InvalidRecord
-from cutwater.client.schemas import TopicSchema, new_schema
 from cutwater.errors import InvalidArgument
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 123_456, tzinfo=UTC)

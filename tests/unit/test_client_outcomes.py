@@ -12,7 +12,7 @@ import pytest
 
 from cutwater import errors
 from cutwater.client import errors as client_errors
-from cutwater.client.appending import is_definite, may_go_elsewhere
+from cutwater.client.append.sender import is_definite, may_go_elsewhere
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument
 from cutwater.protocol import errors as wire_errors
 from cutwater.protocol.errors import ConnectionLost

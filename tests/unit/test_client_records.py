@@ -14,11 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cutwater.client.conversion import to_batch
-from cutwater.client.encoding import Limits, encode, row_bytes
-from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
-from cutwater.client.parts import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
-from cutwater.client.schemas import (
+from cutwater.client.append.plain_arrow import Part, Plain, Single, are_in_order, joined, owned, plain_body, values_of
+from cutwater.client.convert.conversion import to_batch
+from cutwater.client.convert.encoding import Limits, encode, row_bytes
+from cutwater.client.convert.schemas import (
     HEADERS,
     KEY_VALUE,
     TopicSchema,
@@ -27,7 +26,8 @@ from cutwater.client.schemas import (
     grown_schema,
     new_schema,
 )
-from cutwater.client.times import TIMES, time_us
+from cutwater.client.convert.times import TIMES, time_us
+from cutwater.client.errors import IncompatibleSchema, InvalidRecord, RecordTooLarge
 from cutwater.errors import InvalidArgument
 from cutwater.format.checksum import crc32c
 from cutwater.format.projection import no_values, project, read_columns

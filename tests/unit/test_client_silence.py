@@ -10,14 +10,14 @@ from typing import Any, cast
 import pytest
 from msgspec import structs
 
-from cutwater.client import pending as pending_module
-from cutwater.client import silence
-from cutwater.client.catalogs import Catalogs
-from cutwater.client.hedging import first_answer
-from cutwater.client.nodes import Nodes
-from cutwater.client.pending import Pending, PendingAppends
-from cutwater.client.repository import Repository
-from cutwater.client.silence import Watched
+from cutwater.client.append import pending as pending_module
+from cutwater.client.append.pending import Pending, PendingAppends
+from cutwater.client.cluster import silence
+from cutwater.client.cluster.catalog_cache import Catalogs
+from cutwater.client.cluster.hedging import first_answer
+from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.silence import Watched
 from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed, Trimmed, Unavailable
 from cutwater.protocol.storage_api import AppendAnswer
@@ -40,7 +40,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending_module, "LOOK_SECONDS", SOON)
     monkeypatch.setattr(silence, "SLOW_SECONDS", 0.1)
     monkeypatch.setattr(silence, "LOOK_SECONDS", SOON)
-    monkeypatch.setattr("cutwater.client.hedging.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr("cutwater.client.cluster.hedging.SLOW_SECONDS", 0.1)
 
 
 class Cluster:

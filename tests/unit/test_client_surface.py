@@ -17,11 +17,11 @@ from cutwater.client import errors as client_errors
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking
 from cutwater.client.client import Client, Cursor, Producer, Stager, Subscription, connect
-from cutwater.client.cursors import AsyncCursor
+from cutwater.client.cluster.cursors import AsyncCursor
 from cutwater.client.loop_thread import LoopThread
-from cutwater.client.producer import AsyncProducer
-from cutwater.client.staging import AsyncStager
-from cutwater.client.subscriptions import AsyncSubscription
+from cutwater.client.produce.producer import AsyncProducer
+from cutwater.client.publish.part_writer import AsyncStager
+from cutwater.client.subscribe.subscriptions import AsyncSubscription
 from cutwater.protocol import errors as wire_errors
 
 PAIRS: list[tuple[type[Any], type[Any], set[str]]] = [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cutwater.client.appending import Shipment
-from cutwater.client.coalescing import Lane
+from cutwater.client.append.batcher import Lane
+from cutwater.client.append.plain_arrow import Part, Single
+from cutwater.client.append.sender import Shipment
 from cutwater.client.errors import ClientClosed
-from cutwater.client.parts import Part, Single
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, StreamSealed
 from cutwater.runtime.deadlines import Deadline

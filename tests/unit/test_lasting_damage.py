@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from cutwater.client.feeds import Feed
-from cutwater.client.lasting_damage import LastingDamage
+from cutwater.client.read.lasting_damage import LastingDamage
+from cutwater.client.subscribe.stream_readers import Feed
 from cutwater.errors import CutwaterError, Unavailable
 from cutwater.format.errors import DamagedEntries
 from cutwater.types import LLSN

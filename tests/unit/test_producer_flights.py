@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from cutwater.client.parts import Part
-from cutwater.client.producer_buffer import ProducerBuffer, Sent
-from cutwater.client.producer_flights import IN_FLIGHT_MAX, ProducerFlights
+from cutwater.client.append.plain_arrow import Part
+from cutwater.client.produce.producer_buffer import ProducerBuffer, Sent
+from cutwater.client.produce.producer_flights import IN_FLIGHT_MAX, ProducerFlights
 from cutwater.core.producer_session import Settled, Withdrawn
 from cutwater.errors import AppendUnknown, DeadlineExceeded, InvalidArgument
 from cutwater.runtime.event_loop import run

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.client import ranges
-from cutwater.client.ranges import Block, Scanned, Stored, in_file, scanned
+from cutwater.client.read import range_reader
+from cutwater.client.read.range_reader import Block, Scanned, Stored, in_file, scanned
 from cutwater.errors import CutwaterError, Damaged, ProtocolViolation
 from cutwater.format.checksum import crc32c
 from cutwater.protocol.scan_api import NOTHING, ScanAnswer, ScanArguments, pack
@@ -90,7 +90,7 @@ def test_what_is_told_of_a_file_is_read_some_at_a_time(tmp_path: Path, monkeypat
     path.write_bytes(b"...hdrows..hdmore..hdlast..")
     (everything,) = file_answer(path, STORED)
     assert [bytes(block.body) for block in everything.read().blocks] == [b"rows", b"more", b"last"]
-    monkeypatch.setattr(ranges, "SCAN_BYTES", 12)
+    monkeypatch.setattr(range_reader, "SCAN_BYTES", 12)
     parts = file_answer(path, STORED)
     assert [(part.from_glsn, part.through) for part in parts] == [(15, 29), (30, 40)]
     found = [part.read() for part in parts]
@@ -98,7 +98,7 @@ def test_what_is_told_of_a_file_is_read_some_at_a_time(tmp_path: Path, monkeypat
         [(1, 0, b"rows"), (1, 2, b"more")],
         [(2, 0, b"last")],
     ]
-    assert [list(part.runs[ranges.FIRST_LLSN]) for part in found] == [[3, 13, 14], [19]]
+    assert [list(part.runs[range_reader.FIRST_LLSN]) for part in found] == [[3, 13, 14], [19]]
     assert all(part.is_stored for part in found)
     path.write_bytes(b"...hdrows..hdmore..hdlas")
     assert parts[0].read().last_llsn == 18

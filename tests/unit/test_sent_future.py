@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cutwater.client.sent_future import SentFuture, settle_together
+from cutwater.client.produce.sent_future import SentFuture, settle_together
 from cutwater.errors import AppendUnknown
 from cutwater.types import GLSN, LLSN, Ack, LogStreamId
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import counted
 from cutwater.errors import CutwaterError

@@ -26,8 +26,8 @@ from cutwater.admin import local_etcd
 from cutwater.admin.damage import find_damage
 from cutwater.admin.operations import Admin
 from cutwater.admin.telling import why_dead
-from cutwater.client.access import ANYONE, Access
-from cutwater.client.directories import (
+from cutwater.client.cluster.credentials import ANYONE, Access
+from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,
     FILES_OF_CLUSTER,
     check_may_hold,
@@ -35,7 +35,7 @@ from cutwater.client.directories import (
     holds_log,
     other_files,
 )
-from cutwater.client.repository import SCHEME, parse_servers
+from cutwater.client.cluster.metadata_client import SCHEME, parse_servers
 from cutwater.core.text import listed
 from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, NotFound, Unavailable
 from cutwater.runtime import processes

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from cutwater.admin.damage import Damage, find_damage
 from cutwater.admin.runs import RunStatus, describe_runs
-from cutwater.client.access import ANYONE, Access, open_connection
-from cutwater.client.repository import Repository
+from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.client.cluster.metadata_client import Repository
 from cutwater.core import requests as r
 from cutwater.errors import AlreadyExists, CutwaterError, NotFound, Refused, Unavailable
 from cutwater.protocol import metadata_api, storage_api
@@ -29,7 +29,7 @@ from cutwater.types import (
 from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
 
 if TYPE_CHECKING:
-    from cutwater.client.ranges import Ranges
+    from cutwater.client.read.range_reader import Ranges
 
 Q = TypeVar("Q")
 A = TypeVar("A")
@@ -133,7 +133,7 @@ class Admin:
     async def ranges(self) -> Ranges:
         """For those who look at what is in the log. To be closed; the next question to this one connects again."""
         # Loads Arrow, which most commands can do without.
-        from cutwater.client.ranges import Ranges  # noqa: PLC0415
+        from cutwater.client.read.range_reader import Ranges  # noqa: PLC0415
 
         return await Ranges.by(self._repository, self.access, timeout=self._timeout_ms / 1_000)
 

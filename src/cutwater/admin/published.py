@@ -20,7 +20,7 @@ from cutwater.errors import CutwaterError, Trimmed
 from cutwater.types import GLSN, BatchNumber, DecisionIndex, LogStreamId, RunId, TopicId
 
 if TYPE_CHECKING:
-    from cutwater.client.ranges import Ranges
+    from cutwater.client.read.range_reader import Ranges
 
 
 class Entry(Struct, frozen=True):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription, RunDescription
 from cutwater.errors import CutwaterError
 from cutwater.protocol.storage_api import STAGED, StagedInfo

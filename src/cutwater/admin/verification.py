@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from cutwater.admin.damage import holders_of, no_copy, replicas_of
-from cutwater.client.access import ANYONE, Access, open_connection
+from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
 from cutwater.core.requests import Description, NodeDescription
 from cutwater.core.text import nodes_in_words
 from cutwater.errors import CutwaterError

@@ -20,8 +20,8 @@ from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table
-from cutwater.client.access import Access
 from cutwater.client.async_client import AsyncClient
+from cutwater.client.cluster.credentials import Access
 from cutwater.errors import InvalidArgument
 
 app = verbs()

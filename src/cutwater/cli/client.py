@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cutwater.cli.servers import Log, check_log
-from cutwater.client.repository import parse_servers, require_listener
+from cutwater.client.cluster.metadata_client import parse_servers, require_listener
 from cutwater.errors import CutwaterError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from cutwater.client.encoding import Limits
+from cutwater.client.convert.encoding import Limits
 from cutwater.client.errors import RecordTooLarge
 from cutwater.errors import InvalidArgument
 

@@ -17,7 +17,7 @@ from cutwater.cli.exits import Settings
 from cutwater.cli.json_values import encode
 
 if TYPE_CHECKING:
-    from cutwater.client.records import Record
+    from cutwater.client.read.records import Record
 
 
 class RecordOutput(enum.StrEnum):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cutwater.cli.commands import Bundle
-from cutwater.client.access import Access
+from cutwater.client.cluster.credentials import Access
 from cutwater.errors import InvalidArgument
 from cutwater.wire.identity.tls import Tls, TlsFiles, client_tls, load_tls, read_tokens
 

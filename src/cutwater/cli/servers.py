@@ -18,8 +18,9 @@ from cutwater.admin.operations import Admin
 from cutwater.cli.commands import Bundle
 from cutwater.cli.interrupts import Interrupts
 from cutwater.cli.security import NOBODY, Security
-from cutwater.client.access import ANYONE, Access
-from cutwater.client.directories import (
+from cutwater.client.cluster.credentials import ANYONE, Access
+from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,
     FILES_OF_LOG,
     METADATA,
@@ -27,8 +28,7 @@ from cutwater.client.directories import (
     check_no_address,
     other_files,
 )
-from cutwater.client.holder_file import with_secret
-from cutwater.client.repository import parse_servers, require_listener
+from cutwater.client.cluster.metadata_client import parse_servers, require_listener
 from cutwater.errors import InvalidArgument, NotFound, Unavailable
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from cutwater.errors import DeadlineExceeded, InvalidArgument
 
 if TYPE_CHECKING:
     from cutwater.client.client import Client, Subscription
-    from cutwater.client.records import Record
+    from cutwater.client.read.records import Record
 
 app = verbs()
 

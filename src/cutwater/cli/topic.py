@@ -128,7 +128,7 @@ def _columns(schemas: Sequence[bytes]) -> str | None:
     if not schemas:
         return None
     # Arrow comes with these, which is much to load for those who have no typed topics.
-    from cutwater.client.schemas import decode_schema  # noqa: PLC0415
+    from cutwater.client.convert.schemas import decode_schema  # noqa: PLC0415
     from cutwater.schema_text import shown_columns  # noqa: PLC0415
 
     return shown_columns(decode_schema(schemas[-1]))

@@ -18,33 +18,33 @@ from typing import Literal, Self, TypeAlias
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.access import Access, check_tls
-from cutwater.client.appending import Shipping
-from cutwater.client.appends import Appends, Given, check_stream
+from cutwater.client.append.declarations import Declarations, required
+from cutwater.client.append.router import Appends, Given, check_stream
+from cutwater.client.append.sender import Shipping
 from cutwater.client.arguments import check_not_called, check_number, check_topic
-from cutwater.client.catalogs import Catalogs
-from cutwater.client.conversion import Headers, Records, Value
-from cutwater.client.cursors import AsyncCursor
-from cutwater.client.declarations import Declarations, required
-from cutwater.client.encoding import Compression, Limits, check_compression
+from cutwater.client.cluster.catalog_cache import Catalogs
+from cutwater.client.cluster.credentials import Access, check_tls
+from cutwater.client.cluster.cursors import AsyncCursor
+from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.metadata_client import SCHEME, Repository, check_no_path, parse_servers
+from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.topics import Topic, Topics, Wanted, topic_of
+from cutwater.client.convert.conversion import Headers, Records, Value
+from cutwater.client.convert.encoding import Compression, Limits, check_compression
+from cutwater.client.convert.schemas import SchemaLike
+from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
-from cutwater.client.feeds import Selection
-from cutwater.client.holder_file import with_secret
-from cutwater.client.nodes import Nodes
-from cutwater.client.positions import Position, Positions, TopicNames
-from cutwater.client.producer import BUFFER_BYTES_MAX, AsyncProducer
-from cutwater.client.publishing_calls import PublishingCalls
-from cutwater.client.reading import Reading
-from cutwater.client.records import Record
-from cutwater.client.repository import SCHEME, Repository, check_no_path, parse_servers
-from cutwater.client.runs import Runs
-from cutwater.client.schemas import SchemaLike
-from cutwater.client.subscribing import Subscribing
-from cutwater.client.subscriptions import AsyncSubscription, make_batches, make_records
-from cutwater.client.times import Time
-from cutwater.client.topics import Topic, Topics, Wanted, topic_of
-from cutwater.client.visits import Visit
-from cutwater.client.watermarks import Watermarks, strategy_of
+from cutwater.client.produce.producer import BUFFER_BYTES_MAX, AsyncProducer
+from cutwater.client.publish.publishing_calls import PublishingCalls
+from cutwater.client.publish.runs import Runs
+from cutwater.client.read.point_reads import Reading
+from cutwater.client.read.positions import Position, Positions, TopicNames
+from cutwater.client.read.records import Record
+from cutwater.client.read.watermarks import Watermarks, strategy_of
+from cutwater.client.subscribe.stream_readers import Selection
+from cutwater.client.subscribe.subscribing import Subscribing
+from cutwater.client.subscribe.subscriptions import AsyncSubscription, make_batches, make_records
+from cutwater.client.thread_calls import Visit
 from cutwater.core.names import check_name
 from cutwater.core.requests import Catalog, CatalogRequest
 from cutwater.durations import Duration

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 from cutwater.client.loop_thread import LoopThread
-from cutwater.client.visits import NotThisWay, Visit
+from cutwater.client.thread_calls import NotThisWay, Visit
 from cutwater.runtime.deadlines import check_timeout
 
 P = ParamSpec("P")

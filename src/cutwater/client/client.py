@@ -16,21 +16,21 @@ from typing import Generic, Self, TypeVar
 
 from msgspec import Struct
 
+from cutwater.client.append.declarations import DECLARATION_BYTES, Declared, declared_of, required
+from cutwater.client.append.plain_arrow import Part
 from cutwater.client.arguments import check_not_called
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.blocking import Blocking, blocking, blocking_made, made
-from cutwater.client.cursors import AsyncCursor, NamedCursor
-from cutwater.client.declarations import DECLARATION_BYTES, Declared, declared_of, required
-from cutwater.client.encoding import Compression, Limits
+from cutwater.client.cluster.cursors import AsyncCursor, NamedCursor
+from cutwater.client.convert.encoding import Compression, Limits
+from cutwater.client.convert.times import Time
 from cutwater.client.errors import ClientClosed
 from cutwater.client.loop_thread import LoopThread
-from cutwater.client.parts import Part
-from cutwater.client.producer import AsyncProducer
-from cutwater.client.producer_buffer import Sent
-from cutwater.client.sent_future import SentFuture
-from cutwater.client.staging import AsyncStager
-from cutwater.client.subscriptions import AsyncSubscription, Skipped, abandon_with
-from cutwater.client.times import Time
+from cutwater.client.produce.producer import AsyncProducer
+from cutwater.client.produce.producer_buffer import Sent
+from cutwater.client.produce.sent_future import SentFuture
+from cutwater.client.publish.part_writer import AsyncStager
+from cutwater.client.subscribe.subscriptions import AsyncSubscription, Skipped, abandon_with
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.runtime.deadlines import TIMEOUT_SECONDS, check_timeout, check_wait
 from cutwater.types import Ack

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from cutwater.client.errors import ClientClosed
-from cutwater.client.visits import CallVisit, Visit
+from cutwater.client.thread_calls import CallVisit, Visit
 from cutwater.runtime.daemon_executor import DaemonExecutor
 from cutwater.runtime.event_loop import new_event_loop
 

@@ -57,7 +57,7 @@ def _check_sinks(plan: Plan) -> None:
     may exist already, only a run knows. Where the types of a source are those of the rows of a test, a time may be a
     number: in a topic it is a time.
     """
-    schemas: Any = elsewhere("client.schemas")
+    schemas: Any = elsewhere("client.convert.schemas")
     names: Any = elsewhere("core.names")
     is_inferred = any(node.rows is None for node in plan.graph.of_type(SourceNode))
     for node in plan.graph.of_type(SinkNode):

@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from cutwater.client.ranges import Heads
+from cutwater.client.read.range_reader import Heads
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK, RULE, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from cutwater.client.directories import METADATA
+from cutwater.client.cluster.log_directory import METADATA
 from cutwater.errors import CutwaterError, NotFound, Unavailable
 from cutwater.runtime.permissions import open_file
 from cutwater.runtime.processes import lives_on, started_at

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from cutwater.client.catalogs import View
+from cutwater.client.cluster.catalog_cache import View
 from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.jobs.messages import HeldBy, Progress

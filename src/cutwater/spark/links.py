@@ -6,9 +6,9 @@ import os
 from collections import OrderedDict
 
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.encoding import Compression
+from cutwater.client.convert.encoding import Compression
 from cutwater.client.loop_thread import LoopThread
-from cutwater.client.ranges import Ranges
+from cutwater.client.read.range_reader import Ranges
 from cutwater.spark.options import Where
 
 LINKS_MAX = 4

@@ -14,11 +14,11 @@ from typing import Literal, NoReturn
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from cutwater.client.access import Access
-from cutwater.client.encoding import COMPRESSIONS, Compression
-from cutwater.client.feeds import Selection
-from cutwater.client.repository import parse_servers
-from cutwater.client.times import time_us
+from cutwater.client.cluster.credentials import Access
+from cutwater.client.cluster.metadata_client import parse_servers
+from cutwater.client.convert.encoding import COMPRESSIONS, Compression
+from cutwater.client.convert.times import time_us
+from cutwater.client.subscribe.stream_readers import Selection
 from cutwater.core.read.watermark import IDLE_AFTER_US_DEFAULT, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, MILLISECOND, SECOND, CutTime

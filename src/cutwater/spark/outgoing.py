@@ -13,8 +13,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql.types import StructType
 
-from cutwater.client.schemas import HEADERS, KEY_VALUE, RESERVED, describe
-from cutwater.client.topics import Topic
+from cutwater.client.cluster.topics import Topic
+from cutwater.client.convert.schemas import HEADERS, KEY_VALUE, RESERVED, describe
 from cutwater.errors import InvalidArgument
 from cutwater.spark.options import WriteOptions
 from cutwater.spark.schema import arrow_schema

@@ -22,8 +22,8 @@ import numpy as np
 from msgspec import Struct
 from pyspark.sql.types import LongType, StructField, StructType
 
-from cutwater.client.catalogs import View
-from cutwater.client.ranges import Heads
+from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.read.range_reader import Heads
 from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import Refused, Trimmed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.client.schemas import TIMESTAMP
+from cutwater.client.convert.schemas import TIMESTAMP
 from cutwater.core.read.watermark import ascending
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import PipelineFailed

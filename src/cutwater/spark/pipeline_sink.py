@@ -12,8 +12,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from cutwater.client.runs import Run, RunStart
-from cutwater.client.schemas import TIMESTAMP
+from cutwater.client.convert.schemas import TIMESTAMP
+from cutwater.client.publish.runs import Run, RunStart
 from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import LOG_TIME, RESERVED_COLUMN

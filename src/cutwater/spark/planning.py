@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from pyspark.sql.types import StructType
 
-from cutwater.client.catalogs import View
-from cutwater.client.feeds import Feed
-from cutwater.client.ranges import Ranges
+from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.read.range_reader import Ranges
+from cutwater.client.subscribe.stream_readers import Feed
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import NO_WATERMARK, RULE, RULE_BEFORE
 from cutwater.core.requests import StreamInfo, TopicInfo

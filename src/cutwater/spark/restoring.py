@@ -19,7 +19,7 @@ from msgspec import Struct
 from pyspark.sql import DataFrame, SparkSession
 
 from cutwater.client.client import Client
-from cutwater.client.runs import RunStart
+from cutwater.client.publish.runs import RunStart
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused
 from cutwater.pipeline.chunks import BROADCAST_GROUP, SORTED, chunk_schema
 from cutwater.pipeline.graph import SourceNode

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cutwater.client.client import Client, connect
-from cutwater.client.schemas import KEY_VALUE
-from cutwater.client.topics import Topic
+from cutwater.client.cluster.topics import Topic
+from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.core.names import check_topic_name
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from cutwater.client.catalogs import View
-from cutwater.client.records import AFTER, BEFORE
-from cutwater.client.schemas import TIMESTAMP, TopicSchema, describe
+from cutwater.client.cluster.catalog_cache import View
+from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema, describe
+from cutwater.client.read.records import AFTER, BEFORE
 from cutwater.errors import InvalidArgument
 from cutwater.spark.options import ReadOptions
 

@@ -16,8 +16,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from cutwater.client.runs import Run, RunStart
-from cutwater.client.topics import Topic
+from cutwater.client.cluster.topics import Topic
+from cutwater.client.publish.runs import Run, RunStart
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
 from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where, WriteOptions

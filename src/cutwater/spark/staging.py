@@ -13,8 +13,8 @@ from types import TracebackType
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from cutwater.client.encoding import Compression
-from cutwater.client.runs import Published, Run, RunStart
+from cutwater.client.convert.encoding import Compression
+from cutwater.client.publish.runs import Published, Run, RunStart
 from cutwater.spark.links import Link
 from cutwater.types import Part
 from cutwater.wire.options import MIB

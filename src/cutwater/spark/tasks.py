@@ -12,9 +12,9 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
-from cutwater.client.ranges import COUNT, FIRST_GLSN, SCHEMA, Scanned
-from cutwater.client.records import Layout
-from cutwater.client.schemas import TIMESTAMP, TopicSchema
+from cutwater.client.convert.schemas import TIMESTAMP, TopicSchema
+from cutwater.client.read.range_reader import COUNT, FIRST_GLSN, SCHEMA, Scanned
+from cutwater.client.read.records import Layout
 from cutwater.core.read.watermark import Strategy
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed, Trimmed

@@ -21,7 +21,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 import cutwater
 import cutwater.spark
-from cutwater.client.runs import Run
+from cutwater.client.publish.runs import Run
 from cutwater.spark.sink import BatchWriter, Staged
 from cutwater.spark.source import BatchReader, CutwaterSource, StreamReader
 from cutwater.spark.tasks import Part, read_part

@@ -24,8 +24,8 @@ from random import Random
 from cutwater.admin import local_cluster
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.client.async_client import AsyncClient
-from cutwater.client.producer import AsyncProducer
-from cutwater.client.records import Record
+from cutwater.client.produce.producer import AsyncProducer
+from cutwater.client.read.records import Record
 from cutwater.runtime import processes
 from cutwater.types import Ack
 

@@ -18,9 +18,9 @@ from msgspec import structs
 
 from cutwater.admin.local_cluster import CLUSTER_ID, LocalCluster, Member
 from cutwater.admin.operations import Admin
-from cutwater.client.parts import Single, plain_body
-from cutwater.client.repository import Repository
-from cutwater.client.schemas import KEY_VALUE
+from cutwater.client.append.plain_arrow import Single, plain_body
+from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.core import requests as r
 from cutwater.core.order.decisions import Decision
 from cutwater.errors import AppendUnknown, CutwaterError, DeadlineExceeded, NotFound, Trimmed

@@ -1,0 +1,283 @@
+"""What was appended by itself and travels together: parts of a batch, how they become its body, and which of its
+positions they get.
+
+Most records are plain: a value, perhaps a key, no headers. A body of those is put together here from the bytes as they
+came, because making an Arrow batch of a few records costs many times what the records cost. It is what Arrow would
+write; everything else is left to Arrow.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, repeat
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.convert.schemas import HEADERS, KEY_VALUE, TIMESTAMP
+from cutwater.format import plain_bodies
+from cutwater.format.plain_bodies import layout, no_headers_bytes
+from cutwater.format.projection import no_values
+from cutwater.types import GLSN, LLSN, Ack
+
+
+class Single(Struct, frozen=True):
+    """One record of key and value that was checked; it becomes Arrow together with its neighbours."""
+
+    value: bytes
+    key: bytes | None
+    timestamp: int
+
+
+_Buffer: TypeAlias = bytes | memoryview
+
+
+class Values(Struct, frozen=True):
+    """Records that are nothing but values, all with the same event time. ``data`` holds one after the other.
+    ``offsets`` say where each of them begins and the last one ends, as Arrow has it; the first begins at ``start``, as
+    they may have been cut out of something larger."""
+
+    offsets: _Buffer
+    data: _Buffer
+    start: int
+    count: int
+    timestamp: int
+
+
+def values_of(values: pa.Array, timestamp: int, owned_bytes_max: int = 0) -> Values | None:
+    """Of an Arrow array of bytes without nulls, in its memory, or ``owned`` if there is no more than that. None if that
+    is not all there, or empty; the offsets in between are not looked at."""
+    at, count = values.offset, len(values)
+    _, offsets, data = values.buffers()
+    found = memoryview(offsets or b"")[4 * at : 4 * (at + count + 1)]
+    if not count or len(found) < 4 * (count + 1):
+        return None
+    numbers = found.cast("i")
+    start, end = numbers[0], numbers[count]
+    held = memoryview(data or b"")[start:end]
+    if not 0 <= start <= end == start + len(held):
+        return None
+    if len(found) + len(held) <= owned_bytes_max:
+        return Values(bytes(found), bytes(held), start, count, timestamp)
+    return Values(found, held, start, count, timestamp)
+
+
+def are_in_order(part: Values) -> bool:
+    """Whether no value ends before it begins."""
+    return plain_bodies.are_in_order(part.offsets, part.count, part.start + len(part.data), part.start)
+
+
+Part: TypeAlias = Single | Values | pa.RecordBatch
+
+
+def owned(part: Part) -> Part:
+    """The same in memory of its own. What is taken in waits until it leaves together with others, and whoever appends
+    NumPy, pandas or Arrow data may write to that memory meanwhile."""
+    if isinstance(part, Single):
+        return part
+    if isinstance(part, Values):
+        return Values(bytes(part.offsets), bytes(part.data), part.start, part.count, part.timestamp)
+    return pa.RecordBatch.from_arrays([_copied(column) for column in part.columns], schema=part.schema)
+
+
+def _copied(array: pa.Array) -> pa.Array:
+    # Of a single array Arrow would give back the same memory.
+    return pa.concat_arrays([array, array.slice(0, 0)])
+
+
+class Joined(NamedTuple):
+    """One record batch, and the smallest and the largest event time in it, if they are known."""
+
+    rows: pa.RecordBatch
+    times: tuple[int, int] | None
+
+
+class Counted(Protocol):
+    @property
+    def count(self) -> int: ...
+
+
+_count = attrgetter("count")
+
+
+def shares(ack: Ack, parts: Sequence[Counted]) -> list[Ack]:
+    """The positions of each part of an acknowledged batch, in their order."""
+    if len(parts) == 1:
+        return [ack]
+    counts = list(map(_count, parts))
+    glsns, llsns = accumulate(counts, initial=ack.glsn), accumulate(counts, initial=ack.llsn)
+    return list(map(Ack, cast("Iterator[GLSN]", glsns), cast("Iterator[LLSN]", llsns), repeat(ack.stream), counts))
+
+
+def joined(parts: Sequence[Part]) -> Joined:
+    """All parts as one record batch, in their order."""
+    runs = [_of_run(kind, list(run)) for kind, run in groupby(parts, type)]
+    if len(runs) == 1:
+        return runs[0]
+    return Joined(pa.concat_batches([run.rows for run in runs]), None)
+
+
+def _of_run(kind: type, run: list[Any]) -> Joined:
+    """Parts that are alike become Arrow together, which costs little more than one of them."""
+    if kind is Single:
+        return _of_singles(run)
+    if kind is Values:
+        return _of_values(run)
+    return Joined(run[0] if len(run) == 1 else pa.concat_batches(run), None)
+
+
+def _of_singles(singles: list[Single]) -> Joined:
+    """Nothing has to be checked any more, so this is much less than ``to_batch`` does."""
+    times = array("q", [single.timestamp for single in singles])
+    keys = [single.key for single in singles]
+    key = pa.array(keys, _BINARY) if any(key is not None for key in keys) else pa.nulls(len(keys), _BINARY)
+    rows = _key_value(key, pa.array([single.value for single in singles], _BINARY), pa.py_buffer(times))
+    return Joined(rows, (min(times), max(times)))
+
+
+def _of_values(run: list[Values]) -> Joined:
+    offsets, data, _ = _values_column(run)
+    times, count = b"".join(_times_of_values(run)), sum(one.count for one in run)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
+    values = pa.Array.from_buffers(_BINARY, count, buffers)
+    return Joined(_key_value(pa.nulls(count, _BINARY), values, pa.py_buffer(times)), _first_and_last(run))
+
+
+def _times_of_values(run: Sequence[Values]) -> list[bytes]:
+    return [_NUMBER.pack(one.timestamp) * one.count for one in run]
+
+
+def _first_and_last(run: Sequence[Values]) -> tuple[int, int]:
+    stamps = [one.timestamp for one in run]
+    return min(stamps), max(stamps)
+
+
+def _values_column(run: Sequence[Values]) -> _Column:
+    """Each part's offsets are moved to where its data comes to lie. Of all parts at once: as numbers they are one large
+    number, and so is what is added to each."""
+    data = [one.data for one in run]
+    if len(run) == 1 and not run[0].start:
+        return run[0].offsets, data, len(data[0])
+    *places, size = accumulate(map(len, data), initial=0)
+    moved = int.from_bytes(b"".join([one.offsets[4:] for one in run]), "little") + _of_each(run, places)
+    if any(starts := [one.start for one in run]):
+        moved -= _of_each(run, starts)
+    return bytes(4) + moved.to_bytes(4 * sum([one.count for one in run]), "little"), data, size
+
+
+def _of_each(run: Sequence[Values], numbers: Sequence[int]) -> int:
+    """The number of each part, once for each of its values."""
+    each = [_OFFSET.pack(number) * one.count for one, number in zip(run, numbers, strict=True)]
+    return int.from_bytes(b"".join(each), "little")
+
+
+def _key_value(keys: pa.Array, values: pa.Array, times: pa.Buffer) -> pa.RecordBatch:
+    """Without headers."""
+    count = len(values)
+    stamps = pa.Array.from_buffers(TIMESTAMP, count, [None, times])
+    return pa.RecordBatch.from_arrays([keys, values, stamps, no_values(count, HEADERS)], schema=KEY_VALUE)
+
+
+_BINARY = pa.binary()
+
+
+# Bodies without Arrow.
+
+
+class Plain(Struct, frozen=True):
+    """The body of a batch of plain records, how many they are, and the smallest and the largest event time."""
+
+    body: bytes
+    records: int
+    times: tuple[int, int]
+
+
+def plain_body(parts: Sequence[Part]) -> Plain | None:
+    """The body of these records, or None if it takes Arrow: the bytes of ``joined(parts).rows.serialize()``."""
+    first = parts[0]
+    if len(parts) == 1 and type(first) is Single and first.key is None:
+        return _plain_value(first)
+    kinds = set(map(type, parts))
+    if kinds == {Single}:
+        return _plain_singles(parts)
+    return _plain_values(parts) if kinds == {Values} else None
+
+
+def _plain_value(single: Single) -> Plain:
+    """One record without a key, as most who wait for each of theirs have it: all of its columns but the value are known
+    beforehand."""
+    value, time = single.value, single.timestamp
+    size = len(value)
+    columns = _NO_KEY, _ENDS.pack(0, size), value, _PADDING[size % 8], _NUMBER.pack(time), _NO_HEADERS
+    return Plain(b"".join((layout(1, 1, 0, size).head, *columns)), 1, (time, time))
+
+
+def _plain_singles(singles: Sequence[Any]) -> Plain:
+    count = len(singles)
+    times = array("q", [single.timestamp for single in singles])
+    keys = [single.key for single in singles]
+    missing = keys.count(None)
+    key_column = _column([key or b"" for key in keys]) if missing < count else _no_keys(count)
+    values = _column([single.value for single in singles])
+    body = _body(count, missing, _bits(keys, missing), key_column, values, [times])
+    return Plain(body, count, (min(times), max(times)))
+
+
+def _plain_values(run: Sequence[Any]) -> Plain:
+    count = sum([one.count for one in run])
+    bits = bytes((count + 7) // 8)
+    body = _body(count, count, bits, _no_keys(count), _values_column(run), _times_of_values(run))
+    return Plain(body, count, _first_and_last(run))
+
+
+_Column: TypeAlias = "tuple[_Buffer | array[int], Sequence[_Buffer], int]"
+"""Where each value begins, and the last one ends; all of them, in pieces; and their bytes."""
+
+
+def _column(values: list[bytes]) -> _Column:
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    return offsets, values, offsets[-1]
+
+
+def _no_keys(count: int) -> _Column:
+    return bytes(4 * count + 4), (), 0
+
+
+def _bits(values: list[bytes | None], missing: int) -> bytes:
+    """Which of the values are there; nothing if all are."""
+    if not missing:
+        return b""
+    there = sum(1 << i for i, value in enumerate(values) if value is not None) if missing < len(values) else 0
+    return there.to_bytes((len(values) + 7) // 8, "little")
+
+
+_PADDING = [bytes(-size % 8) for size in range(8)]
+_NUMBER = struct.Struct("<q")
+_OFFSET = struct.Struct("<i")
+_ENDS = struct.Struct("<2i")
+"""Where one value begins, and where it ends."""
+_NO_KEY = bytes(8 + 8)
+"""That it is not there, and its ends."""
+_NO_HEADERS = bytes(no_headers_bytes(1))
+
+
+def _body(
+    count: int, missing: int, bits: bytes, keys: _Column, values: _Column, times: Sequence[bytes | array[int]]
+) -> bytes:
+    """``bits`` say which keys are there. Every buffer begins at a multiple of eight."""
+    key_offsets, key_pieces, keys_bytes = keys
+    offsets, pieces, values_bytes = values
+    offsets_rest = _PADDING[(4 * count + 4) % 8]
+    return b"".join(
+        (
+            layout(count, missing, keys_bytes, values_bytes).head,
+            *(bits, _PADDING[len(bits) % 8], key_offsets, offsets_rest, *key_pieces, _PADDING[keys_bytes % 8]),
+            *(offsets, offsets_rest, *pieces, _PADDING[values_bytes % 8]),
+            *times,
+            bytes(no_headers_bytes(count)),
+        )
+    )

@@ -1,0 +1,81 @@
+"""Whether a directory may become ours: nobody's files get in between those of a log by a mistyped path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from cutwater.client.cluster.metadata_client import SCHEME
+from cutwater.errors import InvalidArgument, NotFound
+
+CLUSTER_FILE = "cluster.json"
+METADATA = "metadata.sqlite"
+VOLUME = "volume"
+FILES_OF_LOG = re.compile(r"lock|holder\.(json(\.new)?|lock|log)|metadata\.sqlite([-.].*)?|volume")
+FILES_OF_CLUSTER = re.compile(r"cluster\.json\.new|metadata\.sqlite([-.].*)?|etcd|(mr|sn)\d+(\.(log|key(\.tmp)?))?")
+_LOGS_OF_SERVERS = re.compile(r"(mr|sn)\d+\.log")
+SHOWN_MAX = 3
+"""So many of the files that are in the way are named."""
+_NOBODYS = re.compile(r"\..*|lost\+found")
+"""Hidden files, which tools leave everywhere, and what a new file system has."""
+
+
+def check_may_hold(directory: Path, what: str, own: re.Pattern[str], mark: str) -> None:
+    """Refuse a directory with other files that is not already ``what``, which has the file ``mark``. One that was left
+    when it was half made has nothing but names that match ``own``."""
+    if (directory / mark).exists():
+        return
+    if shown := other_files(directory, own):
+        raise InvalidArgument(
+            f"{directory} is no {what}, but holds other files ({shown}): name an empty directory or a new one, such as "
+            f"{directory / 'cutwater'}"
+        )
+
+
+def check_has_order(directory: Path) -> None:
+    """Refuse a log whose records are there, but not the file that says in which order they are. The file is made before
+    the volume, so this is no log that was half made."""
+    if not (directory / METADATA).exists() and next((directory / VOLUME).glob("cid=*/snid=*/*"), None) is not None:
+        raise NotFound(
+            f"{directory / METADATA} is missing, the file of the order layer, without which the log cannot be read; "
+            f"the records are still in {directory / VOLUME}: put the file back, from where it was moved to or from a "
+            "backup, and remove nothing; for a new log, name another directory"
+        )
+
+
+def holds_log(directory: Path) -> bool:
+    """Whether there is an embedded log, or what was left when one was half made."""
+    names = _names(directory)
+    if CLUSTER_FILE in names:
+        return False
+    return {METADATA, VOLUME} <= names or ("lock" in names and not other_files(directory, FILES_OF_LOG))
+
+
+def holds_half_a_cluster(directory: Path) -> bool:
+    """Whether a local cluster was begun there, which has not come to run."""
+    names = _names(directory)
+    return not {CLUSTER_FILE, VOLUME} & names and any(map(_LOGS_OF_SERVERS.fullmatch, names))
+
+
+def _names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+
+
+def check_no_address(path: Path) -> None:
+    """Whoever says where a cluster listens, in the place of a directory, is told what takes that."""
+    scheme = SCHEME.rstrip("/")
+    # A path has lost one of the slashes.
+    if str(path).startswith(f"{scheme}/"):
+        url = SCHEME + str(path).removeprefix(scheme).lstrip("/")
+        raise InvalidArgument(
+            f"{url!r} is where a cluster listens, and not a directory: use cutwater.connect, or --servers with "
+            "a command"
+        )
+
+
+def other_files(directory: Path, own: re.Pattern[str]) -> str:
+    """The names of some files that are in the way, and none of ``own``; nothing if there are none."""
+    strange = sorted(
+        path.name for path in directory.iterdir() if not own.fullmatch(path.name) and not _NOBODYS.fullmatch(path.name)
+    )
+    return ", ".join(strange[:SHOWN_MAX]) + (", …" if len(strange) > SHOWN_MAX else "")

@@ -1,0 +1,206 @@
+"""Asks the metadata repository: whichever of its nodes answers, within the caller's time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
+from cutwater.core.requests import Answer, Request
+from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotLeader, Unavailable
+from cutwater.protocol.access import STORAGE_NODE
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.protocol.metadata_api import ASK
+from cutwater.protocol.methods import Method, Received
+from cutwater.protocol.storage_api import A_CLIENT, COMPLAINT, Complaint
+from cutwater.types import ClusterId, LogStreamId, StorageNodeId
+from cutwater.wire.addresses import parse_address
+from cutwater.wire.connection import Connection
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.states import State
+
+A = TypeVar("A")
+
+CONNECT_MS_MAX = 2_000
+ATTEMPT_MS_MAX = 3_000
+"""A leader lets nobody wait so long (``OrderOptions.publish_wait_us``), so who does not answer is in trouble."""
+LEFT_MS_MAX = 30_000
+"""How long a connection that is used no more may take to answer what was asked before."""
+RETRY_SECONDS_MIN = 0.02
+RETRY_SECONDS_MAX = 0.5
+REFUSED_SECONDS_MAX = 0.6
+REFUSED_AGAIN_SECONDS = 0.2
+SCHEME = "cutwater://"
+
+
+def parse_servers(url: str) -> tuple[str, ...]:
+    """The addresses in ``cutwater://host:port,host:port``; that of an embedded log ends with its directory."""
+    given: object = url
+    if not isinstance(given, str) or not url.startswith(SCHEME):
+        raise InvalidArgument(f"{url!r} does not name a cluster: write {SCHEME}HOST:PORT[,HOST:PORT…]")
+    addresses = tuple(part for part in url.removeprefix(SCHEME).partition("/")[0].split(",") if part)
+    for address in addresses:
+        parse_address(address)
+    if not addresses:
+        raise InvalidArgument(f"{url!r} names no server: write {SCHEME}HOST:PORT[,HOST:PORT…]")
+    return addresses
+
+
+def check_no_path(given: object) -> None:
+    """Whoever names a directory, in the place of a cluster, is told how that is opened."""
+    if isinstance(given, str) and "://" not in given:
+        is_path = given.startswith(".") or os.sep in given or os.path.exists(given)
+    else:
+        is_path = isinstance(given, os.PathLike)
+    if is_path:
+        raise InvalidArgument(
+            f"{str(given)!r} is a path, and a cluster is named by {SCHEME}HOST:PORT[,HOST:PORT…]: a log in a directory "
+            "is opened by cutwater.open"
+        )
+
+
+async def require_listener(addresses: tuple[str, ...], directory: Path | None = None) -> None:
+    """Say so soon if nobody listens at any of these addresses: whoever only wants to look need not wait until the time
+    is up. A metadata node that is just being restarted gets a moment. ``directory``: that of a local cluster,
+    if it is one."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + REFUSED_SECONDS_MAX
+    while all(troubles := await asyncio.gather(*map(_trouble, addresses))):
+        if clock() >= deadline:
+            raise Unavailable(
+                f"nobody listens at {', '.join(addresses)} ({troubles[0]}): the cluster does not run, or it listens "
+                f"elsewhere. `cutwater cluster restart --dir {directory or 'DIR'}` starts a local one again"
+            )
+        await asyncio.sleep(REFUSED_AGAIN_SECONDS)
+
+
+async def _trouble(address: str) -> str:
+    """Why the address certainly cannot be connected to; nothing if it can, or if that is not certain."""
+    try:
+        async with asyncio.timeout(REFUSED_SECONDS_MAX):
+            _, writer = await asyncio.open_connection(*parse_address(address))
+        writer.close()
+    except TimeoutError:
+        return ""
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return ""
+
+
+class Repository:
+    """Keeps one connection, to a node that answers, and looks for another when it is lost."""
+
+    def __init__(self, endpoint: Endpoint, addresses: tuple[str, ...], access: Access = ANYONE) -> None:
+        self._endpoint, self._access = endpoint, access
+        self.addresses = addresses
+        self._turn = 0
+        self._connection: Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._left: dict[Connection, asyncio.Task[None]] = {}
+        """Connections that are used no more, and what closes them."""
+        self.trouble = ""
+        """Why there is no answer, as long as there is none."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.abort()
+            self._connection = None
+        for connection in list(self._left):
+            connection.abort()
+
+    def _leave(self, connection: Connection | None) -> None:
+        """Use another connection from now on. If this one is only closing or slow, it still answers what was asked
+        before, and is closed then."""
+        if connection is None or connection is not self._connection:
+            return
+        self._connection = None
+        if connection.state is not State.CLOSED:
+            closing = asyncio.get_running_loop().create_task(connection.close(timeout_ms=LEFT_MS_MAX))
+            self._left[connection] = closing
+            closing.add_done_callback(lambda _: self._left.pop(connection))
+
+    @property
+    def cluster(self) -> ClusterId:
+        """Which cluster this is; 0 before anyone has answered."""
+        peer = self._connection.peer if self._connection is not None else None
+        return peer.cluster if peer is not None else ANY_CLUSTER
+
+    async def ask(self, request: Request, expected: type[A], *, timeout_ms: int, idempotent: bool = True) -> A:
+        """The answer. A request that may be asked twice is asked again, of another node, until the time is up; another
+        one only as long as it has certainly not arrived."""
+        now = asyncio.get_running_loop().time
+        deadline = now() + timeout_ms / 1_000
+        wait = RETRY_SECONDS_MIN
+        why = ""
+        while True:
+            connection = None
+            try:
+                connection = await self._connected(deadline)
+                answer = await self._call(connection, request, deadline, idempotent=idempotent)
+                break
+            except CutwaterError as error:
+                may_ask_again = idempotent or connection is None or _was_not_done(error)
+                if not error.retriable or not may_ask_again or now() + wait >= deadline:
+                    if why and isinstance(error, DeadlineExceeded):
+                        # That the time is up says nothing; what was heard before does.
+                        raise DeadlineExceeded(f"{error.message}. Before: {why}") from error
+                    raise
+                self._turn += 1
+                self.trouble = error.message
+                why = why if isinstance(error, DeadlineExceeded) else error.message
+                if isinstance(error, ConnectionLost | NotLeader | DeadlineExceeded):
+                    self._leave(connection)
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, RETRY_SECONDS_MAX)
+        self.trouble = ""
+        if not isinstance(answer, expected):
+            raise Unavailable(f"{type(request).__name__} got {type(answer).__name__}: the server is of another version")
+        return answer
+
+    async def call(self, method: Method[Any, A], argument: object, *, timeout_ms: int) -> A:
+        """Ask any metadata node something that it does by itself, once."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
+        connection = await self._connected(deadline)
+        left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
+        received: Received[A] = await connection.call(method, argument, timeout_ms=left)
+        return received.value
+
+    async def complain(self, stream: LogStreamId, node: StorageNodeId, *, timeout_ms: int) -> None:
+        """Say that a storage node does not answer: the leader will look at once. Nobody waits for what comes of it."""
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1_000
+        try:
+            connection = await self._connected(deadline)
+            connection.notify(COMPLAINT, Complaint(stream, A_CLIENT, node))
+        except CutwaterError:
+            return
+
+    async def _call(self, connection: Connection, request: Request, deadline: float, *, idempotent: bool) -> Answer:
+        left = max(1, int((deadline - asyncio.get_running_loop().time()) * 1_000))
+        # A node that does not answer costs only a part of the time, if another one may be asked.
+        timeout_ms = min(left, ATTEMPT_MS_MAX) if idempotent and len(self.addresses) > 1 else left
+        received = await connection.call(ASK, request, timeout_ms=timeout_ms)
+        return received.value
+
+    async def _connected(self, deadline: float) -> Connection:
+        async with self._connecting:
+            if self._connection is not None and self._connection.state is State.OPEN:
+                return self._connection
+            address = self.addresses[self._turn % len(self.addresses)]
+            left = int((deadline - asyncio.get_running_loop().time()) * 1_000)
+            timeout_ms = max(1, min(left, CONNECT_MS_MAX))
+            connection = await open_connection(self._endpoint, address, self._access, timeout_ms=timeout_ms)
+            if connection.peer is not None and connection.peer.role == STORAGE_NODE:
+                connection.abort()
+                raise InvalidArgument(
+                    f"{address} is a storage node, and clients ask metadata nodes first: name their addresses, which "
+                    "`cutwater mr start` prints, and `cutwater cluster status --dir DIR` for a local cluster"
+                )
+            self._connection = connection
+            return connection
+
+
+def _was_not_done(error: CutwaterError) -> bool:
+    """Whether the request certainly had no effect."""
+    return isinstance(error, NotLeader) or (isinstance(error, ConnectionLost) and not error.outcome_unknown)

@@ -1,0 +1,246 @@
+"""Topics: making, changing and deleting them, and what is known of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.arguments import check_number, check_topic
+from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.convert.schemas import SchemaLike, TopicSchema, encode_schema, grown_schema, new_schema
+from cutwater.core.names import check_topic_name
+from cutwater.core.requests import (
+    ChangeTopicRequest,
+    Created,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    DescribeRequest,
+    Description,
+    Done,
+    TopicInfo,
+    TrimRequest,
+)
+from cutwater.durations import Duration, milliseconds
+from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Unavailable
+from cutwater.protocol.errors import ConnectionLost
+from cutwater.runtime.deadlines import Deadline
+from cutwater.types import GLSN, MILLISECOND, LogStreamId, Retention, TopicId
+
+POLL_SECONDS = 0.02
+REPLICATION_DEFAULT = 3
+
+
+class Topic(Struct, frozen=True):
+    """What is known of a topic. ``streams`` are the numbers of its log streams that may take appends; ``schema`` is
+    None for records of key and value. Records below ``trimmed_before`` are gone."""
+
+    name: str
+    streams: tuple[LogStreamId, ...]
+    replication: int
+    schema: pa.Schema | None
+    event_time: str
+    retention: Retention
+    trimmed_before: GLSN
+    event_time_ahead_max: timedelta | None = None
+    """How far event times may be ahead of the log's clock; None if that is not limited."""
+    number: TopicId = TopicId(0)
+    """Never given out twice: a topic that is created again under its name has another one."""
+
+
+def topic_of(info: TopicInfo, view: View) -> Topic:
+    schema = view.schema(info)
+    return Topic(
+        info.name,
+        tuple(stream.stream for stream in view.streams_of(info.topic) if not stream.final),
+        info.replication,
+        schema.newest if schema.is_typed else None,
+        info.event_time,
+        info.retention,
+        info.trimmed_before,
+        timedelta(microseconds=info.event_time_ahead_us) if info.event_time_ahead_us else None,
+        info.topic,
+    )
+
+
+def _ahead_us(given: Duration | None) -> int:
+    """0 is without bound."""
+    return 0 if given is None else milliseconds(given, "event_time_ahead_max=") * MILLISECOND
+
+
+def retention_of(given: timedelta | Retention | None) -> Retention:
+    if given is None:
+        return Retention()
+    if isinstance(given, timedelta):
+        if given <= timedelta(0):
+            raise InvalidArgument(f"retention is a time that is longer than nothing, not {given}")
+        return Retention(time_us=int(given / timedelta(microseconds=1)))
+    if not isinstance(given, Retention):
+        raise InvalidArgument(
+            f"retention= is a timedelta, such as timedelta(days=7), or cutwater.Retention(time_us=..., bytes=...), not "
+            f"{given!r} ({type(given).__name__})"
+        )
+    return Retention(
+        check_number("Retention.time_us", given.time_us, "a number of microseconds"),
+        check_number("Retention.bytes", given.bytes, "a number of bytes"),
+    )
+
+
+def _check_streams(given: object) -> int:
+    return check_number("streams", given, "how many log streams the topic has")
+
+
+class Wanted(Struct, frozen=True):
+    """A topic as it is to be made."""
+
+    name: str
+    streams: int
+    replication: int | None
+    schema: SchemaLike | None
+    event_time: str
+    retention: timedelta | Retention | None
+    event_time_ahead_max: Duration | None = None
+
+
+class Topics:
+    def __init__(self, repository: Repository, catalogs: Catalogs) -> None:
+        self._repository, self._catalogs = repository, catalogs
+
+    async def create(self, wanted: Wanted, exist_ok: bool, deadline: Deadline) -> Topic:
+        name, event_time, replication = wanted.name, wanted.event_time, wanted.replication
+        check_topic(name)
+        check_topic_name(name)
+        if not isinstance(event_time, str):
+            raise InvalidArgument(f"event_time= is the name of a column of schema=, such as 'at', not {event_time!r}")
+        streams, retention = _check_streams(wanted.streams), retention_of(wanted.retention)
+        if replication is not None:
+            replication = check_number("replication", replication, "how many storage nodes hold each record")
+        ahead_us = _ahead_us(wanted.event_time_ahead_max)
+        if event_time and wanted.schema is None:
+            raise InvalidArgument("event_time= names a column of schema=: without a schema, event time is 'timestamp'")
+        encoded = b"" if wanted.schema is None else encode_schema(new_schema(wanted.schema, event_time))
+        if exist_ok and (found := (await self._catalogs.fresh(deadline)).topics.get(name)) is not None:
+            return self._existing(found, encoded, event_time)
+        if replication is None:
+            replication = await self._usual_replication(deadline)
+        request = CreateTopicRequest(name, streams, replication, encoded, event_time, retention, ahead_us)
+        try:
+            await self._repository.ask(request, Created, timeout_ms=deadline.left_ms(), idempotent=False)
+        except ConnectionLost:
+            await self._check_created(request, deadline)
+        except AlreadyExists:
+            # Someone else made it just now.
+            if not exist_ok:
+                raise
+            await self._catalogs.fresh(deadline)
+            return self._existing(await self._catalogs.topic(name, deadline), encoded, event_time)
+        return await self._opened(name, deadline)
+
+    def _existing(self, found: TopicInfo, schema: bytes, event_time: str) -> Topic:
+        """A topic that need not be made. How many log streams it has and the like may have been changed meanwhile, but
+        records of another form could not be appended."""
+        if (schema not in found.schemas if schema else bool(found.schemas)) or event_time != found.event_time:
+            raise AlreadyExists(
+                f"topic {found.name!r} exists with another schema or event time: choose another name, or let its "
+                "schema grow with change_topic"
+            )
+        return topic_of(found, self._catalogs.view)
+
+    async def _usual_replication(self, deadline: Deadline) -> int:
+        """Three copies, or as many as there are storage nodes to hold them."""
+        description = await self._repository.ask(DescribeRequest(), Description, timeout_ms=deadline.left_ms())
+        alive = sum(1 for node in description.nodes if node.is_alive)
+        return max(1, min(REPLICATION_DEFAULT, alive))
+
+    async def _check_created(self, request: CreateTopicRequest, deadline: Deadline) -> None:
+        """The answer was lost: ask again, and if the topic is there as it was wanted, it was made by the first try."""
+        try:
+            await self._repository.ask(request, Created, timeout_ms=deadline.left_ms())
+        except AlreadyExists:
+            found = await self._catalogs.topic(request.name, deadline)
+            schemas = (request.schema,) if request.schema else ()
+            wanted = (request.streams, request.replication, schemas, request.event_time, request.retention)
+            is_same = (found.streams, found.replication, found.schemas, found.event_time, found.retention) == wanted
+            if not is_same or found.event_time_ahead_us != request.event_time_ahead_us:
+                raise
+
+    async def _opened(self, name: str, deadline: Deadline) -> Topic:
+        """Wait until all log streams take appends."""
+        while True:
+            view = await self._catalogs.fresh(deadline)
+            info = view.topics.get(name)
+            if info is None:
+                raise NotFound(f"topic {name!r} was deleted as soon as it was made")
+            closed = [stream.stream for stream in view.streams_of(info.topic) if not stream.is_open]
+            if not closed:
+                return topic_of(info, view)
+            if deadline.left <= POLL_SECONDS:
+                raise Unavailable(f"topic {name!r} was made, but log streams {closed} do not take appends yet")
+            await deadline.pause(POLL_SECONDS)
+
+    async def change(
+        self,
+        name: str,
+        streams: int | None,
+        schema: SchemaLike | None,
+        retention: timedelta | Retention | None,
+        event_time_ahead_max: Duration | None,
+        deadline: Deadline,
+    ) -> Topic:
+        check_topic(name)
+        if streams is None and schema is None and retention is None and event_time_ahead_max is None:
+            raise InvalidArgument(
+                "nothing to change: say how many log streams, how long records are kept, a schema, or how far event "
+                "times may be ahead"
+            )
+        ahead_us = None if event_time_ahead_max is None else _ahead_us(event_time_ahead_max)
+        kept = None if retention is None else retention_of(retention)
+        if streams is not None:
+            streams = _check_streams(streams)
+        view = await self._catalogs.fresh(deadline)
+        info = view.topics.get(name)
+        known = TopicSchema(name) if info is None else view.schema(info)
+        encoded = b"" if schema is None or info is None else encode_schema(grown_schema(known, schema))
+        request = ChangeTopicRequest(name, streams, kept, encoded, known.number, ahead_us)
+        await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
+        return await self._grown(name, view, streams, deadline)
+
+    async def _grown(self, name: str, before: View, streams: int | None, deadline: Deadline) -> Topic:
+        """Wait until so many log streams take appends. What an operator has sealed, or a failure, counts, too: nobody
+        makes another one for it."""
+        old = before.topics.get(name)
+        sealed = [] if old is None else [s.stream for s in before.streams_of(old.topic) if not s.is_open]
+        while True:
+            view = await self._catalogs.fresh(deadline)
+            info = await self._catalogs.topic(name, deadline)
+            live = [s for s in view.streams_of(info.topic) if not s.final]
+            ready = sum(1 for s in live if s.is_open or s.stream in sealed)
+            if streams is None or ready >= streams:
+                return topic_of(info, view)
+            if deadline.left <= POLL_SECONDS:
+                raise Unavailable(
+                    f"topic {name!r} was changed, but only {ready} of its {streams} log streams take appends yet: the "
+                    "others will as soon as enough storage nodes can be used (`cutwater cluster health` says more)"
+                )
+            await deadline.pause(POLL_SECONDS)
+
+    async def delete(self, name: str, deadline: Deadline) -> None:
+        check_topic(name)
+        request = DeleteTopicRequest(name)
+        try:
+            await self._repository.ask(request, Done, timeout_ms=deadline.left_ms(), idempotent=False)
+        except ConnectionLost:
+            # If it is not there any more, the first try had succeeded, and only its answer was lost.
+            with suppress(NotFound):
+                await self._repository.ask(request, Done, timeout_ms=deadline.left_ms())
+        await self._catalogs.fresh(deadline)
+
+    async def trim(self, name: str, before: int, deadline: Deadline) -> None:
+        check_topic(name)
+        before = check_number("before", before, "a GLSN")
+        if before < 1:
+            raise InvalidArgument(f"trim before GLSN {before}: positions begin with 1")
+        await self._repository.ask(TrimRequest(name, GLSN(before)), Done, timeout_ms=deadline.left_ms())

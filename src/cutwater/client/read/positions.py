@@ -1,0 +1,102 @@
+"""Positions as people name them: numbers, times, the ends of the log, cursors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.cursors import AsyncCursor, NamedCursor
+from cutwater.client.cluster.metadata_client import Repository
+from cutwater.client.convert.times import time_us
+from cutwater.client.read.point_reads import Reading
+from cutwater.client.subscribe.stream_readers import Selection
+from cutwater.client.subscribe.subscriptions import Range
+from cutwater.errors import InvalidArgument
+from cutwater.runtime.deadlines import Deadline
+from cutwater.types import GLSN, CutTime
+
+TopicNames: TypeAlias = str | Sequence[str] | re.Pattern[str]
+Position: TypeAlias = int | datetime | Literal["earliest", "latest"] | NamedCursor
+"""A GLSN, the time at which records were committed, an end of the log, or where a cursor is."""
+
+
+def check_start(position: object) -> None:
+    if not (_is_glsn(position) or isinstance(position, datetime | NamedCursor) or position in ("earliest", "latest")):
+        raise InvalidArgument(
+            f"start= is a GLSN from 1 on, 'earliest', 'latest', a datetime or a cursor, not {position!r}"
+        )
+
+
+def check_stop(position: object) -> None:
+    if not (position is None or _is_glsn(position) or isinstance(position, datetime)):
+        raise InvalidArgument(
+            f"stop= is a GLSN from 1 on, or a datetime, not {position!r}; without it, follow=False ends at the end of "
+            "the log"
+        )
+
+
+def check_order(start: Position, stop: int | datetime | None) -> None:
+    """Refuse a range that ends before it begins, whatever is in the log. One that ends where it begins has nothing."""
+    if isinstance(start, datetime) and isinstance(stop, datetime):
+        # What has no time zone is refused as such, when it is looked for.
+        is_wrong = start.tzinfo is not None and stop.tzinfo is not None and stop < start
+    else:
+        is_wrong = isinstance(start, int) and isinstance(stop, int) and stop < start
+    if is_wrong:
+        raise InvalidArgument(
+            f"the range ends before it begins: stop is {stop}, and start is {start}. Exchange them, or leave stop out"
+        )
+
+
+def _check_time(time: object) -> None:
+    if not isinstance(time, datetime) or time.tzinfo is None:
+        raise InvalidArgument(f"a time is a datetime with a time zone, such as datetime.now(UTC), not {time!r}")
+
+
+def _is_glsn(position: object) -> bool:
+    return isinstance(position, int) and not isinstance(position, bool) and position >= 1
+
+
+class Positions:
+    def __init__(self, catalogs: Catalogs, reading: Reading, repository: Repository) -> None:
+        self._catalogs, self._reading, self._repository = catalogs, reading, repository
+
+    async def find(self, time: datetime, selection: Selection | None, view: View, deadline: Deadline) -> GLSN:
+        """The first position of these topics, or of any, that was committed at or after the time."""
+        _check_time(time)
+        cut_time = CutTime(time_us(time))
+        if selection is None:
+            return await self._reading.find(cut_time, view.catalog.streams, view, deadline)
+        streams = [stream for topic in selection.topics(view) for stream in view.streams_of(topic.topic)]
+        return await self._reading.find(cut_time, streams, view, deadline)
+
+    async def resolve(
+        self, selection: Selection, start: Position, stop: int | datetime | None, follow: bool, deadline: Deadline
+    ) -> Range:
+        """From where to where a subscription goes that begins now."""
+        view = await self._catalogs.fresh(deadline)
+        topics = selection.topics(view)
+        after_end = GLSN(view.catalog.high_watermark + 1)
+        if isinstance(start, NamedCursor):
+            at = await AsyncCursor(self._repository, start.name, deadline.seconds).get(
+                timeout=max(deadline.left, 0.001)
+            )
+            start = "earliest" if at is None else at + 1
+        starts = {}
+        if start == "earliest":
+            starts = {topic.topic: topic.trimmed_before for topic in topics}
+            first = min(starts.values(), default=GLSN(1))
+        elif start == "latest":
+            first = after_end
+        elif isinstance(start, datetime):
+            first = await self.find(start, selection, view, deadline)
+        else:
+            first = GLSN(start)
+        last = None if follow else after_end
+        if stop is not None:
+            at_stop = await self.find(stop, selection, view, deadline) if isinstance(stop, datetime) else GLSN(stop)
+            last = at_stop if last is None else min(last, at_stop)
+        return Range(first, last, starts, view)

@@ -1,0 +1,516 @@
+"""Ranges of the log for those who read them in parallel: what lies where, and the records of one log stream.
+
+Whoever plans asks ``Ranges`` for the catalog, for sizes and for the headers of batches; whoever reads takes ``pieces``
+of one log stream, from whichever replica answers. Nothing is skipped or repeated over a change of replica: each
+question names the position that comes next, and what it gives is complete up to where it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+from msgspec.structs import replace
+
+from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.credentials import ANYONE, Access
+from cutwater.client.cluster.holder_file import with_secret
+from cutwater.client.cluster.metadata_client import Repository, parse_servers
+from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.cluster.silence import Watched
+from cutwater.client.read.point_reads import Reading
+from cutwater.client.read.records import Layout
+from cutwater.client.read.watermarks import marks_between
+from cutwater.client.subscribe.stream_readers import Feed, Selection
+from cutwater.core.read.time_marks import Mark
+from cutwater.core.requests import Catalog, CatalogRequest, StreamInfo, TopicInfo
+from cutwater.errors import (
+    CutwaterError,
+    Damaged,
+    DeadlineExceeded,
+    InvalidArgument,
+    Malformed,
+    ProtocolViolation,
+    ResourceExhausted,
+    Trimmed,
+    Unavailable,
+)
+from cutwater.format.checksum import crc32c
+from cutwater.format.entry_codec import FRAME_BYTES_MAX
+from cutwater.protocol.methods import Body
+from cutwater.protocol.scan_api import (
+    CHECKED,
+    COLUMNS,
+    GROUP_COLUMNS,
+    GROUPS,
+    HEADS,
+    HEADS_MAX,
+    MALFORMED,
+    MEASURE,
+    NOTHING,
+    RUN_COLUMNS,
+    SCAN,
+    EventTimeBefore,
+    HeadsArguments,
+    MeasureAnswer,
+    MeasureArguments,
+    ScanAnswer,
+    ScanArguments,
+    unpack,
+)
+from cutwater.protocol.storage_api import Columns
+from cutwater.runtime.deadlines import Deadline
+from cutwater.types import GLSN, LLSN, ClusterId, CutTime, LogStreamId, StorageNodeId
+from cutwater.wire.addresses import is_loopback, parse_address
+from cutwater.wire.connection import Connection
+from cutwater.wire.identity.handshake import ANY_CLUSTER, Endpoint
+from cutwater.wire.options import MIB
+
+_log = logging.getLogger(__name__)
+
+ASK_MS_MAX = 10_000
+SCAN_BYTES = 4 * MIB
+"""What is read at a time: enough that a question costs little, and little enough to be held twice."""
+FILE_BYTES = 32 * MIB
+"""Of how much in a file a storage node is asked to tell at a time."""
+RETRY_SECONDS_MIN = 0.005
+RETRY_SECONDS_MAX = 0.5
+COMPLAIN_MS_MAX = 2_000
+
+FIRST_LLSN, FIRST_GLSN, COUNT, TIME, TIME_MIN, SCHEMA, OFFSET, _BYTES, CHECKSUM = range(len(RUN_COLUMNS))
+"""Columns of runs."""
+Runs: TypeAlias = "tuple[array[int], ...]"
+
+
+class Heads(Struct, frozen=True):
+    """The headers of batches of one log stream, column by column as in ``protocol.scan_api``, and what came before.
+    ``idle``: of each batch, 1 if it declares its log stream idle, otherwise 0."""
+
+    before: EventTimeBefore
+    columns: tuple[array[int], ...]
+    idle: array[int]
+
+
+class Block(NamedTuple):
+    """A record batch with the rows of a run and of those after it that have no block of their own."""
+
+    schema: int
+    first_run: int
+    body: memoryview
+    checked: bool = False
+    """Whether a storage node has found it to be sound."""
+
+
+class Scanned(Struct, frozen=True):
+    """Runs of one log stream, column by column as in ``protocol.scan_api``, and the blocks with their rows, verified.
+    ``is_stored``: blocks have all columns, whatever was asked for."""
+
+    runs: Runs
+    blocks: tuple[Block, ...]
+    is_stored: bool = False
+    malformed: tuple[tuple[GLSN, GLSN], ...] = ()
+    """Positions whose rows do not come, because what is stored there is not sound. They count as fences do."""
+
+    def __len__(self) -> int:
+        return len(self.runs[0])
+
+    @property
+    def last_llsn(self) -> LLSN:
+        return LLSN(self.runs[FIRST_LLSN][-1] + self.runs[COUNT][-1] - 1)
+
+    @property
+    def last_glsn(self) -> GLSN:
+        return GLSN(self.runs[FIRST_GLSN][-1] + self.runs[COUNT][-1] - 1)
+
+
+def scanned(asked: ScanArguments, answer: ScanAnswer, body: Body) -> Scanned:
+    """What a storage node has answered, if it can be true. Blocks are views of the answer: nothing is copied."""
+    runs, data = _told(asked, answer, body)
+    malformed, checked = _verdicts(runs)
+    return Scanned(runs, _blocks(asked.stream, runs, data, checked), malformed=malformed)
+
+
+def _verdicts(runs: Runs) -> tuple[tuple[tuple[GLSN, GLSN], ...], bytearray]:
+    """Takes out of the runs what was told of them besides: positions that are malformed, and which runs are sound."""
+    schemas = runs[SCHEMA]
+    checked = bytearray(len(schemas))
+    malformed: list[tuple[GLSN, GLSN]] = []
+    for number, schema in enumerate(schemas):
+        if schema < CHECKED:
+            continue
+        if schema & MALFORMED:
+            glsn = runs[FIRST_GLSN][number]
+            malformed.append((GLSN(glsn), GLSN(glsn + runs[COUNT][number] - 1)))
+            schemas[number] = NOTHING
+        else:
+            checked[number] = 1
+            schemas[number] = schema - CHECKED
+    return tuple(malformed), checked
+
+
+def _told(asked: ScanArguments, answer: ScanAnswer, body: Body) -> tuple[Runs, memoryview]:
+    """The runs of an answer, and what follows them."""
+    size = answer.runs * len(RUN_COLUMNS) * 8
+    data = memoryview(body)
+    if size > len(data):
+        raise ProtocolViolation(f"log stream {asked.stream}: {answer.runs} runs do not fit into {len(data)} bytes")
+    if crc32c(data[:size]) != answer.checksum:
+        raise Damaged(f"what was told of the batches from GLSN {asked.from_glsn} on arrived damaged: read it again")
+    runs = unpack(data[:size], len(RUN_COLUMNS))
+    next_llsn, free = (runs[FIRST_LLSN][0], 0) if answer.runs else (0, 0)
+    for llsn, glsn, count in zip(*runs[:TIME], strict=True):
+        if llsn != next_llsn or count < 1 or not free <= glsn <= asked.to_glsn or glsn + count <= asked.from_glsn:
+            raise ProtocolViolation(
+                f"log stream {asked.stream}: {count} records from GLSN {glsn} and LLSN {llsn} on cannot be here"
+            )
+        next_llsn, free = llsn + count, glsn + count
+    return runs, data[size:]
+
+
+def _blocks(stream: LogStreamId, runs: Runs, data: memoryview, checked: bytearray, start: int = 0) -> tuple[Block, ...]:
+    """The blocks of runs, verified, in data that begins at ``start`` of all."""
+    blocks: list[Block] = []
+    places = zip(runs[FIRST_GLSN], *runs[SCHEMA:], strict=True)
+    for number, (glsn, schema, offset, length, crc) in enumerate(places):
+        if schema == NOTHING:
+            continue
+        if length:
+            begin = offset - start
+            block = data[begin : begin + length] if begin >= 0 else data[:0]
+            if len(block) != length or crc32c(block) != crc:
+                raise Damaged(f"the batch at GLSN {glsn} arrived damaged: read it again")
+            blocks.append(Block(schema, number, block, bool(checked[number])))
+        elif not blocks or blocks[-1].schema != schema:
+            raise ProtocolViolation(f"log stream {stream}: the batch at GLSN {glsn} came without its rows")
+    return tuple(blocks)
+
+
+class Stored(Struct, frozen=True):
+    """Some runs of which a storage node has only told where their rows are: in a file, from ``begin`` to ``end`` of
+    what it has told of, which itself begins at ``start``. They are complete from one position through another."""
+
+    stream: LogStreamId
+    runs: Runs
+    path: str
+    start: int
+    begin: int
+    end: int
+    from_glsn: GLSN
+    through: GLSN
+    checked: bytearray
+
+    def read(self) -> Scanned:
+        """Raises ``OSError`` if they are not there, or not for everyone."""
+        if self.begin == self.end:
+            return Scanned(self.runs, (), is_stored=True)
+        # Arrow's allocator gives the same memory again and again; fresh memory would cost as much as what is read.
+        data = memoryview(pa.allocate_buffer(self.end - self.begin))
+        # What is no file of entries must not keep anyone waiting.
+        file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            size = os.preadv(file, [data], self.start + self.begin)
+        finally:
+            os.close(file)
+        return Scanned(self.runs, _blocks(self.stream, self.runs, data[:size], self.checked, self.begin), True)
+
+
+def in_file(asked: ScanArguments, answer: ScanAnswer, body: Body) -> list[Stored]:
+    """What a storage node has told of a file, some at a time."""
+    stream = asked.stream
+    if not 0 < answer.bytes <= FRAME_BYTES_MAX or answer.start < 0:
+        raise ProtocolViolation(f"log stream {stream}: {answer.bytes} bytes at {answer.start} are no entries")
+    runs, _ = _told(asked, answer, body)
+    malformed, checked = _verdicts(runs)
+    if malformed:
+        raise ProtocolViolation(f"log stream {stream}: rows at GLSN {malformed[0][0]} are told of that do not come")
+    cuts: list[tuple[int, int, int]] = []
+    first = begin = end = 0
+    for number, (offset, length) in enumerate(zip(*runs[OFFSET:CHECKSUM], strict=True)):
+        if not length:
+            continue
+        if not end <= offset <= offset + length <= answer.bytes:
+            raise ProtocolViolation(f"log stream {stream}: {length} bytes at {offset} are not among {answer.bytes}")
+        if end == begin:
+            begin = offset
+        elif offset + length - begin > SCAN_BYTES:
+            cuts.append((first, begin, end))
+            first, begin = number, offset
+        end = offset + length
+    cuts.append((first, begin, end))
+    found = []
+    from_glsn = asked.from_glsn
+    for i, (first, begin, end) in enumerate(cuts):
+        stop, through = answer.runs, answer.complete_through
+        if i + 1 < len(cuts):
+            stop = cuts[i + 1][0]
+            through = GLSN(runs[FIRST_GLSN][stop] - 1)
+        own = tuple(column[first:stop] for column in runs)
+        place = (answer.path, answer.start, begin, end)
+        found.append(Stored(stream, own, *place, from_glsn, through, checked[first:stop]))
+        from_glsn = GLSN(through + 1)
+    return found
+
+
+class Ranges:
+    def __init__(self, repository: Repository, catalogs: Catalogs, nodes: Nodes) -> None:
+        """For ``connect``; ``repository`` has answered before."""
+        self._repository, self._catalogs, self._nodes = repository, catalogs, nodes
+        self._reading = Reading(catalogs, nodes)
+
+    @classmethod
+    async def connect(cls, servers: str, access: Access = ANYONE, *, timeout: float) -> Ranges:
+        access = with_secret(servers, access)
+        repository = Repository(Endpoint(ClusterId(ANY_CLUSTER), "client"), parse_servers(servers), access)
+        try:
+            return await cls.by(repository, access, timeout=timeout)
+        except BaseException:
+            repository.close()
+            raise
+
+    @classmethod
+    async def by(cls, repository: Repository, access: Access, *, timeout: float) -> Ranges:
+        """For those who know the repository already. Whoever closes one closes both."""
+        catalog = await repository.ask(CatalogRequest(), Catalog, timeout_ms=Deadline(timeout).left_ms())
+        catalogs = Catalogs(repository)
+        catalogs.take(catalog)
+        complain = partial(repository.complain, timeout_ms=COMPLAIN_MS_MAX)
+        return cls(repository, catalogs, Nodes(Endpoint(repository.cluster, "client"), access, complain))
+
+    async def close(self) -> None:
+        await self._catalogs.close()
+        await self._nodes.close()
+        self._repository.close()
+
+    # Planning.
+
+    async def view(self, timeout: float) -> View:
+        """The catalog as of now. A metadata repository that is gone may come back before the time is up."""
+        deadline = Deadline(timeout)
+        while True:
+            try:
+                return await self._catalogs.fresh(deadline)
+            except CutwaterError as error:
+                if not error.retriable or isinstance(error, DeadlineExceeded):
+                    raise
+
+    async def find(self, time: CutTime, streams: Sequence[StreamInfo], view: View, timeout: float) -> GLSN:
+        """The first position of these log streams that was committed at or after a time."""
+        return await self._reading.find(time, streams, view, Deadline(timeout))
+
+    async def marks(self, after: GLSN, through: GLSN, timeout: float) -> list[Mark]:
+        return await marks_between(self._repository, after, through, Deadline(timeout))
+
+    async def measure(self, info: StreamInfo, positions: Sequence[GLSN], timeout: float) -> MeasureAnswer:
+        """How much of a log stream lies up to each of these positions, by a replica that has all of it."""
+        deadline = Deadline(timeout)
+
+        async def ask(connection: Connection) -> MeasureAnswer:
+            arguments = MeasureArguments(info.stream, tuple(positions))
+            answer = (await connection.call(MEASURE, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))).value
+            if answer.complete_through < min(positions[-1], info.last_glsn):
+                raise _Behind(info.stream, positions[-1])
+            return answer
+
+        return await self._reading.ask(info, ask, deadline)
+
+    async def heads(self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float) -> Heads:
+        """All headers of a range. ``Trimmed`` if it begins below what is left."""
+        deadline = Deadline(timeout)
+        before: EventTimeBefore | None = None
+        columns = tuple(array("q") for _ in COLUMNS)
+        idle = array("q")
+        # A log stream that is sealed hears of no more cuts, but the catalog knows that it has nothing more.
+        to_glsn = min(to_glsn, info.last_glsn)
+        while before is None or from_glsn <= to_glsn:
+            found, through = await self._reading.ask(info, _heads(info, from_glsn, to_glsn, deadline), deadline)
+            before = before or found.before
+            for column, more in zip(columns, found.columns, strict=True):
+                column.extend(more)
+            idle.extend(found.idle)
+            from_glsn = GLSN(through + 1)
+        return Heads(before, columns, idle)
+
+    async def groups(
+        self, info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, timeout: float
+    ) -> tuple[tuple[array[int], ...], GLSN]:
+        """What runs have published in a range, column by column as in ``protocol.scan_api``, and up to where that is
+        all: at least one position further. ``Trimmed`` if the range begins below what is left."""
+        deadline = Deadline(timeout)
+
+        async def ask(connection: Connection) -> tuple[tuple[array[int], ...], GLSN]:
+            arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX)
+            received = await connection.call(GROUPS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+            through = received.value.complete_through
+            if through < from_glsn:
+                raise _Behind(info.stream, to_glsn)
+            return unpack(received.body, len(GROUP_COLUMNS)), through
+
+        return await self._reading.ask(info, ask, deadline)
+
+    def feed(self, selection: Selection, start: GLSN, view: View) -> Feed:
+        """For callers that wait for something new, declarations included. Runs have no columns but event time."""
+
+        def projection(topic: TopicInfo) -> Mapping[int, Columns]:
+            return Layout(self._catalogs.view.schema(topic), ["timestamp"]).projection
+
+        feed = Feed(self._catalogs, self._nodes, selection, projection, start, {}, fences=True)
+        feed.begin(view)
+        return feed
+
+    # Reading.
+
+    async def pieces(
+        self,
+        stream: LogStreamId,
+        first: GLSN,
+        last: GLSN,
+        projection: Mapping[int, Columns],
+        *,
+        patience: float,
+        skips_malformed: bool = False,
+    ) -> AsyncIterator[Scanned]:
+        """The runs of one log stream that have positions from ``first`` to ``last``, some at a time, complete: whatever
+        replica answers has applied all that it is asked for. ``last`` is a position that the log has reached. Raises
+        ``Trimmed`` if the next of them is gone, and ``DeadlineExceeded`` after ``patience`` seconds without progress;
+        ``Malformed`` if any are stored that are not sound, unless these are to be skipped.
+        """
+        replicas = _Replicas(self._catalogs, self._nodes, stream)
+        before: int | None = None
+        while first <= last:
+            asked = ScanArguments(stream, first, last, SCAN_BYTES, dict(projection))
+            found, through = await replicas.ask(asked, Deadline(patience))
+            if len(found):
+                llsn = found.runs[FIRST_LLSN][0]
+                if before is not None and llsn != before + 1:
+                    raise ProtocolViolation(f"log stream {stream}: after LLSN {before} a replica gave {llsn}")
+                before = found.last_llsn
+                if found.malformed and not skips_malformed:
+                    raise self._malformed(stream, *found.malformed[0])
+                yield found
+            first = GLSN(through + 1)
+
+    def _malformed(self, stream: LogStreamId, first: GLSN, last: GLSN) -> Malformed:
+        view = self._catalogs.view
+        info = view.streams.get(stream)
+        topic = "" if info is None else view.names.get(info.topic, "")
+        return Malformed(first, last, topic, "its content is not sound (`cutwater verify` says what is wrong)")
+
+
+class _Replicas:
+    """One replica of a log stream as long as it answers, then another one."""
+
+    def __init__(self, catalogs: Catalogs, nodes: Nodes, stream: LogStreamId) -> None:
+        self._catalogs, self._nodes, self._stream = catalogs, nodes, stream
+        self._turn = 0
+        self._opens_files = True
+        """Those of storage nodes on this machine, until that fails once."""
+        self._stored: deque[Stored] = deque()
+        """What comes next in a file, if a storage node has told of more than was read."""
+
+    async def ask(self, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
+        """Runs from a position on, and up to where they are complete, which is at least that position."""
+        wait = RETRY_SECONDS_MIN
+        trouble = "it has no replica"
+        tried = 0
+        while True:
+            node = self._replica()
+            if node is not None:
+                try:
+                    return await self._scan(node, asked, deadline)
+                except (Trimmed, InvalidArgument, ProtocolViolation):
+                    raise
+                except CutwaterError as error:
+                    trouble = error.message
+                    if isinstance(error, ResourceExhausted):
+                        # It has much to do, and nothing is wrong with it.
+                        await deadline.pause(min(error.retry_ms / 1_000, max(deadline.left, 0.0)))
+                    elif not isinstance(error, _Behind):
+                        self._nodes.unreachable(self._stream, node)
+                self._turn += 1
+            tried += 1
+            if deadline.left <= wait:
+                raise DeadlineExceeded(
+                    f"log stream {self._stream} could not be read at GLSN {asked.from_glsn} (up to {asked.to_glsn} is "
+                    f"wanted), after {deadline.seconds:g} s: {trouble}"
+                )
+            if tried % max(1, len(self._members())) == 0:
+                # All have been asked. Perhaps others hold it by now.
+                await deadline.pause(wait)
+                wait = min(wait * 2, RETRY_SECONDS_MAX)
+                try:
+                    await self._catalogs.fresh(deadline)
+                except CutwaterError as error:
+                    trouble = error.message
+
+    def _members(self) -> tuple[StorageNodeId, ...]:
+        info = self._catalogs.view.streams.get(self._stream)
+        # The head last, because it has the most to do.
+        return () if info is None else tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
+
+    def _replica(self) -> StorageNodeId | None:
+        members = self._members()
+        return members[self._turn % len(members)] if members else None
+
+    async def _scan(self, node: StorageNodeId, asked: ScanArguments, deadline: Deadline) -> tuple[Scanned, GLSN]:
+        if not self._stored or self._stored[0].from_glsn != asked.from_glsn:
+            self._stored.clear()
+            address = self._catalogs.view.address(node)
+            opens_files = self._opens_files and is_loopback(parse_address(address)[0])
+            arguments = replace(asked, opens_files=opens_files, file_bytes_max=FILE_BYTES, tells_checked=True)
+            async with Watched(self._catalogs, self._nodes, self._stream, node):
+                connection = await self._nodes.connection(address, deadline)
+                received = await connection.call(SCAN, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+            answer = received.value
+            if answer.complete_through < asked.from_glsn:
+                raise _Behind(self._stream, asked.from_glsn)
+            if not answer.path:
+                return scanned(asked, answer, received.body), answer.complete_through
+            self._stored.extend(in_file(asked, answer, received.body))
+        stored = self._stored.popleft()
+        try:
+            async with asyncio.timeout(deadline.left):
+                return await asyncio.to_thread(stored.read), stored.through
+        except TimeoutError:
+            self._stored.clear()
+            raise DeadlineExceeded(
+                f"the files of log stream {self._stream} were not read within {deadline.seconds:g} s: see to the disk"
+            ) from None
+        except (OSError, Damaged) as error:
+            # The storage node can read its own files, or knows what to do about them.
+            _log.info("log stream %s is read through its storage node: %s", self._stream, error)
+            self._opens_files = False
+            self._stored.clear()
+            return await self._scan(node, asked, deadline)
+
+
+class _Behind(Unavailable):
+    """Nothing is wrong with the replica, it only needs a moment."""
+
+    def __init__(self, stream: LogStreamId, glsn: GLSN) -> None:
+        super().__init__(f"a replica of log stream {stream} has not come to GLSN {glsn} yet")
+
+
+def _heads(
+    info: StreamInfo, from_glsn: GLSN, to_glsn: GLSN, deadline: Deadline
+) -> Callable[[Connection], Awaitable[tuple[Heads, GLSN]]]:
+    async def ask(connection: Connection) -> tuple[Heads, GLSN]:
+        arguments = HeadsArguments(info.stream, from_glsn, to_glsn, HEADS_MAX, with_idle=True)
+        received = await connection.call(HEADS, arguments, timeout_ms=deadline.left_ms(ASK_MS_MAX))
+        through = received.value.complete_through
+        if through < min(from_glsn, to_glsn):
+            raise _Behind(info.stream, to_glsn)
+        answer = received.value
+        columns = unpack(received.body, len(COLUMNS) + answer.with_idle)
+        # A storage node from before idleness could be declared does not tell of it, and has none.
+        idle = columns[-1] if answer.with_idle else array("q", bytes(columns[0].itemsize * len(columns[0])))
+        return Heads(answer.before, columns[: len(COLUMNS)], idle), through
+
+    return ask

@@ -1,0 +1,434 @@
+"""Drives a subscription: follows every log stream of its topics at one of its replicas, and hands on what is ready.
+
+One task per log stream keeps a stream of messages open, at another replica if the first one fails, falls behind or goes
+silent; ``core.read.merge_reader`` decides what of it is ready, and drops what came before. So nothing is skipped or
+repeated, whichever replica answers. What has arrived and is not yet taken is bounded: a log stream that is far ahead
+waits, but never one that the others wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cutwater.client.arguments import check_topic
+from cutwater.client.cluster.catalog_cache import Catalogs, View, no_such_topic
+from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.errors import ClientClosed
+from cutwater.client.read.lasting_damage import LastingDamage
+from cutwater.client.read.records import runs_of
+from cutwater.core.read.merge_reader import ReadAnswer, Run, Subscription
+from cutwater.core.requests import StreamInfo, TopicInfo
+from cutwater.errors import (
+    CutwaterError,
+    Damaged,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    ProtocolViolation,
+    Trimmed,
+    Unavailable,
+)
+from cutwater.protocol.methods import Received
+from cutwater.protocol.storage_api import FOLLOW, Columns, FollowArguments, ReadAnswerHeader
+from cutwater.runtime.deadlines import SLOW_SECONDS, Deadline
+from cutwater.types import GLSN, BatchKind, LogStreamId, StorageNodeId, TopicId
+from cutwater.wire.calls.streams import SharedCredit, StreamReceiver
+from cutwater.wire.options import MIB, WireOptions
+
+_log = logging.getLogger(__name__)
+
+WINDOWS_BYTES = 64 * MIB
+"""What may be on its way of all log streams together, besides what waits here, divided among them."""
+WINDOW_BYTES_MIN = MIB
+WINDOW_BYTES_MAX = 8 * MIB
+MESSAGE_BYTES = MIB
+WINDOW_ITEMS = 256
+
+CATALOG_SECONDS = 2.0
+"""How often the catalog is looked at when nothing shows that it changed: a replica that was left out says nothing."""
+CATALOG_SECONDS_ALONE = 0.2
+"""The same for who follows nothing, because no topic matches its pattern yet: nobody tells it of a new one."""
+SILENT_MS = 1_000
+"""A replica that says nothing for this long, while there is more to be had, is left for another one."""
+QUIET_MS = round(SLOW_SECONDS * 1_000)
+"""The same for a replica that is not in the chain any more, as its storage node may hang."""
+CONNECT_SECONDS = 5.0
+RETRY_SECONDS_MIN = 0.01
+RETRY_SECONDS_MAX = 1.0
+
+Projections = Callable[[TopicInfo], Mapping[int, Columns]]
+"""Which columns of a topic's schemas are wanted; nothing means all of them."""
+
+_OF_PATTERNS = frozenset("*?+|^$()[]{}\\")
+"""What no name of a topic has, and patterns may have."""
+
+
+class Selection:
+    """Topics by name, or all whose names match a pattern, also those that are yet to be created."""
+
+    def __init__(self, topics: str | Sequence[str] | re.Pattern[str]) -> None:
+        self._pattern = topics if isinstance(topics, re.Pattern) else None
+        if self._pattern is not None and not isinstance(self._pattern.pattern, str):
+            raise InvalidArgument(f"names of topics are text, and so are patterns of them: {topics!r} is one of bytes")
+        self._names: tuple[str, ...] = ()
+        if not isinstance(topics, re.Pattern):
+            given: Any = topics
+            # Bytes are a sequence too, but of numbers.
+            is_several = isinstance(given, Iterable) and not isinstance(given, str | bytes)
+            self._names = tuple(given) if is_several else (given,)
+            if not self._names:
+                raise InvalidArgument("name at least one topic, or give a pattern: re.compile('orders-.*')")
+            for name in self._names:
+                check_topic(name)
+        self._chosen: dict[str, TopicId] = {}
+
+    def topics(self, view: View) -> list[TopicInfo]:
+        """Raises if a topic that was named does not exist, or does no more."""
+        if self._pattern is not None:
+            return [topic for name, topic in view.topics.items() if self._pattern.fullmatch(name)]
+        return [self._named(name, view) for name in self._names]
+
+    def _named(self, name: str, view: View) -> TopicInfo:
+        topic = view.topics.get(name)
+        chosen = self._chosen.get(name)
+        if topic is None and chosen is None:
+            error = no_such_topic(name, view)
+            if not _OF_PATTERNS.isdisjoint(name):
+                error.message += "; for topics by a pattern give re.compile('orders-.*'), or --pattern with a command"
+            raise error
+        if topic is None or (chosen is not None and topic.topic != chosen):
+            raise NotFound(f"topic {name!r} was deleted")
+        self._chosen[name] = topic.topic
+        return topic
+
+
+class Feed:
+    """The runs of one subscription in GLSN order, up to ``stop``, which is not included. ``starts``: topics of which
+    only later records are wanted. ``fences``: also fences and declarations, which are commits without records."""
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        nodes: Nodes,
+        selection: Selection,
+        projections: Projections,
+        start: GLSN,
+        starts: Mapping[TopicId, GLSN],
+        stop: GLSN | None = None,
+        *,
+        fences: bool = False,
+    ) -> None:
+        self.catalogs, self.nodes, self._selection, self._projections = catalogs, nodes, selection, projections
+        self._machine = Subscription((), start, starts, stop=None if stop is None else GLSN(stop - 1))
+        self._fences: list[Run] | None = [] if fences else None
+        self._readers: dict[LogStreamId, _Reader] = {}
+        self._news = asyncio.Event()
+        self._room = asyncio.Event()
+        self._catalog_is_old = asyncio.Event()
+        self._error: CutwaterError | None = None
+        self._loop = asyncio.get_running_loop()
+        self._settled_hwm = GLSN(0)
+        """The log reached this far a while ago, so every replica that is well should be complete up to there."""
+        self._seen_hwm, self._seen_at = GLSN(0), self._loop.time()
+        self._watching = self._loop.create_task(self.guard(self._watch))
+
+    @property
+    def next_glsn(self) -> GLSN:
+        """Everything below was handed on."""
+        return self._machine.next_glsn
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @property
+    def window_bytes(self) -> int:
+        share = WINDOWS_BYTES // max(1, len(self._readers))
+        return min(max(share, WINDOW_BYTES_MIN), WINDOW_BYTES_MAX)
+
+    @property
+    def trouble(self) -> str:
+        """Which log streams cannot be followed, and why, or that nothing can come; empty if all is well."""
+        cut_off = {stream: reader for stream, reader in list(self._readers.items()) if reader.is_cut_off}
+        if not cut_off:
+            return self._closed()
+        them = f"log stream{'s' if len(cut_off) > 1 else ''} {', '.join(map(str, sorted(cut_off)))}"
+        failures = {node: why for reader in cut_off.values() for node, why in reader.failures.items()}
+        nodes = ", ".join(f"{node} at {self.catalogs.view.addresses.get(node, '?')}" for node in sorted(failures))
+        told = f"no storage node with {them} could be read from"
+        if not failures:
+            return f"{told}, as there is none. `cutwater cluster health` says what is down"
+        damage = [error for error in failures.values() if isinstance(error, Damaged)]
+        if damage:
+            return f"{told}: {nodes}. One is damaged: {damage[-1].message}. `cutwater verify` names all that is damaged"
+        last = list(failures.values())[-1].message
+        return f"{told}: {nodes}. The last one: {last}. `cutwater cluster health` says what is down"
+
+    def _closed(self) -> str:
+        known, topics = self.catalogs.view.streams.values(), self._machine.topics
+        streams = [info for info in known if info.topic in topics and not info.final]
+        if not streams or any(info.is_open or self.wanted(info.stream) for info in streams):
+            return ""
+        them = ", ".join(str(info.stream) for info in streams)
+        told = f"all there was has been read, and no log stream takes appends now (closed: {them})"
+        return f"{told}. `cutwater cluster health` says what is wrong"
+
+    def begin(self, view: View) -> None:
+        self._take_catalog(view)
+        if self._error is not None:
+            raise self._error
+
+    async def take(self) -> list[Run]:
+        """What is ready, in order; waits until there is something, or the position has moved. After ``Trimmed`` it goes
+        on behind what is gone."""
+        while True:
+            self._news.clear()
+            runs = self.take_ready()
+            if runs is not None:
+                return runs
+            await self._news.wait()
+
+    def take_ready(self) -> list[Run] | None:
+        """The same without waiting; None if there is nothing, and the position has not moved."""
+        before = self.next_glsn
+        runs = self._machine.take_ready()
+        if runs or self.next_glsn > before:
+            self._room.set()
+            return self._with_fences(runs)
+        if self._error is not None:
+            raise self._error
+        return None
+
+    def _with_fences(self, runs: list[Run]) -> list[Run]:
+        if not self._fences:
+            return runs
+        ready = [run for run in self._fences if run.first_glsn < self.next_glsn]
+        self._fences = [run for run in self._fences if run.first_glsn >= self.next_glsn]
+        return sorted((*runs, *ready), key=lambda run: run.first_glsn)
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._end(), return_exceptions=True)
+        self._readers.clear()
+
+    def abandon(self) -> None:
+        """As ``close``, for who cannot wait for it, in any thread."""
+        with suppress(RuntimeError):
+            # It says so if it is closed, and then everything has ended.
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> list[asyncio.Task[None]]:
+        self.fail(ClientClosed("this subscription was closed"))
+        return self._tasks()
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [self._watching, *(reader.task for reader in self._readers.values())]
+
+    # What readers tell.
+
+    def take_answer(self, answer: ReadAnswer) -> None:
+        wanted = self._machine.want(answer.stream)
+        self._machine.take_answer(answer)
+        if self._fences is not None and wanted is not None:
+            new = [run for run in answer.runs if run.batch.kind is not BatchKind.DATA and run.last_glsn >= wanted[1]]
+            self._fences += new
+        if self._machine.needs_catalog:
+            self._catalog_is_old.set()
+        self._news.set()
+
+    def take_trimmed(self, stream: LogStreamId, error: Trimmed) -> None:
+        self._machine.take_trimmed(stream, error.first_left)
+        self._catalog_is_old.set()
+        self._news.set()
+
+    async def wait_for_room(self, stream: LogStreamId) -> None:
+        """Until more of this log stream should be read."""
+        while not self._machine.has_room(stream):
+            self._room.clear()
+            await self._room.wait()
+
+    async def guard(self, work: Callable[[], Awaitable[None]]) -> None:
+        """A bug in the background must not look like silence."""
+        try:
+            await work()
+        except Exception as error:
+            failure = CutwaterError(f"the subscription failed: {error!r}")
+            failure.__cause__ = error
+            self.fail(failure)
+
+    def fail(self, error: CutwaterError) -> None:
+        """The subscription cannot go on; what is ready is still handed on."""
+        if self._error is None:
+            self._error = error
+            self._news.set()
+            for task in self._tasks():
+                task.cancel()
+
+    def look_at_catalog(self) -> None:
+        self._catalog_is_old.set()
+
+    def wanted(self, stream: LogStreamId) -> tuple[StreamInfo, GLSN] | None:
+        """The log stream as the catalog has it, and from where on it is wanted; None if it is not."""
+        return self._machine.want(stream)
+
+    def is_behind(self, stream: LogStreamId) -> bool:
+        """Whether something is known to be missing that a replica which is well would have told."""
+        wanted = self.wanted(stream)
+        return wanted is not None and wanted[1] <= self._settled_hwm
+
+    def projection(self, info: StreamInfo) -> Mapping[int, Columns]:
+        view = self.catalogs.view
+        name = view.names.get(info.topic)
+        if name is None:
+            raise Unavailable(f"log stream {info.stream} belongs to a topic that is being deleted")
+        return self._projections(view.topics[name])
+
+    # The catalog.
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(CATALOG_SECONDS if self._machine.topics else CATALOG_SECONDS_ALONE):
+                    await self._catalog_is_old.wait()
+            except TimeoutError:
+                pass
+            self._catalog_is_old.clear()
+            try:
+                view = await self.catalogs.fresh(Deadline(CONNECT_SECONDS))
+            except ClientClosed as error:
+                self.fail(error)
+                return
+            except CutwaterError:
+                # Nothing is lost by it: what is being followed goes on.
+                await asyncio.sleep(RETRY_SECONDS_MIN)
+                self._catalog_is_old.set()
+                continue
+            self._take_catalog(view)
+
+    def _take_catalog(self, view: View) -> None:
+        try:
+            topics = self._selection.topics(view)
+            self._machine.topics = frozenset(topic.topic for topic in topics)
+            self._machine.take_catalog(view.catalog)
+        except CutwaterError as error:
+            self.fail(error)
+            return
+        if self._loop.time() - self._seen_at >= SILENT_MS / 1_000:
+            self._settled_hwm = self._seen_hwm
+            self._seen_hwm, self._seen_at = view.catalog.high_watermark, self._loop.time()
+        wanted = {info.stream for info, _ in self._machine.wants()}
+        for stream, reader in list(self._readers.items()):
+            # One that has ended had nothing more to read then, but may have now.
+            if stream not in wanted or reader.task.done():
+                self._readers.pop(stream).task.cancel()
+        for stream in wanted - self._readers.keys():
+            self._readers[stream] = _Reader(self, stream)
+        self._news.set()
+
+
+class _Reader:
+    """Follows one log stream, at one replica after another."""
+
+    def __init__(self, feed: Feed, stream: LogStreamId) -> None:
+        self._feed, self._stream = feed, stream
+        self._turn = 0
+        self._was_heard = False
+        self._is_attached = False
+        self._damage = LastingDamage()
+        self.failures: dict[StorageNodeId, CutwaterError] = {}
+        """Why nodes could not be followed, since one was last heard."""
+        self.task = asyncio.get_running_loop().create_task(feed.guard(self._run))
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether all nodes that have the log stream were tried in vain."""
+        wanted = self._feed.wanted(self._stream)
+        return wanted is not None and not self._is_attached and self.failures.keys() >= set(_nodes_of(wanted[0]))
+
+    async def _run(self) -> None:
+        wait = RETRY_SECONDS_MIN
+        while (wanted := self._feed.wanted(self._stream)) is not None:
+            self._was_heard = self._is_attached = False
+            try:
+                await self._follow(*wanted)
+            except Trimmed as error:
+                self._feed.take_trimmed(self._stream, error)
+            except (ProtocolViolation, InvalidArgument, ClientClosed) as error:
+                self._feed.fail(error)
+                return
+            except CutwaterError as error:
+                _log.info("log stream %s is followed elsewhere: %s", self._stream, error.message)
+                self._note(wanted[0], error)
+                if lasting := self._damage.take(error, len(_nodes_of(wanted[0])), self._feed.now):
+                    self._feed.fail(lasting)
+                    return
+                self._feed.look_at_catalog()
+            self._turn += 1
+            wait = RETRY_SECONDS_MIN if self._was_heard else min(wait * 2, RETRY_SECONDS_MAX)
+            await asyncio.sleep(wait)
+
+    def _note(self, info: StreamInfo, why: CutwaterError) -> None:
+        self._is_attached = False
+        if self._was_heard:
+            self.failures.clear()
+            self._damage.forget()
+        if nodes := _nodes_of(info):
+            self.failures[nodes[self._turn % len(nodes)]] = why
+
+    async def _follow(self, info: StreamInfo, position: GLSN) -> None:
+        feed = self._feed
+        revision = feed.catalogs.view.catalog.revision
+        projection = dict(feed.projection(info))
+        nodes = _nodes_of(info)
+        if not nodes:
+            raise Unavailable(f"log stream {info.stream} has no replica")
+        node = nodes[self._turn % len(nodes)]
+        address = feed.catalogs.view.address(node)
+        connection = await feed.nodes.connection(address, Deadline(CONNECT_SECONDS))
+        credit = SharedCredit(WINDOW_ITEMS, feed.window_bytes, item_bytes_max=WireOptions().frame_bytes_max)
+        arguments = FollowArguments(self._stream, position, MESSAGE_BYTES, projection)
+        async with connection.open_stream(FOLLOW, arguments, credit=credit) as messages:
+            self._is_attached = True
+            while (message := await self._next(messages, node)) is not None:
+                self._was_heard = True
+                runs = runs_of(message.value, message.body)
+                is_old = revision < message.value.revision
+                # A schema that not even a newer catalog has does not exist: that batch is malformed.
+                if projection and is_old and not all(_is_known(run, projection) for run in runs):
+                    raise Unavailable(f"log stream {self._stream} has a schema that the catalog here is too old for")
+                value = message.value
+                feed.take_answer(ReadAnswer(self._stream, runs, value.complete_through, value.revision))
+                await feed.wait_for_room(self._stream)
+
+    async def _next(
+        self, messages: StreamReceiver[ReadAnswerHeader], node: StorageNodeId
+    ) -> Received[ReadAnswerHeader] | None:
+        quiet_ms = 0
+        while True:
+            try:
+                return await messages.receive(timeout_ms=QUIET_MS)
+            except DeadlineExceeded:
+                quiet_ms += QUIET_MS
+                catalogs = self._feed.catalogs
+                info = catalogs.view.streams.get(self._stream)
+                if info is not None and info.chain and node not in info.chain:
+                    raise
+                if quiet_ms >= SILENT_MS:
+                    if self._feed.is_behind(self._stream):
+                        self._feed.nodes.unreachable(self._stream, node)
+                        raise
+                    quiet_ms = 0
+                    catalogs.look(after_seconds=SILENT_MS / 1_000)
+
+
+def _nodes_of(info: StreamInfo) -> tuple[StorageNodeId, ...]:
+    """Members of the chain before others, and the head last of them, because it has the most to do."""
+    return tuple(dict.fromkeys((*reversed(info.chain), *info.replicas)))
+
+
+def _is_known(run: Run, projection: Mapping[int, Columns]) -> bool:
+    return run.batch.kind is not BatchKind.DATA or run.batch.schema in projection

@@ -1,0 +1,406 @@
+"""What a reader holds in its hands: records or record batches in GLSN order, from where to where it wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from msgspec import Struct
+
+from cutwater.client.cluster.catalog_cache import Catalogs, View
+from cutwater.client.cluster.node_connections import Nodes
+from cutwater.client.errors import ClientClosed
+from cutwater.client.read.records import Layout, Record
+from cutwater.client.subscribe.stream_readers import Feed, Selection
+from cutwater.core.read.merge_reader import Run
+from cutwater.core.requests import TopicInfo
+from cutwater.errors import DeadlineExceeded, InvalidArgument, Malformed, Trimmed
+from cutwater.protocol.storage_api import Columns
+from cutwater.runtime.deadlines import Deadline, check_wait
+from cutwater.types import GLSN, LogStreamId, TopicId
+
+BATCH_ROWS = 16_384
+"""Runs with fewer rows are joined until there are so many, as far as they are ready."""
+BATCH_BYTES = 64 * 1024 * 1024
+"""Runs are not joined beyond this: what is compressed may become many times as much."""
+SKIPPED_MAX = 1_000
+ON_MALFORMED = ("error", "skip")
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Range(Struct, frozen=True):
+    """``stop`` is not included; None means for ever. ``starts``: topics of which only later records are wanted."""
+
+    start: GLSN
+    stop: GLSN | None
+    starts: dict[TopicId, GLSN]
+    view: View
+
+
+class Resolve(Protocol):
+    """Finds out where to begin and to end, when the subscription begins."""
+
+    async def __call__(self, selection: Selection, deadline: Deadline) -> Range: ...
+
+
+class Skipped(Struct, frozen=True):
+    """Positions that were not delivered, because what is stored there is malformed, and why."""
+
+    first_glsn: GLSN
+    last_glsn: GLSN
+    stream: LogStreamId
+    topic: str
+    why: str
+
+
+class Piece(Struct):
+    """The rows of a run that are wanted."""
+
+    layout: Layout
+    run: Run
+    start: int
+    stop: int
+    stored: pa.RecordBatch | None = None
+    """The whole run, once it was read."""
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+class CanBeAbandoned(Protocol):
+    def abandon(self) -> None:
+        """As ``close``, for who cannot wait for it, in any thread."""
+
+
+def abandon_with(holder: object, held: CanBeAbandoned) -> None:
+    """When nobody refers to ``holder`` any more, ``held`` ends. It is known by a weak reference here, because an error
+    that it keeps may lead back to the holder; what works in the background keeps it alive as long as that matters."""
+    weakref.finalize(holder, _abandon, weakref.ref(held)).atexit = False
+
+
+def _abandon(known: weakref.ref[CanBeAbandoned]) -> None:
+    held = known()
+    if held is not None:
+        held.abandon()
+
+
+class AsyncSubscription(Generic[T]):
+    """An asynchronous iterator. It begins when it is first used, or earlier with ``await``; then it is known from where
+    on it delivers, also if that is ``"latest"``::
+
+        subscription = await log.subscribe("orders", follow=False)
+        async for record in subscription:
+            print(record.glsn, record.value)
+    """
+
+    # It ends with ``close``, at its end, or when nobody refers to it any more. So what works for it in the background
+    # must not refer to it.
+
+    def __init__(
+        self,
+        catalogs: Catalogs,
+        nodes: Nodes,
+        selection: Selection,
+        resolve: Resolve,
+        make: Callable[[Sequence[Piece]], list[T]],
+        columns: Sequence[str] | None,
+        timeout: float,
+        *,
+        from_earliest: bool,
+        patience: float | None,
+        skips_malformed: bool = False,
+    ) -> None:
+        """``patience``: how long it may take until something comes; None if the log need not go on."""
+        self._skips_malformed = skips_malformed
+        self._skipped: deque[Skipped] = deque(maxlen=SKIPPED_MAX)
+        self._skipped_records = 0
+        self._catalogs, self._nodes, self._selection = catalogs, nodes, selection
+        self._patience = patience
+        self._resolve, self._make, self._columns, self._timeout = resolve, make, columns, timeout
+        self._from_earliest = from_earliest
+        self._opening = asyncio.Lock()
+        self._feed: Feed | None = None
+        self._range: Range | None = None
+        self._layouts: dict[LogStreamId, Layout] = {}
+        self._pieces: deque[Piece] = deque()
+        self._made: deque[T] = deque()
+        self._reached = GLSN(0)
+        """Everything below has been taken from the feed, though perhaps not from here."""
+        self._is_closed = self._is_over = False
+
+    def __await__(self) -> Generator[Any, None, AsyncSubscription[T]]:
+        return self.begun().__await__()
+
+    async def begun(self) -> AsyncSubscription[T]:
+        async with self._opening:
+            self._check_open()
+            if self._feed is None and not self._is_over:
+                await self._open()
+        return self
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosed("this subscription was closed: subscribe again")
+
+    async def _open(self) -> None:
+        self._range = found = await self._resolve(self._selection, Deadline(self._timeout))
+        self._reached = found.start
+        for topic in self._selection.topics(found.view):
+            # Columns that do not exist are found out now.
+            _layout_of(self._catalogs, self._columns, topic)
+        projection = partial(_projection_of, self._catalogs, self._columns)
+        feed = Feed(self._catalogs, self._nodes, self._selection, projection, found.start, found.starts, found.stop)
+        try:
+            feed.begin(found.view)
+        except BaseException:
+            await feed.close()
+            raise
+        self._feed = feed
+        abandon_with(self, feed)
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        self._check_open()
+        return self
+
+    async def __anext__(self) -> T:
+        if not self._made:
+            try:
+                await self._filled(self._patience)
+            except ClientClosed:
+                # Whoever closes it ends the loops over it.
+                if not self._is_closed:
+                    raise
+            if not self._made:
+                raise StopAsyncIteration
+        return self._made.popleft()
+
+    async def take(self, timeout: float | None = None) -> list[T]:
+        """All that is ready, and at least one unless the subscription is at its end. Waits at most ``timeout``
+        seconds; if that is not said, as long as it takes if it follows the log. With 0 it only gives what has come
+        already. ``DeadlineExceeded`` if there is nothing by then."""
+        seconds = self._patience if timeout is None else check_wait(timeout)
+        if not self._made:
+            await self._filled(seconds)
+        made, self._made = list(self._made), deque()
+        return made
+
+    async def _filled(self, seconds: float | None) -> None:
+        self._check_open()
+        if seconds == 0:
+            # Others have a turn, so that whoever asks again and again does not keep records from coming.
+            await asyncio.sleep(0)
+            await self.begun()
+            await self._fill(waits=False)
+            if not self._made and not self._is_over:
+                raise self._nothing_came(seconds)
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._fill()
+        except TimeoutError:
+            assert seconds is not None, "only what has a limit reaches it"
+            raise self._nothing_came(seconds) from None
+
+    def _nothing_came(self, seconds: float) -> DeadlineExceeded:
+        """What to tell whoever has waited in vain; in any thread."""
+        trouble, found = self.trouble, self._range
+        told = f"nothing came within {seconds:g} s" if seconds else "nothing has come yet"
+        if found is not None and found.stop is not None and self._reached <= found.view.catalog.high_watermark:
+            told += f", though the log goes on at GLSN {self._reached}"
+        return DeadlineExceeded(f"{told}: {trouble}" if trouble else told)
+
+    @property
+    def trouble(self) -> str:
+        """Log streams that cannot be read now, or take no appends, and what to do; empty if all is well."""
+        feed = self._feed
+        return "" if feed is None else feed.trouble
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Malformed batches that ``on_malformed="skip"`` has left out, the latest of them."""
+        return tuple(self._skipped)
+
+    @property
+    def skipped_records(self) -> int:
+        """How many positions ``on_malformed="skip"`` has left out."""
+        return self._skipped_records
+
+    async def close(self) -> None:
+        self._is_closed = True
+        self._made.clear()
+        self._pieces.clear()
+        await self._end()
+
+    async def _end(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.close()
+
+    def abandon(self) -> None:
+        """As ``close``, for who cannot wait for it, in any thread."""
+        feed = self._feed
+        if feed is not None:
+            feed.abandon()
+
+    async def __aenter__(self) -> AsyncSubscription[T]:
+        return await self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # What is ready.
+
+    async def _fill(self, *, waits: bool = True) -> None:
+        """Make the next few; nothing at the end, or if it does not wait for what has yet to come."""
+        while not self._made and not self._is_over:
+            if self._pieces:
+                pieces = self._take_pieces()
+                if pieces:
+                    self._made.extend(self._make(pieces))
+                continue
+            await self.begun()
+            feed, found = self._feed, self._range
+            assert feed is not None
+            assert found is not None
+            if found.stop is not None and self._reached >= found.stop:
+                self._is_over = True
+                await self._end()
+                return
+            try:
+                runs = await self._taken(feed, found) if waits else feed.take_ready()
+            except Trimmed:
+                if not self._from_earliest or feed.next_glsn > found.start:
+                    raise
+                # The log was trimmed between finding where it begins and reading there.
+                continue
+            if runs is None:
+                return
+            # It may have been closed since they were ready.
+            self._check_open()
+            self._reached = feed.next_glsn
+            self._pieces.extend(self._clipped(runs))
+
+    async def _taken(self, feed: Feed, found: Range) -> list[Run]:
+        """Whoever reads up to a position that the log has reached already does not wait for ever."""
+        has_more = found.stop is not None and self._reached <= found.view.catalog.high_watermark
+        try:
+            async with asyncio.timeout(self._timeout if has_more else None):
+                return await feed.take()
+        except TimeoutError:
+            raise self._nothing_came(self._timeout) from None
+
+    def _clipped(self, runs: Iterable[Run]) -> Iterable[Piece]:
+        found = self._range
+        assert found is not None
+        stop = found.stop
+        for run in runs:
+            start = max(found.start, self._start_of(run.stream, found.starts))
+            first = max(0, start - run.first_glsn)
+            last = run.batch.count if stop is None else min(run.batch.count, stop - run.first_glsn)
+            layout = self._layout(run) if first < last else None
+            if layout is not None:
+                yield Piece(layout, run, first, last)
+
+    def _start_of(self, stream: LogStreamId, starts: Mapping[TopicId, GLSN]) -> GLSN:
+        info = self._catalogs.view.streams.get(stream) if starts else None
+        return GLSN(0) if info is None else starts.get(info.topic, GLSN(0))
+
+    def _take_pieces(self) -> list[Piece]:
+        """The next few, read. One that is malformed ends them, so that everything before it is delivered first."""
+        pieces: list[Piece] = []
+        rows = size = 0
+        while self._pieces:
+            piece = self._pieces[0]
+            if pieces and (rows + piece.rows > BATCH_ROWS or size > BATCH_BYTES):
+                break
+            try:
+                piece.stored = piece.layout.stored(piece.run)
+            except Malformed as error:
+                if not self._skips_malformed:
+                    if pieces:
+                        break
+                    raise
+                self._pieces.popleft()
+                self._skip(piece, error)
+                continue
+            rows += piece.rows
+            size += piece.stored.nbytes
+            pieces.append(self._pieces.popleft())
+        return pieces
+
+    def _skip(self, piece: Piece, error: Malformed) -> None:
+        run = piece.run
+        first, last = GLSN(run.first_glsn + piece.start), GLSN(run.first_glsn + piece.stop - 1)
+        self._skipped.append(Skipped(first, last, run.stream, error.topic, error.why))
+        self._skipped_records += piece.rows
+        _log.warning(
+            "GLSN %s to %s of topic %r are skipped, they are malformed: %s", first, last, error.topic, error.why
+        )
+
+    def _layout(self, run: Run) -> Layout | None:
+        """None if its topic was deleted, and nobody has asked for it by name."""
+        layout = self._layouts.get(run.stream)
+        if layout is not None and layout.knows(run):
+            return layout
+        view = self._catalogs.view
+        info = view.streams.get(run.stream)
+        name = None if info is None else view.names.get(info.topic)
+        if name is None:
+            self._selection.topics(view)
+            return None
+        layout = self._layouts[run.stream] = _layout_of(self._catalogs, self._columns, view.topics[name])
+        return layout
+
+
+def _layout_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Layout:
+    """How records of this topic are delivered."""
+    return Layout(catalogs.view.schema(topic), columns)
+
+
+def _projection_of(catalogs: Catalogs, columns: Sequence[str] | None, topic: TopicInfo) -> Mapping[int, Columns]:
+    return _layout_of(catalogs, columns, topic).projection
+
+
+def check_on_malformed(given: object) -> bool:
+    """Whether what is malformed is skipped."""
+    if given not in ON_MALFORMED:
+        raise InvalidArgument(f"on_malformed= is 'error' or 'skip', not {given!r}")
+    return given == "skip"
+
+
+def make_records(pieces: Sequence[Piece]) -> list[Record]:
+    return [
+        record for piece in pieces for record in piece.layout.records(piece.run, piece.start, piece.stop, piece.stored)
+    ]
+
+
+def make_batches(pieces: Sequence[Piece]) -> list[pa.RecordBatch]:
+    """Neighbours of one form become one batch."""
+    batches: list[pa.RecordBatch] = []
+    group: list[pa.RecordBatch] = []
+    for piece in pieces:
+        batch = piece.layout.batch(piece.run, piece.start, piece.stop, piece.stored)
+        if group and not group[0].schema.equals(batch.schema):
+            batches.append(_joined(group))
+            group = []
+        group.append(batch)
+    if group:
+        batches.append(_joined(group))
+    return batches
+
+
+def _joined(group: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return group[0] if len(group) == 1 else pa.concat_batches(group)
