@@ -16,7 +16,7 @@ from msgspec import structs
 
 import cutwater
 from cutwater.admin.operations import Admin
-from cutwater.admin.published import verify_published
+from cutwater.admin.publish_audit import verify_published
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.cluster.metadata_client import parse_servers
 from cutwater.client.publish.runs import Published, Run

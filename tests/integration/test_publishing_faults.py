@@ -14,7 +14,7 @@ import pytest
 
 from cutwater.admin.local_cluster import LocalCluster, Member
 from cutwater.admin.operations import Admin
-from cutwater.admin.published import verify_published
+from cutwater.admin.publish_audit import verify_published
 from cutwater.admin.verification import verify
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.publish.runs import Run

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from typer import rich_utils
 from typer.testing import CliRunner
 
-from cutwater.admin import checkup, local_cluster, local_etcd
+from cutwater.admin import doctor, local_cluster, local_etcd
 from cutwater.cli import inputs, servers
 from cutwater.cli.inputs import Piece
 from cutwater.cli.main import ENTRIES, app, load
@@ -254,14 +254,14 @@ def test_what_etcd_takes_is_said_at_once_and_the_same_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local_etcd, "find_etcd", lambda: None)
-    monkeypatch.setattr(checkup, "find_etcd", lambda: None)
+    monkeypatch.setattr(doctor, "find_etcd", lambda: None)
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(NotFound) as told:
         local_cluster.start(tmp_path / "new", metadata=3)
     assert not (tmp_path / "new").exists()
     for advice in (local_etcd.SERVER_ADVICE, local_etcd.PACKAGE_ADVICE):
         assert advice in told.value.message
-    assert local_etcd.SERVER_ADVICE in checkup.check_etcd().advice
+    assert local_etcd.SERVER_ADVICE in doctor.check_etcd().advice
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert local_etcd.SERVER_ADVICE in " ".join(readme.split())
 

@@ -6,7 +6,7 @@ from msgspec import structs
 from order_driver import LS1, LS2, N1, N2, N3, N4, FakeNodes, sends, stores
 from test_order_layer_repair import QUIET, append, cluster, is_whole
 
-from cutwater.admin.telling import why_dead
+from cutwater.admin.status_text import why_dead
 from cutwater.core import requests as r
 from cutwater.core.messages import CreateReplica
 from cutwater.core.order import decisions as d

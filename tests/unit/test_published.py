@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from cutwater.admin.published import Entry, Published
+from cutwater.admin.publish_audit import Entry, Published
 from cutwater.core.requests import (
     Catalog,
     Description,

@@ -1,1 +1,5 @@
-"""Operations on a cluster: typed, without printing; used by the command line, the dashboard and tests."""
+"""Operations on a cluster: typed, without printing. The command line, tests and benchmarks use them.
+
+``operations`` changes a cluster, ``verification`` and ``publish_audit`` check it, ``local_cluster`` starts one.
+Not here: options and output of commands (``cli``).
+"""

@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from cutwater.admin import local_etcd
 from cutwater.admin.damage import find_damage
 from cutwater.admin.operations import Admin
-from cutwater.admin.telling import why_dead
+from cutwater.admin.status_text import why_dead
 from cutwater.client.cluster.credentials import ANYONE, Access
 from cutwater.client.cluster.log_directory import (
     CLUSTER_FILE,

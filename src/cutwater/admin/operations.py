@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import Struct
 
 from cutwater.admin.damage import Damage, find_damage
-from cutwater.admin.runs import RunStatus, describe_runs
+from cutwater.admin.run_status import RunStatus, describe_runs
 from cutwater.client.cluster.credentials import ANYONE, Access, open_connection
 from cutwater.client.cluster.metadata_client import Repository
 from cutwater.core import requests as r

@@ -56,7 +56,7 @@ class Verification(Struct, frozen=True):
     """How many were looked at."""
     findings: tuple[Finding, ...]
     groups: int = 0
-    """How many groups of runs were held against what was decided, see ``admin.published``."""
+    """How many groups of runs were held against what was decided, see ``admin.publish_audit``."""
     leftovers: tuple[Leftover, ...] = ()
     """Replicas that were not looked at, because they do not count."""
 

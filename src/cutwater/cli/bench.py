@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from msgspec import Struct
 
-from cutwater.admin.checkup import SYNC_BYTES, sync_ms
-from cutwater.admin.measuring import Part, Plan, measure, own_topic
+from cutwater.admin.doctor import SYNC_BYTES, sync_ms
+from cutwater.admin.load_test import Part, Plan, measure, own_topic
 from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import INTERRUPTED, Settings
 from cutwater.cli.interrupts import Interrupts

@@ -12,7 +12,7 @@ import typer
 
 from cutwater.admin import local_cluster
 from cutwater.admin.operations import MetadataStatus
-from cutwater.admin.telling import node_state, stream_row, time_of
+from cutwater.admin.status_text import node_state, stream_row, time_of
 from cutwater.cli.commands import command, noun
 from cutwater.cli.exits import UNHEALTHY, Settings
 from cutwater.cli.servers import Cluster

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from cutwater.admin import local_cluster
-from cutwater.admin.checkup import Check, Verdict, check_machine
+from cutwater.admin.doctor import Check, Verdict, check_machine
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.cli.commands import command, verbs
 from cutwater.cli.exits import UNHEALTHY

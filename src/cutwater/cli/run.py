@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cutwater.admin.runs import RunStatus
+from cutwater.admin.run_status import RunStatus
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Log
 from cutwater.cli.tables import show, table

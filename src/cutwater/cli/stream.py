@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cutwater.admin.telling import tell_stream
+from cutwater.admin.status_text import tell_stream
 from cutwater.cli.commands import command, noun
 from cutwater.cli.servers import Cluster
 from cutwater.cli.tables import show

@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import replace
 
 from cutwater.admin.operations import Admin
-from cutwater.admin.published import verify_published
+from cutwater.admin.publish_audit import verify_published
 from cutwater.admin.verification import Finding, Verification
 from cutwater.admin.verification import verify as verify_all
 from cutwater.cli.commands import command, verbs

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from msgspec import Struct
 
 from cutwater import embedded
-from cutwater.admin.measuring import Figures, Load, append_for, read_for
+from cutwater.admin.load_test import Figures, Load, append_for, read_for
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.client import Client
 from cutwater.runtime.event_loop import new_event_loop, run

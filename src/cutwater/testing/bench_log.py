@@ -23,8 +23,8 @@ from statistics import median
 from msgspec import Struct
 
 from cutwater.admin import local_cluster
+from cutwater.admin.load_test import Figures, Load
 from cutwater.admin.local_cluster import LocalCluster
-from cutwater.admin.measuring import Figures, Load
 from cutwater.admin.operations import Admin
 from cutwater.runtime import processes
 from cutwater.runtime.event_loop import run
