@@ -32,7 +32,7 @@ import pytest
 import cutwater
 from cutwater import embedded
 from cutwater.admin import local_cluster
-from cutwater.cli.servers import check_log
+from cutwater.cli.framework.target import check_log
 from cutwater.client import client as client_module
 from cutwater.client.append import router as appends
 from cutwater.client.async_client import AsyncClient

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from cutwater.cli import pipeline
+from cutwater.cli.commands import pipeline
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.jobs import detached
 from cutwater.jobs.child import session_members

@@ -21,7 +21,7 @@ from urllib.request import urlopen
 import pytest
 import trustme
 
-from cutwater.cli.exits import EXIT_CODES, exit_code_of
+from cutwater.cli.framework.exit_codes import EXIT_CODES, exit_code_of
 from cutwater.errors import CutwaterError, DeadlineExceeded
 from cutwater.format.checksum import crc32c
 from cutwater.protocol import storage_api as api

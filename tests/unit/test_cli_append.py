@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from cutwater.cli.append import Appended, _append, _Sending
-from cutwater.cli.inputs import Piece
+from cutwater.cli.commands.append import Appended, _append, _Sending
+from cutwater.cli.io.inputs import Piece
 from cutwater.client.client import Client
 from cutwater.errors import InvalidArgument
 from cutwater.types import GLSN, LLSN, Ack, LogStreamId

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cutwater.cli import config_file, main
-from cutwater.cli.config_file import Setting
+from cutwater.cli import main
+from cutwater.cli.framework import config_file
+from cutwater.cli.framework.config_file import Setting
 from cutwater.errors import InvalidArgument
 
 NAMES = frozenset(main.ENTRIES)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.cli.interrupts import SIGNALS, Interrupts
+from cutwater.cli.framework.interrupts import SIGNALS, Interrupts
 
 pytestmark = pytest.mark.usefixtures("plain_signals")
 

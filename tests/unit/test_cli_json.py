@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cutwater.cli.append import _placed
-from cutwater.cli.inputs import Piece
-from cutwater.cli.json_values import encode
-from cutwater.cli.ndjson import Rows
+from cutwater.cli.commands.append import _placed
+from cutwater.cli.io.inputs import Piece
+from cutwater.cli.io.json_values import encode
+from cutwater.cli.io.ndjson import Rows
 from cutwater.client.errors import RecordTooLarge
 from cutwater.errors import InvalidArgument
 

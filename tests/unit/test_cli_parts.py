@@ -21,14 +21,15 @@ from typer import rich_utils
 from typer.testing import CliRunner
 
 from cutwater.admin import doctor, local_cluster, local_etcd
-from cutwater.cli import inputs, servers
-from cutwater.cli.inputs import Piece
+from cutwater.cli.commands.subscribe import LOOKS_BEFORE_WORD, _Printing
+from cutwater.cli.framework import target
+from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.times import parse_position, parse_start, parse_time
+from cutwater.cli.io import inputs
+from cutwater.cli.io.inputs import Piece
+from cutwater.cli.io.ndjson import Rows
+from cutwater.cli.io.record_output import RecordOutput, as_json, write_records
 from cutwater.cli.main import ENTRIES, app, load
-from cutwater.cli.ndjson import Rows
-from cutwater.cli.record_output import RecordOutput, as_json, write_records
-from cutwater.cli.servers import Log
-from cutwater.cli.subscribe import LOOKS_BEFORE_WORD, _Printing
-from cutwater.cli.times import parse_position, parse_start, parse_time
 from cutwater.client.read.records import Record
 from cutwater.errors import DeadlineExceeded, InvalidArgument, NotFound
 from cutwater.types import GLSN, LLSN, LogStreamId
@@ -243,7 +244,7 @@ def test_the_disk_is_that_of_the_log_that_counts(monkeypatch: pytest.MonkeyPatch
     log = Log(servers="cutwater://far:1", directory=Path("cluster"), path=Path("embedded"))
     for name, disk in (("directory", Path("cluster")), ("path", Path("embedded")), ("servers", None)):
         said = {"servers": "DEFAULT_MAP", "directory": "", "path": "", name: "COMMANDLINE"}
-        monkeypatch.setattr(servers, "_said", said)
+        monkeypatch.setattr(target, "_said", said)
         assert log.disk == disk
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from cutwater.cli import pipeline as commands
+from cutwater.cli.commands import pipeline as commands
 from cutwater.errors import InvalidArgument, NotFound
 from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import JobDirectory, State

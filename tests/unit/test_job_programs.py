@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cutwater.cli import pipeline
-from cutwater.cli.pipeline import OneJob, RunOptions, split_name
-from cutwater.cli.pipeline_output import Display, progress_line
+from cutwater.cli.commands import pipeline
+from cutwater.cli.commands.pipeline import OneJob, RunOptions, split_name
+from cutwater.cli.io.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
 from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, Restored, State, Trouble

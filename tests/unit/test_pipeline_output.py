@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cutwater.cli.pipeline_output import held_line, late_line
+from cutwater.cli.io.pipeline_output import held_line, late_line
 from cutwater.jobs.messages import HeldBy, Progress
 from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.watermarks import Watermark

@@ -13,10 +13,10 @@ import typer
 from typer._completion_classes import completion_init
 
 from cutwater import __version__
-from cutwater.cli import config_file
-from cutwater.cli.commands import Command, Group, asks_for_json, usage_told
-from cutwater.cli.exits import Settings, output_told, show
-from cutwater.cli.options import DebugOption
+from cutwater.cli.framework import config_file
+from cutwater.cli.framework.command import Command, Group, asks_for_json, usage_told
+from cutwater.cli.framework.exit_codes import Settings, output_told, show
+from cutwater.cli.framework.options import DebugOption
 from cutwater.errors import CutwaterError
 
 VARIABLES = "CUTWATER"
@@ -60,7 +60,7 @@ ENTRIES: dict[str, Entry] = {
 def load(name: str) -> Any:
     """The command itself, with its options; for a noun, with its commands."""
     entry = ENTRIES[name]
-    group = typer.main.get_group(import_module(f"cutwater.cli.{entry.module}").app)
+    group = typer.main.get_group(import_module(f"cutwater.cli.commands.{entry.module}").app)
     return group if entry.is_noun else group.commands[name]
 
 

@@ -1,0 +1,133 @@
+"""``cutwater cluster``: a local cluster of real processes, and how a cluster is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from cutwater.admin import local_cluster
+from cutwater.admin.operations import MetadataStatus
+from cutwater.admin.status_text import node_state, stream_row, time_of
+from cutwater.cli.framework.command import command, noun
+from cutwater.cli.framework.exit_codes import UNHEALTHY, Settings
+from cutwater.cli.framework.target import Cluster
+from cutwater.cli.io.output import show, table
+from cutwater.core.text import counted
+
+app = noun("Start and stop a local cluster; look at any cluster.")
+
+RequiredDir = Annotated[
+    Path, typer.Option("--dir", envvar="CUTWATER_DIR", help="Where everything of the cluster lies.")
+]
+
+
+@command(app)
+def start(
+    directory: RequiredDir,
+    storage_nodes: Annotated[int | None, typer.Option(help="How many storage nodes; three for a new cluster.")] = None,
+    replication: Annotated[
+        int | None, typer.Option(help="Copies of every record; three, or as many as there are nodes, if not said.")
+    ] = None,
+    metadata: Annotated[
+        int | None, typer.Option(help="Metadata nodes: 1 on SQLite, for a new cluster, or 3 or 5 on etcd.")
+    ] = None,
+) -> None:
+    """Start a cluster on this machine, new or with the data that is there. Returns when it takes appends."""
+    cluster = local_cluster.start(
+        directory.absolute(), storage_nodes=storage_nodes, replication=replication, metadata=metadata
+    )
+    store = "etcd" if len(cluster.metadata) > 1 else "SQLite"
+    told = (
+        f"{counted(len(cluster.storage_nodes), 'storage node')} and {counted(len(cluster.metadata), 'metadata node')} "
+        f"on {store} run; replication {cluster.replication}\n"
+        f"servers: {cluster.servers}\nstop it with: cutwater cluster stop --dir {directory}"
+    )
+    show(cluster, told)
+
+
+@command(app)
+def stop(directory: RequiredDir) -> None:
+    """Stop all processes of a local cluster. Its data stays. Exit code 0 also if none was running."""
+    done = local_cluster.stop(directory.absolute())
+    told = f"stopped {counted(len(done.stopped), 'process')}" if done.stopped else "nothing was running"
+    if done.killed:
+        told += f"; {len(done.killed)} did not end in time and were killed"
+    show(done, told)
+
+
+@command(app)
+def restart(directory: RequiredDir) -> None:
+    """Start again whatever of a local cluster does not run."""
+    started = local_cluster.restart_dead(directory.absolute())
+    show({"started": started}, "\n".join(f"started {name}" for name in started) or "everything runs")
+
+
+@command(app)
+def status(log: Cluster) -> None:
+    """Metadata nodes, storage nodes and log streams, as the leader sees them."""
+    found, metadata = log.administer(lambda admin: admin.status())
+    local = local_cluster.load(log.local) if log.local is not None else None
+    if Settings.is_json:
+        nodes = [
+            msgspec.to_builtins(node) | {"state_name": None if node.state is None else node.state.name}
+            for node in found.nodes
+        ]
+        show(msgspec.to_builtins(found) | {"nodes": nodes, "metadata": msgspec.to_builtins(metadata)}, "")
+        return
+    title = (
+        f"cluster {found.cluster}: GLSN {found.high_watermark} at {time_of(found.cut_time)} UTC, "
+        f"leader epoch {found.leader_epoch}"
+    )
+    if found.halted:
+        title += f"\n{found.halted}"
+    show(None, title)
+    show(None, table(["metadata node", "address", "pid", "state"], _metadata_rows(metadata, local)))
+    columns = ["storage node", "address", "pid", "state", "replicas", "volumes"]
+    pids = {member.id: _pid(member) for member in local.storage_nodes} if local is not None else {}
+    rows = [(n.node, n.address, pids.get(n.node), node_state(n), n.replicas, n.volumes) for n in found.nodes]
+    show(None, table(columns, rows))
+    columns = ["log stream", "topic", "state", "epoch", "copies on", "missing", "positions"]
+    show(None, table(columns, map(stream_row, found.streams)))
+
+
+def _metadata_rows(
+    found: Iterable[MetadataStatus], local: local_cluster.LocalCluster | None
+) -> Iterator[tuple[object, ...]]:
+    members = {member.address: member for member in local.metadata} if local is not None else {}
+    for node in found:
+        member = members.get(node.address)
+        number = member.id if member is not None else node.node
+        state = "does not answer" if node.node is None else "leads" if node.leads else "follows"
+        yield number, node.address, _pid(member) if member is not None else None, state
+
+
+def _pid(member: local_cluster.Member) -> str:
+    return str(member.pid) if local_cluster.is_up(member) else "does not run"
+
+
+@command(app)
+def health(log: Cluster) -> None:
+    """Whether all is well with a cluster: exit code 0 if so, 3 if not."""
+    url, place = log.place, log.local
+    cluster = local_cluster.load(place) if place is not None else local_cluster.LocalCluster(str(url), [], [])
+    wrong = asyncio.run(local_cluster.health(cluster, place, log.access()))
+    show({"healthy": not wrong, "wrong": wrong}, "\n".join(wrong) or "all is well")
+    if wrong:
+        raise typer.Exit(UNHEALTHY)
+
+
+@command(app)
+def events(
+    after: Annotated[int, typer.Option(help="Only those after this decision.")] = 0,
+    *,
+    log: Cluster,
+) -> None:
+    """What was decided lately, when and why; the newest last."""
+    found = log.administer(lambda admin: admin.events(after))
+    rows = [(e.index, time_of(e.time), e.what, e.reason or "-") for e in found.events]
+    show(found, table(["decision", "time (UTC)", "what", "why"], rows))

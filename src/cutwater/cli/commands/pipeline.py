@@ -1,0 +1,446 @@
+"""``cutwater pipeline``: runs pipelines, looks after them, and lets them be stopped, saved and rescaled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from cutwater.cli.framework.command import Bundle, command, noun
+from cutwater.cli.framework.exit_codes import INTERRUPTED, Settings
+from cutwater.cli.framework.security import TokenOption
+from cutwater.cli.framework.target import TimeoutOption
+from cutwater.cli.framework.times import parse_position
+from cutwater.cli.io.output import show, table
+from cutwater.cli.io.pipeline_output import Display, held_line, late_line, moment, progress_line
+from cutwater.core.text import counted
+from cutwater.durations import milliseconds
+from cutwater.errors import AlreadyExists, CutwaterError, InvalidArgument, Refused, Unavailable
+from cutwater.jobs import detached
+from cutwater.jobs.control import ask
+from cutwater.jobs.job_file import LOG_FILE, Job, JobDirectory, State, has_begun, list_jobs
+from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, Savepoint, Start, Stop
+from cutwater.jobs.places import all_jobs, find
+from cutwater.jobs.restarts import DEFAULT, parse, written
+from cutwater.jobs.supervisor import Asked, Supervisor
+from cutwater.pipeline.on_spark import no_spark, on_spark
+from cutwater.runtime.permissions import open_file
+from cutwater.wire.listen.listen_checks import check_metrics
+
+app = noun("Pipelines: programs over the log that run on Spark.")
+
+MARGIN_SECONDS = 5.0
+"""An answer that comes at the last moment has to get here."""
+LOOK_SECONDS = 2.0
+_END, _SAVEPOINTS, _SPARK, _METRICS = "Where it ends", "Savepoints", "Spark", "Metrics"
+
+JobsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--jobs-dir",
+        envvar="CUTWATER_JOBS_DIR",
+        help="Where jobs and their checkpoints lie, if not in the place of this user and the log.",
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline.")]
+SavepointDirOption = Annotated[
+    str,
+    typer.Option("--savepoint-dir", envvar="CUTWATER_SAVEPOINT_DIR", help="Where the savepoint gets a directory."),
+]
+ParallelismOption = Annotated[int, typer.Option("--parallelism", min=1, help="How many tasks work at once.")]
+
+
+@dataclass(frozen=True)
+class OneJob(Bundle):
+    """Which job a command is about."""
+
+    name: NameArgument
+    jobs_dir: JobsOption = None
+    timeout: TimeoutOption = 300.0
+
+    @property
+    def directory(self) -> JobDirectory:
+        return find(self.name) if self.jobs_dir is None else JobDirectory(self.jobs_dir, self.name)
+
+    def ask(self, request: Any) -> Any:
+        return ask(self.directory.require(), request, self.timeout + MARGIN_SECONDS)
+
+    def saved(self, request: Savepoint | Stop | Rescale) -> str:
+        """Where the savepoint is that was asked for. What is shown is what was done, not what was meant."""
+        answer: Answer = self.ask(request)
+        if answer.savepoint is None:
+            raise Unavailable(
+                f"pipeline {self.name!r} tells of no savepoint: `cutwater pipeline describe {self.name}` shows it"
+            )
+        return answer.savepoint
+
+
+@dataclass(frozen=True)
+class RunOptions(Bundle):
+    """How a pipeline is run; ``cutwater.spark.run`` says more."""
+
+    parallelism: Annotated[
+        int | None, typer.Option(min=1, help="How many tasks work at once; all cores, if not said.")
+    ] = None
+    restart: Annotated[
+        str, typer.Option(metavar="STRATEGY", help="When to start it again: none, fixed:…, exponential:… or rate:….")
+    ] = written(DEFAULT)
+    log: Annotated[
+        str, typer.Option(envvar="CUTWATER_LOG", help="Which log, if not the one that FILE names: a path or servers.")
+    ] = ""
+    start: Annotated[str, typer.Option(metavar="earliest|latest|GLSN", help="Where a new checkpoint begins.")] = (
+        "earliest"
+    )
+    until: Annotated[
+        str | None, typer.Option(metavar="now|GLSN|@TIME", help="The last position.", rich_help_panel=_END)
+    ] = None
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="The same as --until now.", rich_help_panel=_END)
+    ] = False
+    drain: Annotated[
+        bool,
+        typer.Option("--drain", help="That is the end of the input: all windows close.", rich_help_panel=_END),
+    ] = False
+    drain_firings: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=0,
+            help="How many timers that are registered then fire, per key and operator.",
+            rich_help_panel=_END,
+        ),
+    ] = 10
+    from_savepoint: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Begin with this state.", rich_help_panel=_SAVEPOINTS)
+    ] = None
+    replay_output: Annotated[
+        bool,
+        typer.Option(
+            "--replay-output", help="Publish again what is published under its name.", rich_help_panel=_SAVEPOINTS
+        ),
+    ] = False
+    allow_non_restored_state: Annotated[
+        bool,
+        typer.Option(
+            "--allow-non-restored-state",
+            help="Leave out state of operators that FILE does not have.",
+            rich_help_panel=_SAVEPOINTS,
+        ),
+    ] = False
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Of Spark, if not the job's own.", rich_help_panel=_SPARK)
+    ] = None
+    retain: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=2, help="How many micro-batches can be gone back to.", rich_help_panel=_SPARK),
+    ] = None
+    trigger: Annotated[
+        str | None,
+        typer.Option(metavar="'5 seconds'", help="How often a micro-batch begins.", rich_help_panel=_SPARK),
+    ] = None
+    max_records_per_trigger: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="How large a micro-batch may be.", rich_help_panel=_SPARK)
+    ] = None
+    master: Annotated[
+        str, typer.Option(help="Where Spark runs; in this machine's processes, if not said.", rich_help_panel=_SPARK)
+    ] = ""
+
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where Prometheus can read metrics.", rich_help_panel=_METRICS),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="--metrics may be reached from other machines.", rich_help_panel=_METRICS),
+    ] = False
+
+    def asked(self, file: str, root: Path | None, token: str) -> Asked:
+        path, variable = split_name(file)
+        if self.metrics is not None:
+            check_metrics(self.metrics, insecure=self.insecure)
+        return Asked(
+            str(Path(path).absolute()),
+            variable,
+            self.log,
+            "" if root is None else str(root.absolute()),
+            parse(self.restart),
+            self._start(),
+            token,
+            self.metrics or "",
+        )
+
+    def _start(self) -> Start:
+        if self.available_now and (self.until is not None or self.drain):
+            raise InvalidArgument("--available-now is --until now without --drain: say one or the other")
+        if self.drain and self.until is None:
+            raise InvalidArgument("--drain ends the input at a position: say which, with --until, such as --until now")
+        if self.from_savepoint is None and self.allow_non_restored_state:
+            raise InvalidArgument("--allow-non-restored-state is about --from-savepoint: name one")
+        if self.start not in ("earliest", "latest") and not (self.start.isdecimal() and int(self.start) >= 1):
+            raise InvalidArgument(f"--start is 'earliest', 'latest' or a GLSN from 1 on, not {self.start!r}")
+        # A checkpoint that has begun needs its savepoint no more.
+        if self.from_savepoint is not None and not (self.checkpoint and has_begun(self.checkpoint)):
+            _require_savepoint(self.from_savepoint)
+        if self.trigger is not None:
+            milliseconds(self.trigger, "--trigger")
+        return Start(
+            checkpoint=_absolute(self.checkpoint) or "",
+            master=self.master,
+            parallelism=self.parallelism,
+            until=_until("now" if self.available_now else self.until),
+            drain=self.drain,
+            drain_firings=self.drain_firings,
+            trigger=self.trigger,
+            start=self.start,
+            max_records_per_trigger=self.max_records_per_trigger,
+            from_savepoint=_absolute(self.from_savepoint),
+            replay_output=self.replay_output,
+            allow_non_restored_state=self.allow_non_restored_state,
+            retain=self.retain,
+        )
+
+
+def _require_savepoint(path: str) -> None:
+    """If it is on this machine; elsewhere Spark looks."""
+    # Here and not above: other commands would load Arrow for nothing.
+    from cutwater.savepoints.files import is_local  # noqa: PLC0415
+    from cutwater.savepoints.savepoint import open_savepoint  # noqa: PLC0415
+
+    if is_local(path):
+        open_savepoint(path)
+
+
+def split_name(given: str) -> tuple[str, str]:
+    """``fraud.py:p`` is the variable or function ``p`` of the file."""
+    path, colon, name = given.rpartition(":")
+    return (path, name) if colon and name.isidentifier() else (given, "")
+
+
+def _until(text: str | None) -> int | str | None:
+    if text is None or text == "now":
+        return text
+    try:
+        found = parse_position(text, datetime.now(UTC))
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{error.message}; or 'now'") from None
+    return found if isinstance(found, int) else found.isoformat()
+
+
+def _absolute(path: str | None) -> str | None:
+    """Other processes have other directories. What names a file system stays as it is."""
+    return path if path is None or "://" in path else str(Path(path).absolute())
+
+
+@command(app)
+def run(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE[:NAME]", help="A Python file, and its pipeline if it has several.")
+    ],
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it runs, and leave it running.")] = False,
+    jobs_dir: JobsOption = None,
+    timeout: TimeoutOption = 300.0,
+    token: TokenOption = "",
+    *,
+    options: RunOptions,
+) -> None:
+    """Run a pipeline, and start it again when it fails. Goes on with the checkpoint that is there.
+
+    On a terminal a line shows how far it is; elsewhere there are lines of JSON. Ctrl-C or SIGTERM stop it.
+    """
+    asked = options.asked(file, jobs_dir, token)
+    if find_spec("pyspark") is None:
+        raise Refused(no_spark("pipelines run on Spark", "No module named 'pyspark'"))
+    if detach:
+        job = detached.start(asked, timeout)
+        told = f"pipeline {job.pipeline!r} is {job.state}, process {job.pid}; checkpoint {job.checkpoint}\n"
+        where = "" if jobs_dir is None else f" --jobs-dir {jobs_dir}"
+        if job.metrics:
+            told += f"metrics: http://{job.metrics}/metrics\n"
+        show(job, f"{told}stop it with: cutwater pipeline stop {job.pipeline}{where}")
+        return
+    display = Display()
+    supervisor = Supervisor(asked, display.show)
+    try:
+        supervisor.run()
+    finally:
+        display.close()
+    if supervisor.signal == signal.SIGINT:
+        raise typer.Exit(INTERRUPTED)
+
+
+@command(app, name="list")
+def list_pipelines(jobs_dir: JobsOption = None) -> None:
+    """All jobs of this user, or those under a directory, and how they are."""
+    found = list(all_jobs() if jobs_dir is None else list_jobs(jobs_dir))
+    if Settings.is_json:
+        show([_plain(job, None) for job in found], "")
+        return
+    columns = ["pipeline", "state", "since (UTC)", "pid", "parallelism", "restarts", "checkpoint", "file"]
+    rows = []
+    for job in found:
+        pid, checkpoint = job.pid if job.is_alive else None, Path(job.checkpoint).name
+        state = (job.pipeline, job.state_now, moment(job.since), pid)
+        rows.append((*state, job.parallelism, job.restarts, checkpoint, job.file or None))
+    show(None, table(columns, rows))
+
+
+@command(app)
+def describe(job: OneJob) -> None:
+    """How a pipeline is: state, progress, checkpoint, savepoint, last error."""
+    found = job.directory.require()
+    answer = _answer(found)
+    progress = None if answer is None else answer.progress
+    if Settings.is_json:
+        show(_plain(found, progress), "")
+        return
+    lines = [
+        f"pipeline {found.pipeline!r}: {found.state_now} since {moment(found.since)} UTC",
+        f"  file:       {found.file or 'a program that runs by itself'}, run in {found.directory}",
+        f"  processes:  {_processes(found)}",
+        f"  restarts:   {found.restarts}, strategy {found.arguments.get('restart', 'none of ours')}",
+        f"  checkpoint: {found.checkpoint}",
+    ]
+    if found.parallelism is not None:
+        lines.append(f"  parallelism: {found.parallelism}")
+    if found.from_savepoint:
+        lines.append(f"  began with: {found.from_savepoint}")
+    if found.restored is not None:
+        lines.append(f"  went on from: {found.restored}")
+    if found.savepoint:
+        lines.append(f"  savepoint:  {found.savepoint}")
+    if found.metrics and found.is_alive:
+        lines.append(f"  metrics:    http://{found.metrics}/metrics")
+    if found.last_error is not None:
+        lines.append(f"  last error: {moment(found.last_error.at)} UTC, {found.last_error.message}")
+    if progress is not None:
+        lines.append(f"  progress:   {progress_line(progress)}; GLSN {progress.glsn} of {progress.tail}")
+        lines.append(f"  held by:    {held_line(progress)}")
+        lines.append(f"  late:       {late_line(progress)}")
+        left = [f"{counted(timers, 'timer')} of {uid!r}" for uid, timers in progress.left_timers.items()]
+        if left:
+            lines.append(f"  left:       {', '.join(left)} did not fire when the input ended (--drain-firings)")
+    elif answer is not None and found.state is State.RUNNING:
+        lines.append("  progress:   no micro-batch yet since it was started")
+    show(None, "\n".join(lines))
+
+
+def _plain(job: Job, progress: Progress | None) -> dict[str, Any]:
+    hidden = {"control"}
+    told = {name: value for name, value in msgspec.to_builtins(job).items() if name not in hidden}
+    return told | {"state": job.state_now, "progress": msgspec.to_builtins(progress)}
+
+
+def _answer(job: Job) -> Answer | None:
+    """What its supervisor tells; None if none answers."""
+    try:
+        return ask(job, Describe(), LOOK_SECONDS)
+    except CutwaterError:
+        return None
+
+
+def _processes(job: Job) -> str:
+    if not job.is_alive:
+        return "none"
+    found = {"supervisor" if job.control else "program": job.pid, "driver": job.driver, "JVM": job.jvm}
+    return ", ".join(f"{what} {pid}" for what, pid in found.items() if pid)
+
+
+@command(app)
+def stop(
+    savepoint_dir: SavepointDirOption = "savepoints",
+    no_savepoint: Annotated[bool, typer.Option("--no-savepoint", help="Its checkpoint is enough.")] = False,
+    *,
+    job: OneJob,
+) -> None:
+    """Stop a pipeline when its state and its output agree, and take a savepoint. If that fails, it runs on."""
+    taken, told = None, "; `cutwater pipeline run` goes on from its checkpoint"
+    if no_savepoint:
+        job.ask(Stop(None, job.timeout))
+    else:
+        taken = job.saved(Stop(_target(job.name, savepoint_dir), job.timeout))
+        told = f" with savepoint {taken}"
+    show({"pipeline": job.name, "state": State.STOPPED, "savepoint": taken}, f"stopped {job.name!r}{told}")
+
+
+@command(app)
+def cancel(job: OneJob) -> None:
+    """End a pipeline now. Its checkpoint stays, and `cutwater pipeline run` goes on from there."""
+    job.ask(Cancel())
+    show({"pipeline": job.name, "state": State.CANCELLED}, f"cancelled {job.name!r}")
+
+
+@command(app)
+def savepoint(savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
+    """Take a savepoint from the last micro-batch, while the pipeline runs on, or after it has ended."""
+    target = _target(job.name, savepoint_dir)
+    is_at_rest = not job.directory.require().is_alive
+    taken = _saved_at_rest(job, target) if is_at_rest else job.saved(Savepoint(target, job.timeout))
+    show({"pipeline": job.name, "savepoint": taken}, f"savepoint of {job.name!r}: {taken}")
+
+
+@command(app)
+def rescale(parallelism: ParallelismOption, savepoint_dir: SavepointDirOption = "savepoints", *, job: OneJob) -> None:
+    """Stop a pipeline with a savepoint, and go on from it with another number of tasks."""
+    taken = job.saved(Rescale(parallelism, _target(job.name, savepoint_dir), job.timeout))
+    told = f"{job.name!r} runs with parallelism {parallelism}, from savepoint {taken}"
+    show({"pipeline": job.name, "parallelism": parallelism, "savepoint": taken}, told)
+
+
+def _saved_at_rest(job: OneJob, target: str) -> str:
+    """The savepoint of a job that does not run, taken with Spark in this process. Nobody starts the job meanwhile."""
+    directory = job.directory
+    with directory.lock():
+        found = directory.require()
+        if found.is_alive:
+            raise Refused(f"pipeline {job.name!r} has just been started by process {found.pid}: try again")
+        if "://" not in found.checkpoint and not has_begun(found.checkpoint) and not found.from_savepoint:
+            raise Refused(f"pipeline {job.name!r} has not done a micro-batch: there is nothing to save")
+        with _printing_to(directory.path / LOG_FILE):
+            on_spark("savepoints", job.name).take_savepoint(found.checkpoint, target, timeout=job.timeout)
+        found.savepoint = target
+        directory.save(found)
+    return target
+
+
+@contextmanager
+def _printing_to(path: Path) -> Iterator[None]:
+    """What is printed meanwhile, by any library or process, goes to a file: Spark has much to say."""
+    # What Python has not written yet goes where it was meant to go.
+    _flush()
+    kept = {fd: os.dup(fd) for fd in (1, 2)}
+    try:
+        with open(path, "ab", opener=open_file) as output:
+            for fd in kept:
+                os.dup2(output.fileno(), fd)
+        try:
+            yield
+        finally:
+            _flush()
+    finally:
+        for fd, old in kept.items():
+            os.dup2(old, fd)
+            os.close(old)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+def _target(pipeline: str, directory: str) -> str:
+    """A directory of its own for each savepoint, by pipeline and time."""
+    name = f"{JobDirectory('.', pipeline).path.name}-{datetime.now(UTC).strftime('%Y%m%dT%H%M%SZ')}"
+    place = f"{(_absolute(directory) or '').rstrip('/')}/{name}"
+    if "://" not in place and Path(place).exists():
+        raise AlreadyExists(f"{place} exists: try again in a second, or name another --savepoint-dir")
+    return place

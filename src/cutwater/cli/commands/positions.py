@@ -1,0 +1,62 @@
+"""``cutwater read``, ``tail`` and ``find``: positions, and what is there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from cutwater.cli.framework.client import open_client
+from cutwater.cli.framework.command import command, verbs
+from cutwater.cli.framework.target import Log
+from cutwater.cli.framework.times import parse_glsn, parse_time
+from cutwater.cli.io.output import show
+from cutwater.cli.io.record_output import RecordOutput, RecordOutputOption, write_records
+
+app = verbs()
+
+
+@command(app)
+def read(
+    glsn: Annotated[int, typer.Argument(metavar="GLSN", parser=parse_glsn, help="The position.")],
+    stream: Annotated[
+        int | None, typer.Option(min=1, help="The log stream it is in, if that is known: it is found faster.")
+    ] = None,
+    output: RecordOutputOption = RecordOutput.TEXT,
+    *,
+    log: Log,
+) -> None:
+    """Print the record at a position."""
+    with open_client(log) as client:
+        write_records([client.read(glsn, stream=stream)], output)
+
+
+@command(app)
+def tail(log: Log) -> None:
+    """The highest GLSN that is given out.
+
+    0 if none is. It never goes back. Time takes a GLSN of its own now and then, so it grows also without records.
+    """
+    with open_client(log) as client:
+        glsn = client.tail()
+    show({"glsn": glsn}, str(glsn))
+
+
+@command(app)
+def find(
+    time: Annotated[
+        str, typer.Argument(metavar="@TIME", help="Such as @2026-01-31T12:00:00Z, or @-5m for five minutes ago.")
+    ],
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", help="Only in these topics.")] = None,
+    *,
+    log: Log,
+) -> None:
+    """The first GLSN that was committed at or after a time.
+
+    One above the end of the log if nothing was.
+    """
+    at = parse_time(time, datetime.now(UTC))
+    with open_client(log) as client:
+        glsn = client.find(at, topics or None)
+    show({"glsn": glsn, "time": at}, str(glsn))

@@ -1,0 +1,85 @@
+"""``cutwater verify``: whether everything that is stored is intact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+
+from cutwater.admin.operations import Admin
+from cutwater.admin.publish_audit import verify_published
+from cutwater.admin.verification import Finding, Verification
+from cutwater.admin.verification import verify as verify_all
+from cutwater.cli.framework.command import command, verbs
+from cutwater.cli.framework.exit_codes import EXIT_CODES, Settings
+from cutwater.cli.framework.target import Log
+from cutwater.cli.io.output import show, table
+from cutwater.core.text import counted
+
+app = verbs()
+
+
+@dataclass(frozen=True)
+class AnsweringLog(Log):
+    timeout: Annotated[
+        float, typer.Option(envvar="CUTWATER_TIMEOUT", min=0.1, help="Seconds until the cluster has to answer.")
+    ] = 10.0
+
+
+def _records(finding: Finding) -> str | None:
+    if finding.first_llsn is None:
+        return None
+    last = finding.last_llsn or finding.first_llsn
+    return f"{finding.first_llsn}" if last == finding.first_llsn else f"{finding.first_llsn} to {last}"
+
+
+@command(app)
+def verify(
+    replica_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one replica may take.")] = 3_600.0,
+    *,
+    log: AnsweringLog,
+) -> None:
+    """Let every storage node check the checksums of all that it holds.
+
+    What runs of Spark have published is held against what was decided, too.
+
+    Exit code 0 if everything is intact, 20 if something is damaged, 21 if something is intact but holds no records of
+    its topic, 34 if something could not be looked at. Damage is repaired afterwards from an intact copy, if there
+    is one.
+    """
+
+    async def work(admin: Admin) -> Verification:
+        description = await admin.describe()
+        timeout_ms = round(replica_timeout * 1_000)
+        stored = await verify_all(description, timeout_ms=timeout_ms, access=admin.access, place=log.as_option)
+        ranges = await admin.ranges()
+        try:
+            groups, findings = await verify_published(ranges, admin.describe, timeout=log.timeout)
+        finally:
+            await ranges.close()
+        return replace(stored, findings=(*stored.findings, *findings), groups=groups)
+
+    found = log.administer(work)
+    replicas = counted(found.replicas, "replica")
+    for leftover in found.leftovers:
+        what = f"log stream {leftover.stream} on storage node {leftover.node}"
+        if not Settings.is_json:
+            show(None, f"{what}: leftover, safe to remove (other nodes hold the log stream now)")
+    if not found.findings:
+        groups = counted(found.groups, "group")
+        show(found, f"all is intact: {replicas}, {groups} that runs have published")
+        return
+    rows = [(f.node, f.stream, _records(f), f.what, f.where) for f in found.findings]
+    title = f"{counted(len(rows), 'finding')}; {replicas} looked at"
+    show(found, table(["storage node", "log stream", "LLSN", "what", "where"], rows, title))
+    if not Settings.is_json:
+        # Findings of one log stream often have the same way out.
+        for way_out in dict.fromkeys((f.stream, f.way_out) for f in found.findings if f.way_out):
+            show(None, f"log stream {way_out[0]}: {way_out[1]}")
+    if any(finding.is_damage and not finding.is_content for finding in found.findings):
+        code = "damaged"
+    else:
+        code = "malformed" if any(finding.is_content for finding in found.findings) else "unavailable"
+    raise typer.Exit(EXIT_CODES[code])

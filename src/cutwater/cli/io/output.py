@@ -1,0 +1,51 @@
+"""Results on standard output: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cutwater.cli.framework.exit_codes import Settings
+from cutwater.cli.io.json_values import encode
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def show(value: object, render: RenderableType) -> None:
+    """The value itself for programs, what was made of it for people: whichever ``--output`` asks for."""
+    if Settings.is_json:
+        print(encode(value).decode())
+        return
+    if isinstance(render, str):
+        print(render)
+        return
+    # Whoever has no table to show need not load what draws it.
+    from rich.console import Console  # noqa: PLC0415
+
+    # What goes into a file or a pipe is not folded to the width of a screen that is not there.
+    Console(width=None if sys.stdout.isatty() else 200).print(render)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> RenderableType:
+    """``title`` stands above it and may be wider than the table."""
+    from rich.console import Group  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    made = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        # As plain text: what stands in brackets, such as an IPv6 address, is no markup.
+        made.add_row(*(Text(text(cell)) for cell in row))
+    return Group(Text(title), made) if title else made
+
+
+def text(cell: object) -> str:
+    if cell is None:
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, (tuple, list)):
+        return ", ".join(map(str, cell)) or "-"
+    return str(cell)
