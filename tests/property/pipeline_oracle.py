@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cutwater.pipeline.graph import Node, OperatorNode, Port, RowNode, SinkNode, SourceNode, WindowNode
-from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.keyed_state.keys import key_bytes
+from cutwater.pipeline.keyed_state.state import BroadcastState, ListState, MapState, ValueState
 from cutwater.pipeline.rows import Row, row_class
-from cutwater.pipeline.state import BroadcastState, ListState, MapState, ValueState
 from cutwater.pipeline.stream import Pipeline
 from cutwater.pipeline.windows import Session
 

@@ -21,14 +21,14 @@ from pipeline_oracle import DumbOperator, DumbState, Oracle, Place
 from pipeline_programs import SCHEMA, log_of, program
 
 from cutwater.pipeline import BatchFunction, MapState, ProcessFunction, ValueState, Watermark
-from cutwater.pipeline.chunks import chunk_schema
-from cutwater.pipeline.clock import LogClock
+from cutwater.pipeline.clocks.clock import LogClock
+from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.graph import OperatorNode, SourceNode, WindowNode
-from cutwater.pipeline.machine import Machine
+from cutwater.pipeline.keyed_state.chunks import chunk_schema
+from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, glsn_of, moment
 from cutwater.pipeline.records import Records
-from cutwater.pipeline.steps import Ticks
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.evolution import evolved
 from cutwater.savepoints.program import described

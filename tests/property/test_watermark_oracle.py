@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cutwater.core.read import watermark as core
 from cutwater.core.read.watermark import BoundedOutOfOrderness, Punctuated, Strategy, WatermarkClock
-from cutwater.pipeline import clock as pipeline_clock
-from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock, shown_ms
+from cutwater.pipeline.clocks import clock as pipeline_clock
+from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock, shown_ms
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import untyped
-from cutwater.pipeline.watermarks import Watermark
 from cutwater.types import GLSN, CutTime, EventTime, LogStreamId
 from tests.property import watermark_oracle
 from tests.property.watermark_oracle import CLOCKLESS, NONE, Entry, Log, Oracle, Source, Stream, logs

@@ -20,8 +20,8 @@ from cutwater.core.read.watermark import NO_WATERMARK, ascending
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed
 from cutwater.pipeline import Pipeline, ProcessFunction, Watermark
+from cutwater.pipeline.clocks.clock_steps import Steps, Ticks, watermark_step
 from cutwater.pipeline.graph import SourceNode
-from cutwater.pipeline.steps import Steps, Ticks, watermark_step
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where, read_options
 from cutwater.spark.pipeline_envelope import merged_ticks, packed_ticks

@@ -22,7 +22,7 @@ import cutwater
 from cutwater.errors import InvalidArgument, NotFound, PipelineFailed, Refused
 from cutwater.jobs.messages import Start
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
-from cutwater.pipeline.clock import LogClock
+from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.graph import RowNode
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where

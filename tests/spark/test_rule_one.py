@@ -19,8 +19,8 @@ import cutwater
 from cutwater.core.read.watermark import RULE
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import Pipeline
-from cutwater.pipeline.clock import ClockSnapshot
-from cutwater.pipeline.rule_one import RuleOneSnapshot
+from cutwater.pipeline.clocks.clock import ClockSnapshot
+from cutwater.pipeline.clocks.rule_one import RuleOneSnapshot
 from cutwater.spark.checkpoints import Origin
 from cutwater.spark.options import where_of
 from cutwater.spark.pipeline_offsets import Offset

@@ -30,7 +30,7 @@ from cutwater.errors import (
     SavepointDamaged,
 )
 from cutwater.pipeline import Pipeline
-from cutwater.pipeline.keys import key_of_bytes
+from cutwater.pipeline.keyed_state.keys import key_of_bytes
 from cutwater.savepoints import Savepoint, delete_savepoint, open_savepoint
 from cutwater.spark.files import HadoopFiles
 from cutwater.spark.pipeline_operator import dropped_late

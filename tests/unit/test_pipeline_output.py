@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cutwater.cli.io.pipeline_output import held_line, late_line
 from cutwater.jobs.messages import HeldBy, Progress
-from cutwater.pipeline.clock import LogClock
-from cutwater.pipeline.watermarks import Watermark
+from cutwater.pipeline.clocks.clock import LogClock
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.spark.job_progress import _holder, _watermark
 from cutwater.spark.pipeline_offsets import Offset
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cutwater.pipeline.aggregates import Aggregator
+    from cutwater.pipeline.clocks.watermarks import Watermark
     from cutwater.pipeline.context import Context
     from cutwater.pipeline.functions import (
         BatchFunction,
@@ -14,12 +15,11 @@ if TYPE_CHECKING:
         PartitionFunction,
         ProcessFunction,
     )
-    from cutwater.pipeline.partitions import OperatorListState, UnionListState
+    from cutwater.pipeline.keyed_state.state import BroadcastState, ListState, MapState, ValueState
+    from cutwater.pipeline.local.local_runner import TestResult, Timer
+    from cutwater.pipeline.operators.partition_operator import OperatorListState, UnionListState
     from cutwater.pipeline.rows import Row
-    from cutwater.pipeline.state import BroadcastState, ListState, MapState, ValueState
     from cutwater.pipeline.stream import Pipeline, Stream
-    from cutwater.pipeline.test_run import TestResult, Timer
-    from cutwater.pipeline.watermarks import Watermark
     from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Tumbling
 
 __all__ = [
@@ -53,13 +53,13 @@ _WHERE = {
     "Aggregator": "cutwater.pipeline.aggregates",
     "BatchFunction": "cutwater.pipeline.functions",
     "BroadcastFunction": "cutwater.pipeline.functions",
-    "BroadcastState": "cutwater.pipeline.state",
+    "BroadcastState": "cutwater.pipeline.keyed_state.state",
     "CoProcessFunction": "cutwater.pipeline.functions",
     "Context": "cutwater.pipeline.context",
     "Global": "cutwater.pipeline.windows",
-    "ListState": "cutwater.pipeline.state",
-    "MapState": "cutwater.pipeline.state",
-    "OperatorListState": "cutwater.pipeline.partitions",
+    "ListState": "cutwater.pipeline.keyed_state.state",
+    "MapState": "cutwater.pipeline.keyed_state.state",
+    "OperatorListState": "cutwater.pipeline.operators.partition_operator",
     "PartitionFunction": "cutwater.pipeline.functions",
     "Pipeline": "cutwater.pipeline.stream",
     "ProcessFunction": "cutwater.pipeline.functions",
@@ -67,13 +67,13 @@ _WHERE = {
     "Session": "cutwater.pipeline.windows",
     "Sliding": "cutwater.pipeline.windows",
     "Stream": "cutwater.pipeline.stream",
-    "TestResult": "cutwater.pipeline.test_run",
-    "Timer": "cutwater.pipeline.test_run",
+    "TestResult": "cutwater.pipeline.local.local_runner",
+    "Timer": "cutwater.pipeline.local.local_runner",
     "Trigger": "cutwater.pipeline.windows",
     "Tumbling": "cutwater.pipeline.windows",
-    "UnionListState": "cutwater.pipeline.partitions",
-    "ValueState": "cutwater.pipeline.state",
-    "Watermark": "cutwater.pipeline.watermarks",
+    "UnionListState": "cutwater.pipeline.operators.partition_operator",
+    "ValueState": "cutwater.pipeline.keyed_state.state",
+    "Watermark": "cutwater.pipeline.clocks.watermarks",
 }
 
 

@@ -17,9 +17,9 @@ from typing import Any, Final, NoReturn
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NEVER, NO_TIME, Steps
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.steps import MAX_TIME, NEVER, NO_TIME, Steps
 from cutwater.types import GLSN
 
 MAIN: Final = ""

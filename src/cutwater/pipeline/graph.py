@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.context import MAIN
-from cutwater.pipeline.keys import MAX_PARALLELISM, KeyReader
+from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, KeyReader
+from cutwater.pipeline.keyed_state.state import State
 from cutwater.pipeline.rows import Row, RowType
-from cutwater.pipeline.state import State
-from cutwater.pipeline.watermarks import Watermark
 from cutwater.pipeline.windows import Trigger, Window
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import aggregates
+from cutwater.pipeline.clocks.watermarks import WAYS
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import (
@@ -23,13 +24,12 @@ from cutwater.pipeline.graph import (
     TransformNode,
     WindowNode,
 )
-from cutwater.pipeline.keyed import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
+from cutwater.pipeline.operators.keyed_operator import DEAD_LETTER_ROWS, OperatorSpec, dead_letter
+from cutwater.pipeline.operators.window_function import WindowFunction, WindowState
 from cutwater.pipeline.position import glsn_of, number
 from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import LOG_TIME, Row, RowType, untyped
 from cutwater.pipeline.values import from_milliseconds
-from cutwater.pipeline.watermarks import WAYS
-from cutwater.pipeline.window_function import WindowFunction, WindowState
 from cutwater.pipeline.windows import Global
 from cutwater.schema_text import shown
 

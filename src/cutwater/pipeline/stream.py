@@ -11,6 +11,8 @@ from cutwater.durations import Duration, milliseconds
 from cutwater.errors import AlreadyExists, InvalidArgument
 from cutwater.pipeline import aggregates
 from cutwater.pipeline.aggregates import Aggregator
+from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
+from cutwater.pipeline.clocks.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.context import DEAD_LETTERS, LATE, MAIN, valid_tag
 from cutwater.pipeline.explain import explained
 from cutwater.pipeline.functions import (
@@ -33,15 +35,13 @@ from cutwater.pipeline.graph import (
     WindowNode,
     is_name,
 )
-from cutwater.pipeline.keys import MAX_PARALLELISM, KeyReader, KeySpec
-from cutwater.pipeline.on_spark import on_spark
-from cutwater.pipeline.partitions import OperatorListState, UnionListState
+from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, KeyReader, KeySpec
+from cutwater.pipeline.keyed_state.state import BroadcastState, declared_states
+from cutwater.pipeline.local.local_runner import BATCHES, SLICES, TestResult, run_test
+from cutwater.pipeline.local.spark_import import on_spark
+from cutwater.pipeline.operators.partition_operator import OperatorListState, UnionListState
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import Row, RowType
-from cutwater.pipeline.state import BroadcastState, declared_states
-from cutwater.pipeline.steps import DRAIN_FIRINGS
-from cutwater.pipeline.test_run import BATCHES, SLICES, TestResult, run_test
-from cutwater.pipeline.watermarks import WAYS, Watermark, WatermarkFunction, strategy_of
 from cutwater.pipeline.windows import Global, Session, Sliding, Trigger, Window
 
 Schema: TypeAlias = str | pa.Schema | RowType

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 from cutwater.durations import Duration, milliseconds, shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
 
 Span: TypeAlias = tuple[int, int]
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from cutwater.core.read.watermark import NO_WATERMARK
-from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, SourceSnapshot
-from cutwater.pipeline.rule_one import AnyClock, current
-from cutwater.pipeline.watermarks import Watermark
+from cutwater.pipeline.clocks.clock import ClockSnapshot, OperatorSnapshot, SourceSnapshot
+from cutwater.pipeline.clocks.rule_one import AnyClock, current
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.savepoints.program import OperatorInfo
 
 

@@ -21,8 +21,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.errors import InvalidArgument, Refused
-from cutwater.pipeline.keys import key_bytes
-from cutwater.pipeline.partitions import UnionListState, divided
+from cutwater.pipeline.keyed_state.keys import key_bytes
+from cutwater.pipeline.operators.partition_operator import UnionListState, divided
 from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import BATCHES, KEYED, PARTITIONS, WINDOW, OperatorInfo, ProgramInfo, StateInfo
 from cutwater.savepoints.tables import PREFIX, as_type, to_chunk

@@ -6,9 +6,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.errors import Refused
-from cutwater.pipeline.chunks import chunk_schema
-from cutwater.pipeline.clock import ClockSnapshot
+from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.graph import SourceNode
+from cutwater.pipeline.keyed_state.chunks import chunk_schema
 from cutwater.pipeline.plan import Plan
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import evolved_chunk, restoration

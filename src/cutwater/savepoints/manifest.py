@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from cutwater.core.read.watermark import RULE, require_known_rule
 from cutwater.errors import InvalidArgument, Refused, SavepointDamaged
-from cutwater.pipeline.rule_one import AnyClock, with_rule
+from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 from cutwater.savepoints.program import OperatorInfo, SinkInfo, SourceInfo
 
 FORMAT: Final = "cutwater-savepoint"

@@ -14,7 +14,7 @@ from msgspec import Struct
 from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.graph import OperatorNode, SinkNode, SourceNode, WindowNode
-from cutwater.pipeline.keyed import OperatorSpec
+from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.pipeline.plan import Plan
 from cutwater.schema_text import parse_type, quoted, shown
 

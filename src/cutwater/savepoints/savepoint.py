@@ -15,7 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec import json
 
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused
-from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.keyed_state.keys import key_bytes
 from cutwater.savepoints.files import Files, LocalFiles, is_local, local
 from cutwater.savepoints.manifest import NAME, STATE, UNFINISHED, FileInfo, Manifest, OperatorState, damaged, decoded
 from cutwater.savepoints.tables import as_type, table_schema

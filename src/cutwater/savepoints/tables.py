@@ -1,8 +1,8 @@
 """The state of an operator as a table that people read, and as the chunks that operators work on.
 
-A table has one row per key: ``key_group``, ``key_bytes`` (see ``pipeline/keys.py``), ``key`` as a struct of the key's
-own columns, ``event_timers`` and ``processing_timers`` in milliseconds, and ``state_NAME`` for each state. Broadcast
-state is one row without a key. All of this is done column by column.
+A table has one row per key: ``key_group``, ``key_bytes`` (see ``pipeline/keyed_state/keys.py``), ``key`` as a struct of
+the key's own columns, ``event_timers`` and ``processing_timers`` in milliseconds, and ``state_NAME`` for each state.
+Broadcast state is one row without a key. All of this is done column by column.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import json
 
-from cutwater.pipeline.chunks import BROADCAST_GROUP, TIMES, Chunk, hashes_of, merged, without_gone
-from cutwater.pipeline.keys import key_of_bytes
+from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, TIMES, Chunk, hashes_of, merged, without_gone
+from cutwater.pipeline.keyed_state.keys import key_of_bytes
 from cutwater.savepoints.program import OperatorInfo
 from cutwater.schema_text import parse_schema, parse_type
 

@@ -15,11 +15,11 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from msgspec.structs import replace
 
 from cutwater.errors import InvalidArgument
+from cutwater.pipeline.clocks.clock_steps import NO_TIME
 from cutwater.pipeline.graph import SourceNode
-from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.keyed_state.keys import key_bytes
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
-from cutwater.pipeline.steps import NO_TIME
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.manifest import (

@@ -1,6 +1,6 @@
 """Cutwater on Apache Spark: ``session``, ``register``, ``start`` and the format ``cutwater``."""
 
-from cutwater.pipeline.on_spark import no_spark
+from cutwater.pipeline.local.spark_import import no_spark
 
 try:
     from cutwater.spark.session import register, session, start

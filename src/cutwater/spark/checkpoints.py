@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from cutwater.errors import CheckpointDamaged, InvalidArgument, NotFound, Refused
-from cutwater.pipeline.rule_one import AnyClock, with_rule
+from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 from cutwater.savepoints.evolution import key_kinds, window_kind
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.program import OperatorInfo, ProgramInfo

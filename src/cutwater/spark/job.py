@@ -40,7 +40,7 @@ from cutwater.jobs.messages import (
 )
 from cutwater.jobs.program_file import load_pipeline
 from cutwater.jobs.restarts import is_hopeless
-from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import LocalFiles, is_local
 from cutwater.savepoints.savepoint import place_of

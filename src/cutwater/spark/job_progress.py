@@ -13,7 +13,7 @@ from cutwater.client.cluster.catalog_cache import View
 from cutwater.core.read.watermark import MAX_WATERMARK, NO_WATERMARK
 from cutwater.errors import CutwaterError
 from cutwater.jobs.messages import HeldBy, Progress
-from cutwater.pipeline.clock import ClockSnapshot, OperatorSnapshot, holder_of
+from cutwater.pipeline.clocks.clock import ClockSnapshot, OperatorSnapshot, holder_of
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.stream import Pipeline
 from cutwater.protocol.scan_api import UNKNOWN

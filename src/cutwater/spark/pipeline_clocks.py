@@ -17,10 +17,10 @@ from cutwater.core.read.watermark import Punctuated, Strategy, ascending
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.durations import shown
 from cutwater.errors import Refused
-from cutwater.pipeline.clock import KnownStream, LogClock
+from cutwater.pipeline.clocks.clock import KnownStream, LogClock
+from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneLogClock
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
-from cutwater.pipeline.rule_one import AnyClock, RuleOneLogClock
 from cutwater.types import GLSN, MILLISECOND
 
 

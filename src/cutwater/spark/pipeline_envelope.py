@@ -18,9 +18,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from msgspec import Struct
 
+from cutwater.pipeline.clocks.clock_steps import Steps, Ticks
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.pipeline.steps import Steps, Ticks
 
 TICK: Final = -1
 LATE: Final = -2

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from cutwater.core.read.watermark import RULE, require_known_rule
 from cutwater.errors import InvalidArgument, NotFound, Refused
-from cutwater.pipeline.clock import ClockSnapshot
-from cutwater.pipeline.rule_one import AnyClock, with_rule
+from cutwater.pipeline.clocks.clock import ClockSnapshot
+from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 
 
 class Offset(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -12,8 +12,8 @@ from pyspark.sql import Row as SparkRow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from cutwater.pipeline.graph import WindowNode
-from cutwater.pipeline.keyed import OperatorSpec
-from cutwater.pipeline.machine import SliceTask
+from cutwater.pipeline.operators.executor import SliceTask
+from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
 from cutwater.spark.pipeline_envelope import LATE, LATE_SENT, LEFT, TICK, merged_records, merged_ticks

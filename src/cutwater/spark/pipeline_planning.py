@@ -27,11 +27,11 @@ from cutwater.client.read.range_reader import Heads
 from cutwater.core.read.watermark import RULE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import Refused, Trimmed
-from cutwater.pipeline.clock import ClockSnapshot, KnownStream, LogClock
+from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, LogClock
+from cutwater.pipeline.clocks.clock_steps import Ticks
+from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneLogClock, RuleOneSnapshot, current
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
-from cutwater.pipeline.rule_one import AnyClock, RuleOneLogClock, RuleOneSnapshot, current
-from cutwater.pipeline.steps import Ticks
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.event_time import FIRST_GLSN
 from cutwater.spark.links import link_to

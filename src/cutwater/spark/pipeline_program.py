@@ -10,7 +10,7 @@ from typing import Any, Final
 from pyspark import cloudpickle
 
 from cutwater.pipeline.graph import Graph, SourceNode
-from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
 from cutwater.pipeline.pickling import pickled_graph, unpickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType

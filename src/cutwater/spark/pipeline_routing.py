@@ -11,9 +11,9 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.pipeline.keyed import OperatorSpec
-from cutwater.pipeline.keys import key_bytes
-from cutwater.pipeline.machine import routed
+from cutwater.pipeline.keyed_state.keys import key_bytes
+from cutwater.pipeline.operators.executor import routed
+from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import POSITION, Records

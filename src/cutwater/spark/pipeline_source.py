@@ -20,12 +20,12 @@ from pyspark.sql.streaming.datasource import (
 
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness
 from cutwater.errors import NotFound, Trimmed
+from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS
 from cutwater.pipeline.graph import OperatorNode, Port, SourceNode
 from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
-from cutwater.pipeline.steps import DRAIN_FIRINGS
 from cutwater.spark.options import Where, where_of
 from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
 from cutwater.spark.pipeline_errors import told

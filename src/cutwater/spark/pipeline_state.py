@@ -23,7 +23,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from msgspec import Struct
 
 from cutwater.errors import Refused
-from cutwater.pipeline.chunks import Chunk
+from cutwater.pipeline.keyed_state.chunks import Chunk
 from cutwater.spark.pipeline_envelope import packed
 
 PIECE_BYTES: Final = 8 << 20

@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from cutwater.client.client import Client
 from cutwater.client.publish.runs import RunStart
 from cutwater.errors import AlreadyExists, InvalidArgument, Refused
-from cutwater.pipeline.chunks import BROADCAST_GROUP, SORTED, chunk_schema
 from cutwater.pipeline.graph import SourceNode
-from cutwater.pipeline.keyed import OperatorSpec
+from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, SORTED, chunk_schema
+from cutwater.pipeline.operators.keyed_operator import OperatorSpec
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import Restoration, evolved_chunk, restoration
 from cutwater.savepoints.files import is_local

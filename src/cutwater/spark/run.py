@@ -25,13 +25,13 @@ from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, No
 from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import require_parallelism
 from cutwater.jobs.places import root_of
-from cutwater.pipeline import run_checks
+from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, check_drain_firings
 from cutwater.pipeline.graph import SinkNode, SourceNode
-from cutwater.pipeline.keys import SLICES_DEFAULT
+from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
+from cutwater.pipeline.local import run_checks
+from cutwater.pipeline.local.run_checks import check_sink, topic_for
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import RowType
-from cutwater.pipeline.run_checks import check_sink, topic_for
-from cutwater.pipeline.steps import DRAIN_FIRINGS, check_drain_firings
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.evolution import Restoration
 from cutwater.savepoints.files import is_local

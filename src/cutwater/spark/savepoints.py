@@ -25,8 +25,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 import cutwater
 from cutwater.errors import CutwaterError, Refused, Unavailable
-from cutwater.pipeline.rule_one import current
-from cutwater.pipeline.steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.clocks.rule_one import current
 from cutwater.pipeline.stream import Pipeline
 from cutwater.runtime.deadlines import check_timeout
 from cutwater.savepoints import savepoint as places

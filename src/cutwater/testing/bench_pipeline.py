@@ -16,12 +16,12 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
-from cutwater.pipeline.machine import Machine
+from cutwater.pipeline.clocks.clock_steps import Steps, Ticks, watermark_step
+from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RowType
-from cutwater.pipeline.steps import Steps, Ticks, watermark_step
 
 ROWS = RowType.of("user string, at bigint, amount double")
 BATCH = 200_000

@@ -24,8 +24,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
+from cutwater.pipeline.clocks.clock_steps import Steps, Ticks, watermark_step
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.pipeline.steps import Steps, Ticks, watermark_step
 from cutwater.spark.pipeline_envelope import COLUMNS, TICK, packed, packed_ticks
 from cutwater.spark.pipeline_operator import LevelProcessor
 from cutwater.spark.pipeline_program import Program, pickled, unpickled

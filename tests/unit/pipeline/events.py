@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutwater.pipeline import Pipeline, Stream, Watermark
-from cutwater.pipeline.test_run import TestResult
+from cutwater.pipeline.local.local_runner import TestResult
 
 
 def events(text: str) -> list[dict[str, Any]]:

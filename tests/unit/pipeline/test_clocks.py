@@ -9,8 +9,8 @@ import pytest
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import Global, Pipeline, ProcessFunction, Trigger, Tumbling, ValueState, Watermark
-from cutwater.pipeline.clock import LogClock, holder_of
-from cutwater.pipeline.rule_one import RuleOneClock, RuleOneSnapshot, RuleOneStream, converted
+from cutwater.pipeline.clocks.clock import LogClock, holder_of
+from cutwater.pipeline.clocks.rule_one import RuleOneClock, RuleOneSnapshot, RuleOneStream, converted
 from cutwater.types import SECOND
 
 A, B, BOTH = frozenset({"a"}), frozenset({"b"}), frozenset({"a", "b"})

@@ -19,8 +19,8 @@ from cutwater.pipeline import (
     ValueState,
     Watermark,
 )
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME
 from cutwater.pipeline.position import firing, key_part, number
-from cutwater.pipeline.steps import MAX_TIME
 
 FIRED = "k string, t bigint, w bigint, g bigint"
 

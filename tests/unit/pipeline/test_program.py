@@ -34,7 +34,7 @@ from cutwater.pipeline import (
     Watermark,
 )
 from cutwater.pipeline.context import KeyEntry
-from cutwater.pipeline.partitions import divided, redistributed
+from cutwater.pipeline.operators.partition_operator import divided, redistributed
 
 KT = "k string, t bigint"
 

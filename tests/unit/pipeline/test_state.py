@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from cutwater.errors import InvalidArgument, PipelineFailed
 from cutwater.pipeline import ListState, MapState, ProcessFunction, ValueState
+from cutwater.pipeline.clocks.clock_steps import Steps, Ticks
 from cutwater.pipeline.context import KeyEntry, TimerQueue, put_in, taken_out
-from cutwater.pipeline.keys import key_bytes, key_of_bytes
-from cutwater.pipeline.machine import Machine
+from cutwater.pipeline.keyed_state.keys import key_bytes, key_of_bytes
+from cutwater.pipeline.keyed_state.state import State
+from cutwater.pipeline.keyed_state.store import KeyedStore
+from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
-from cutwater.pipeline.state import State
-from cutwater.pipeline.steps import Steps, Ticks
-from cutwater.pipeline.store import KeyedStore
 
 
 class Keeper(ProcessFunction):

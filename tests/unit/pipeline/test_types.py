@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from cutwater.durations import milliseconds
 from cutwater.durations import shown as duration_shown
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.keys import KeyReader, key_bytes, key_group, key_of_bytes, slice_of
+from cutwater.pipeline.keyed_state.keys import KeyReader, key_bytes, key_group, key_of_bytes, slice_of
 from cutwater.pipeline.rows import Row, RowType, inferred, row_class, untyped
 from cutwater.pipeline.values import converter, decoded, encoded
 from cutwater.schema_text import parse_schema, parse_type, shown

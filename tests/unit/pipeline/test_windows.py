@@ -13,8 +13,8 @@ from events import run, source
 from cutwater.errors import InvalidArgument
 from cutwater.pipeline import Aggregator, Global, Pipeline, Session, Sliding, Trigger, Tumbling, Watermark
 from cutwater.pipeline.aggregates import bind
+from cutwater.pipeline.local.local_runner import TestResult
 from cutwater.pipeline.rows import RowType
-from cutwater.pipeline.test_run import TestResult
 
 
 def windows(window: Any, text: str, *, bound: int = 0, late: bool = True, **options: Any) -> TestResult:

@@ -25,8 +25,8 @@ from cutwater.pipeline import (
     ValueState,
     Watermark,
 )
-from cutwater.pipeline.clock import ClockSnapshot, LogClock
-from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.clocks.clock import ClockSnapshot, LogClock
+from cutwater.pipeline.keyed_state.keys import key_bytes
 from cutwater.savepoints.clocks import migrated
 from cutwater.savepoints.evolution import evolved, redistributed, restoration, widened, widens
 from cutwater.savepoints.program import OperatorInfo

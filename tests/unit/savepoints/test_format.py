@@ -16,7 +16,7 @@ from kit import Last, payments, pipeline, taken
 
 from cutwater.errors import AlreadyExists, InvalidArgument, NotFound, Refused, SavepointDamaged
 from cutwater.pipeline import ProcessFunction, ValueState, Watermark
-from cutwater.pipeline.rule_one import RuleOneSnapshot
+from cutwater.pipeline.clocks.rule_one import RuleOneSnapshot
 from cutwater.savepoints import (
     delete_savepoint,
     diff,

@@ -33,7 +33,7 @@ from cutwater.jobs.messages import Answer, Cancel, Describe, Progress, Rescale, 
 from cutwater.jobs.places import all_jobs, find
 from cutwater.jobs.restarts import DEFAULT, parse, written
 from cutwater.jobs.supervisor import Asked, Supervisor
-from cutwater.pipeline.on_spark import no_spark, on_spark
+from cutwater.pipeline.local.spark_import import no_spark, on_spark
 from cutwater.runtime.permissions import open_file
 from cutwater.wire.listen.listen_checks import check_metrics
 

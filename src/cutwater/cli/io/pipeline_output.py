@@ -12,7 +12,7 @@ from cutwater.cli.framework.exit_codes import Settings
 from cutwater.core.text import counted
 from cutwater.jobs.job_file import Job, State
 from cutwater.jobs.messages import Progress
-from cutwater.pipeline.steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
 
 QUIET_SECONDS = 10.0
 """Whoever reads lines gets one for each micro-batch, and otherwise one every so often."""

@@ -23,9 +23,9 @@ from cutwater.core.read.watermark import (
     combined,
     own_watermark,
 )
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.steps import MAX_TIME, NO_TIME, Steps, Ticks, time_step, watermark_step
-from cutwater.pipeline.watermarks import Watermark
 from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
 
 Seen: TypeAlias = tuple[int, int, int]

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.elsewhere import elsewhere
 from cutwater.pipeline.graph import Graph, SinkNode, SourceNode, TransformNode
-from cutwater.pipeline.on_spark import on_spark
+from cutwater.pipeline.local.elsewhere import elsewhere
+from cutwater.pipeline.local.spark_import import on_spark
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.rows import LOG_TIME, RowType
 

@@ -13,20 +13,20 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from cutwater.pipeline.batches import BatchOperator
-from cutwater.pipeline.chunks import BROADCAST_GROUP, Chunk
+from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.functions import BatchFunction
 from cutwater.pipeline.graph import Port, SinkNode, SourceNode, TransformNode
-from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
-from cutwater.pipeline.keys import key_bytes, key_group, slice_of
-from cutwater.pipeline.partitions import PartitionOperator, partition_of
+from cutwater.pipeline.keyed_state.chunks import BROADCAST_GROUP, Chunk
+from cutwater.pipeline.keyed_state.keys import key_bytes, key_group, slice_of
+from cutwater.pipeline.keyed_state.store import KeyedStore
+from cutwater.pipeline.operators.batch_operator import BatchOperator
+from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
+from cutwater.pipeline.operators.partition_operator import PartitionOperator, partition_of
+from cutwater.pipeline.operators.window_function import WindowFunction
+from cutwater.pipeline.operators.window_operator import WindowOperator
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RowType
-from cutwater.pipeline.steps import Ticks
-from cutwater.pipeline.store import KeyedStore
-from cutwater.pipeline.window_function import WindowFunction
-from cutwater.pipeline.window_operator import WindowOperator
 
 
 def operator_of(spec: OperatorSpec, store: KeyedStore, first: bool) -> KeyedOperator:

@@ -18,7 +18,8 @@ from zlib import crc32
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from cutwater.pipeline.chunks import (
+from cutwater.pipeline.context import KeyEntry, TimerQueue
+from cutwater.pipeline.keyed_state.chunks import (
     BROADCAST_GROUP,
     CLOCKS,
     SORTED,
@@ -37,12 +38,11 @@ from cutwater.pipeline.chunks import (
     without_expired,
     without_gone,
 )
-from cutwater.pipeline.context import KeyEntry, TimerQueue
-from cutwater.pipeline.keys import bytes_of_keys, key_bytes, key_of_bytes, keys_of_bytes
-from cutwater.pipeline.state import State
+from cutwater.pipeline.keyed_state.keys import bytes_of_keys, key_bytes, key_of_bytes, keys_of_bytes
+from cutwater.pipeline.keyed_state.state import State
 
 if TYPE_CHECKING:
-    from cutwater.pipeline.chunks import Indexes
+    from cutwater.pipeline.keyed_state.chunks import Indexes
 
 Limits: TypeAlias = tuple[int, int]
 """How far event time and processing time come in a micro-batch."""

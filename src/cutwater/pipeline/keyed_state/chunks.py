@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument
-from cutwater.pipeline.state import State
+from cutwater.pipeline.keyed_state.state import State
 
 # It comes with Spark. ``Pipeline.test``, which keeps state in memory, does without.
 with suppress(ImportError):

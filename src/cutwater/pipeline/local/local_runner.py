@@ -8,20 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, PipelineFailed
-from cutwater.pipeline.clock import ClockSnapshot, LogClock
-from cutwater.pipeline.cut_check import Range, failed_in_pieces, in_pieces, require_same
-from cutwater.pipeline.elsewhere import elsewhere
+from cutwater.pipeline.clocks.clock import ClockSnapshot, LogClock
+from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, MAX_TIME, NO_TIME, check_drain_firings
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.graph import SinkNode, SourceNode, TransformNode
-from cutwater.pipeline.machine import Machine
-from cutwater.pipeline.on_spark import on_spark
+from cutwater.pipeline.local.cut_check import Range, failed_in_pieces, in_pieces, require_same
+from cutwater.pipeline.local.elsewhere import elsewhere
+from cutwater.pipeline.local.run_checks import check_runnable
+from cutwater.pipeline.local.spark_import import on_spark
+from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.pickling import pickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import LOG_TIME, Row, RowType, inferred, reader
-from cutwater.pipeline.run_checks import check_runnable
-from cutwater.pipeline.steps import DRAIN_FIRINGS, MAX_TIME, NO_TIME, check_drain_firings
 from cutwater.pipeline.values import to_milliseconds
 from cutwater.types import GLSN, MILLISECOND
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any
 
+from cutwater.pipeline.clocks.clock_steps import NO_TIME, Ticks
 from cutwater.pipeline.context import KeyEntry
-from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
+from cutwater.pipeline.keyed_state.store import KeyedStore
+from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
+from cutwater.pipeline.operators.window_function import WindowFunction
 from cutwater.pipeline.records import Entries, Records
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.steps import NO_TIME, Ticks
-from cutwater.pipeline.store import KeyedStore
-from cutwater.pipeline.window_function import WindowFunction
 from cutwater.pipeline.windows import Sliding, Span, Tumbling
 
 

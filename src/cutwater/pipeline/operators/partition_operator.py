@@ -11,15 +11,15 @@ from itertools import pairwise, repeat
 from typing import Any
 from zlib import crc32
 
+from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.context import KeyEntry
-from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
-from cutwater.pipeline.keys import key_bytes
+from cutwater.pipeline.keyed_state.keys import key_bytes
+from cutwater.pipeline.keyed_state.state import ListState, State
+from cutwater.pipeline.keyed_state.store import KeyedStore
+from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.state import ListState, State
-from cutwater.pipeline.steps import Ticks
-from cutwater.pipeline.store import KeyedStore
 
 
 class OperatorListState(ListState):

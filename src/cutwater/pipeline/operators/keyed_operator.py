@@ -16,17 +16,17 @@ from typing import Any, Final
 from msgspec import json
 
 from cutwater.errors import PipelineFailed
+from cutwater.pipeline.clocks.clock_steps import NEVER, Ticks, is_end
+from cutwater.pipeline.clocks.watermarks import WAYS
 from cutwater.pipeline.context import DEAD_LETTERS, NO_KEY, Context, KeyEntry, TimerQueue, taken_out
 from cutwater.pipeline.failures import located
 from cutwater.pipeline.functions import BatchFunction
-from cutwater.pipeline.keys import MAX_PARALLELISM, key_bytes
+from cutwater.pipeline.keyed_state.keys import MAX_PARALLELISM, key_bytes
+from cutwater.pipeline.keyed_state.state import BroadcastHolder, BroadcastState, State
+from cutwater.pipeline.keyed_state.store import KeyedStore
 from cutwater.pipeline.position import FIRST, firing, glsn_of, number
 from cutwater.pipeline.records import Entries, Records, arrivals
 from cutwater.pipeline.rows import Row, RowType
-from cutwater.pipeline.state import BroadcastHolder, BroadcastState, State
-from cutwater.pipeline.steps import NEVER, Ticks, is_end
-from cutwater.pipeline.store import KeyedStore
-from cutwater.pipeline.watermarks import WAYS
 
 DEAD_LETTER_ROWS: Final = RowType.of(
     "uid string, source_glsn bigint, key string, time bigint, timer boolean, record string, error string"

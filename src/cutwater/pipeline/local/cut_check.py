@@ -12,14 +12,14 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import PipelineFailed
+from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.graph import Graph, OperatorNode, SinkNode, TransformNode
-from cutwater.pipeline.machine import Machine
+from cutwater.pipeline.operators.executor import Machine
 from cutwater.pipeline.pickling import unpickled_graph
 from cutwater.pipeline.plan import Plan
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RowType
-from cutwater.pipeline.steps import Ticks
 from cutwater.types import GLSN
 
 Range: TypeAlias = tuple[Mapping[str, Records], Ticks]

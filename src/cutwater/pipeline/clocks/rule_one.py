@@ -25,17 +25,10 @@ from cutwater.core.read.watermark import (
     WatermarkSnapshot,
     own_watermark,
 )
-from cutwater.pipeline.clock import (
-    ClockSnapshot,
-    KnownStream,
-    OperatorSnapshot,
-    Seen,
-    SourceSnapshot,
-    shown_ms,
-)
+from cutwater.pipeline.clocks.clock import ClockSnapshot, KnownStream, OperatorSnapshot, Seen, SourceSnapshot, shown_ms
+from cutwater.pipeline.clocks.clock_steps import NO_TIME, Steps, Ticks, time_step, watermark_step
+from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.steps import NO_TIME, Steps, Ticks, time_step, watermark_step
-from cutwater.pipeline.watermarks import Watermark
 from cutwater.types import GLSN, MILLISECOND, CutTime, EventTime, LogStreamId
 
 

@@ -8,15 +8,15 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from cutwater.errors import InvalidArgument, PipelineFailed
+from cutwater.pipeline.clocks.clock_steps import Ticks
 from cutwater.pipeline.context import MAIN
 from cutwater.pipeline.failures import located
-from cutwater.pipeline.keyed import KeyedOperator, OperatorSpec
-from cutwater.pipeline.keys import key_bytes, key_group
+from cutwater.pipeline.keyed_state.keys import key_bytes, key_group
+from cutwater.pipeline.keyed_state.store import KeyedStore
+from cutwater.pipeline.operators.keyed_operator import KeyedOperator, OperatorSpec
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.records import Records, missing_columns
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.pipeline.steps import Ticks
-from cutwater.pipeline.store import KeyedStore
 
 
 class BatchOperator(KeyedOperator):

@@ -24,8 +24,8 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from cutwater.pipeline.aggregates import Aggregate, is_builtin
 from cutwater.pipeline.context import LATE, MAIN, Context
 from cutwater.pipeline.functions import ProcessFunction
+from cutwater.pipeline.keyed_state.state import Holder, State
 from cutwater.pipeline.rows import Row
-from cutwater.pipeline.state import Holder, State
 from cutwater.pipeline.values import decoded, encoded
 from cutwater.pipeline.windows import GLOBAL, Session, Span, Trigger, Window
 

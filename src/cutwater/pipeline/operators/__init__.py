@@ -1,0 +1,4 @@
+"""Operators, pure: what happens to records in one slice, level by level.
+
+``executor`` runs a plan, the other modules are kinds of operators. Not here: Spark (``spark.pipeline``).
+"""
