@@ -26,9 +26,9 @@ from typer.testing import CliRunner
 from cutwater.cli.commands import pipeline
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused, Unavailable
 from cutwater.jobs import detached
+from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.child import session_members
 from cutwater.jobs.control import ask
-from cutwater.jobs.holding import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, State
 from cutwater.jobs.locks import FileLock
 from cutwater.jobs.messages import Cancel, Describe, Rescale, Savepoint, Start, Stop

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from cutwater.cli.commands import pipeline as commands
 from cutwater.errors import InvalidArgument, NotFound
-from cutwater.jobs.holding import Hold
+from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.job_file import JobDirectory, State
 from cutwater.jobs.places import all_jobs, find, root_of, state_directory
 

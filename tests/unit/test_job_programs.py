@@ -16,7 +16,7 @@ from cutwater.cli.commands import pipeline
 from cutwater.cli.commands.pipeline import OneJob, RunOptions, split_name
 from cutwater.cli.io.pipeline_output import Display, progress_line
 from cutwater.errors import CutwaterError, InvalidArgument, Refused, Unavailable
-from cutwater.jobs.holding import Hold
+from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.job_file import Job, JobDirectory, Restored, State, Trouble
 from cutwater.jobs.locks import LOCK_FILE
 from cutwater.jobs.messages import Answer, Failed, Lines, Progress, Stop, Told, line

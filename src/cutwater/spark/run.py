@@ -22,7 +22,7 @@ from cutwater.client.convert.schemas import KEY_VALUE
 from cutwater.core.names import check_topic_name
 from cutwater.durations import Duration, milliseconds
 from cutwater.errors import CutwaterError, DeadlineExceeded, InvalidArgument, NotFound, Refused
-from cutwater.jobs.holding import Hold
+from cutwater.jobs.checkpoint_hold import Hold
 from cutwater.jobs.job_file import require_parallelism
 from cutwater.jobs.places import root_of
 from cutwater.pipeline.clocks.clock_steps import DRAIN_FIRINGS, check_drain_firings
