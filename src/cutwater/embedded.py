@@ -4,7 +4,7 @@
 
     <path>/lock              held by the process that opened the log, as long as it has it open
     <path>/holder.json       which process that is, where it listens, and the secret that it wants to see
-    <path>/holder.lock       which Spark applications it is held open for, if it is (``cutwater.spark.holder``)
+    <path>/holder.lock       which Spark applications it is held open for, if it is (``spark.session.log_holder``)
     <path>/metadata.sqlite   decisions and catalog
     <path>/volume/           records
 

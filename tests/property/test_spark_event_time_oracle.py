@@ -14,8 +14,8 @@ from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Punctuated, Strategy
 from cutwater.core.requests import StreamInfo
 from cutwater.protocol.scan_api import COLUMNS, NOTHING, EventTimeBefore
-from cutwater.spark import event_time
-from cutwater.spark.event_time import ClockState, Walked, advance, is_settled, seen_by, state_before
+from cutwater.spark.source import event_time
+from cutwater.spark.source.event_time import ClockState, Walked, advance, is_settled, seen_by, state_before
 from cutwater.types import GLSN, LLSN, CutTime, Epoch, EventTime, LogStreamId, TopicId
 from tests.property.watermark_oracle import Entry, Log, Oracle, Source, Stream, logs
 

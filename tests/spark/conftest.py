@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import cutwater
 import cutwater.spark
-from cutwater.spark.home import provide_home
+from cutwater.spark.session.spark_home import provide_home
 
 HERE = Path(__file__).parent
 FAST_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

@@ -27,9 +27,9 @@ from pyspark.sql.datasource import DataSource, InputPartition
 import cutwater.spark
 from cutwater.admin.operations import Admin
 from cutwater.client.cluster.metadata_client import parse_servers
-from cutwater.spark import staging
-from cutwater.spark.sink import BATCH_ID, Staged, StreamWriter
-from cutwater.spark.source import CutwaterSource, StreamReader, source_class
+from cutwater.spark.sink import publish_task
+from cutwater.spark.sink.sink import BATCH_ID, Staged, StreamWriter
+from cutwater.spark.source.source import CutwaterSource, StreamReader, source_class
 
 OFFSET, READ, WRITE = "after latestOffset", "in the middle of reading", "in the middle of write"
 BEFORE, INSIDE, AFTER = "before commit", "inside commit", "after commit"
@@ -124,7 +124,7 @@ class KilledWriter(StreamWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         # Each batch is a part: so something is staged already when the process dies.
-        staging.PIECE_BYTES = 1
+        publish_task.PIECE_BYTES = 1
 
         def noticed() -> Iterator[pa.RecordBatch]:
             for number, batch in enumerate(iterator):

@@ -17,17 +17,17 @@ from cutwater.client.publish.runs import RunStart
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.graph import SourceNode
 from cutwater.protocol.scan_api import NOTHING
-from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_envelope import LATE, LATE_SENT, LEFT
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.pipeline_operator import LevelProcessor
-from cutwater.spark.pipeline_sink import PipelineWriter
-from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
-from cutwater.spark.pipeline_state import NO_QUERY, forget
-from cutwater.spark.pipeline_transform import after_break, rounds_of
-from cutwater.spark.run import connected, plain_topics, program_of
-from cutwater.spark.sink import Staged, stage_unless_decided
+from cutwater.spark.pipeline.envelope import LATE, LATE_SENT, LEFT
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.operator import LevelProcessor
+from cutwater.spark.pipeline.runner import connected, plain_topics, program_of
+from cutwater.spark.pipeline.sink import PipelineWriter
+from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineReader, RunOptions, envelope_batch
+from cutwater.spark.pipeline.state import NO_QUERY, forget
+from cutwater.spark.pipeline.transform import after_break, rounds_of
+from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.sink.sink import Staged, stage_unless_decided
 from cutwater.types import MILLISECOND
 
 

@@ -11,10 +11,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import cutwater
 from cutwater.core.read.watermark import NO_WATERMARK, BoundedOutOfOrderness, Strategy, WatermarkClock
-from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
-from cutwater.spark.schema import arrow_schema, schema_of
-from cutwater.spark.source import BatchReader, StreamReader
+from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.source.schema import arrow_schema, schema_of
+from cutwater.spark.source.source import BatchReader, StreamReader
 from cutwater.types import GLSN, EventTime
 
 

@@ -25,8 +25,8 @@ from pyspark.sql.datasource import DataSource
 
 import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
-from cutwater.spark.sink import BatchWriter, Staged
-from cutwater.spark.source import source_class
+from cutwater.spark.sink.sink import BatchWriter, Staged
+from cutwater.spark.source.source import source_class
 
 SLOW_SECONDS_MAX = 120
 SPECULATION = {

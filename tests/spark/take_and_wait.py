@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from cutwater.spark import savepoints
+from cutwater.spark.savepoint import savepoints
 
 
 def wait(*_: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import cutwater
 from cutwater.errors import Refused, RunFenced
 from cutwater.savepoints.files import LocalFiles
-from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.savepoint.checkpoints import Checkpoint
 from tests.spark.test_starts import T0, begun, checkpointed, program, published
 
 ONE = {"glsn": 1, "slices": 4}

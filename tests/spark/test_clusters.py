@@ -22,7 +22,7 @@ import cutwater
 from cutwater.admin import local_cluster
 from cutwater.errors import AlreadyExists
 from cutwater.runtime import processes
-from cutwater.spark import java
+from cutwater.spark.session import java
 from tests.spark import programs
 from tests.spark.pipeline_kit import written
 from tests.spark.random_pipelines import expected

@@ -13,7 +13,7 @@ import cutwater
 from cutwater import embedded
 from cutwater.errors import Unavailable
 from cutwater.runtime import processes
-from cutwater.spark import holder
+from cutwater.spark.session import log_holder
 
 FIRST, SECOND = 2**30, 2**30 + 1
 """Applications. No process has such a number."""
@@ -23,22 +23,22 @@ def test_a_log_is_held_for_all_who_were_sent_to_it(tmp_path: Path, monkeypatch: 
     """Whoever starts while the application of before is ending is not sent to a log that is about to be closed."""
     cutwater.open(tmp_path).close()
     log, running, seen = str(tmp_path), {FIRST, os.getpid()}, []
-    monkeypatch.setattr(holder, "lives_on", lambda number, _: number in running)
-    assert holder._noted(tmp_path, FIRST)
+    monkeypatch.setattr(log_holder, "lives_on", lambda number, _: number in running)
+    assert log_holder._noted(tmp_path, FIRST)
 
     def between_looks(_: float) -> None:
         seen.append(len(running))
         if FIRST in running:
             running.remove(FIRST)
             running.add(SECOND)
-            assert holder.servers_of(log, SECOND, timeout=10).startswith("cutwater://127.0.0.1:")
+            assert log_holder.servers_of(log, SECOND, timeout=10).startswith("cutwater://127.0.0.1:")
         else:
             running.remove(SECOND)
 
-    monkeypatch.setattr(holder.time, "sleep", between_looks)
-    holder.hold(log)
+    monkeypatch.setattr(log_holder.time, "sleep", between_looks)
+    log_holder.hold(log)
     assert seen == [2, 2]
-    assert (tmp_path / holder.LOCK_FILE).read_text() == ""
+    assert (tmp_path / log_holder.LOCK_FILE).read_text() == ""
 
 
 def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,13 +48,13 @@ def test_nobody_is_sent_to_a_log_that_is_being_closed(tmp_path: Path, monkeypatc
 
     def closing(log: embedded.EmbeddedLog) -> None:
         with pytest.raises(Unavailable) as error:
-            holder.servers_of(str(tmp_path), os.getpid(), timeout=0)
+            log_holder.servers_of(str(tmp_path), os.getpid(), timeout=0)
         told.append(error.value.message)
         stop(log)
 
     monkeypatch.setattr(embedded.EmbeddedLog, "_tell_nobody", closing)
-    (tmp_path / holder.LOCK_FILE).touch()
-    holder.hold(str(tmp_path))
+    (tmp_path / log_holder.LOCK_FILE).touch()
+    log_holder.hold(str(tmp_path))
     assert len(told) == 1
 
 
@@ -64,18 +64,18 @@ def test_another_process_with_the_number_of_one_that_was_killed_counts_for_nothi
     """Neither for the one that had the log open, nor for an application that needed it."""
     cutwater.open(tmp_path).close()
     started = processes.started_at(os.getpid())
-    (tmp_path / holder.LOCK_FILE).write_text(f"{os.getpid()} {started - 1}\n")
-    holder.hold(str(tmp_path))
-    assert (tmp_path / holder.LOCK_FILE).read_text() == ""
+    (tmp_path / log_holder.LOCK_FILE).write_text(f"{os.getpid()} {started - 1}\n")
+    log_holder.hold(str(tmp_path))
+    assert (tmp_path / log_holder.LOCK_FILE).read_text() == ""
     alive = embedded.Holder(os.getpid(), "cutwater://127.0.0.1:1", started)
     killed = structs.replace(alive, started=started - 1)
     helpers: list[Path] = []
-    monkeypatch.setattr(holder, "_start", helpers.append)
+    monkeypatch.setattr(log_holder, "_start", helpers.append)
     (tmp_path / "holder.json").write_bytes(msgspec.json.encode(alive))
-    assert holder.servers_of(str(tmp_path), os.getpid(), timeout=0) == alive.servers
+    assert log_holder.servers_of(str(tmp_path), os.getpid(), timeout=0) == alive.servers
     assert embedded._end_of(tmp_path, alive) == ""
     (tmp_path / "holder.json").write_bytes(msgspec.json.encode(killed))
     with pytest.raises(Unavailable):
-        holder.servers_of(str(tmp_path), os.getpid(), timeout=0)
+        log_holder.servers_of(str(tmp_path), os.getpid(), timeout=0)
     assert helpers == [tmp_path]
     assert "has closed it, or ended" in embedded._end_of(tmp_path, killed)

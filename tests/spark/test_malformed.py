@@ -24,11 +24,11 @@ from cutwater.pipeline.clocks.clock_steps import Steps, Ticks, watermark_step
 from cutwater.pipeline.graph import SourceNode
 from cutwater.protocol.scan_api import NOTHING
 from cutwater.spark.options import Where, read_options
-from cutwater.spark.pipeline_envelope import merged_ticks, packed_ticks
-from cutwater.spark.pipeline_errors import WorkerFailed
-from cutwater.spark.pipeline_planning import Range
-from cutwater.spark.pipeline_source import _StepsInside
-from cutwater.spark.tasks import Batches, Part, Scan
+from cutwater.spark.pipeline.envelope import merged_ticks, packed_ticks
+from cutwater.spark.pipeline.error_translation import WorkerFailed
+from cutwater.spark.pipeline.planning import Range
+from cutwater.spark.pipeline.source import _StepsInside
+from cutwater.spark.source.read_task import Batches, Part, Scan
 from cutwater.types import GLSN, LogStreamId, TopicId
 from tests.integration.log_cluster import LogCluster, with_log
 from tests.integration.test_hostile_bodies import store_old

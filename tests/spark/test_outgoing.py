@@ -17,11 +17,11 @@ from pyspark.sql.types import StructType
 import cutwater
 from cutwater.client.errors import InvalidRecord
 from cutwater.errors import InvalidArgument, NotFound, StagedExpired
-from cutwater.spark import staging
-from cutwater.spark.links import link_to
 from cutwater.spark.options import write_options
-from cutwater.spark.outgoing import headers_of, positions_of
-from cutwater.spark.sink import BatchWriter
+from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.sink import publish_task
+from cutwater.spark.sink.row_router import headers_of, positions_of
+from cutwater.spark.sink.sink import BatchWriter
 from tests.integration.log_cluster import seeded
 
 
@@ -77,7 +77,7 @@ def test_rows_for_several_topics(fresh: cutwater.Client) -> None:
 
 def test_rows_in_the_order_of_a_column(fresh: cutwater.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all tasks, also if a task stages more than one piece."""
-    monkeypatch.setattr(staging, "PIECE_BYTES", 4_000)
+    monkeypatch.setattr(publish_task, "PIECE_BYTES", 4_000)
     random = seeded()
     numbers = [random.randrange(-(2**63), 2**63) for _ in range(3_000)]
     fresh.create_topic("sorted", schema={"text": pa.string()})
@@ -179,18 +179,18 @@ def test_runs_in_the_hands_of_others(fresh: cutwater.Client) -> None:
     """Staging and publishing without any of Spark's classes."""
     fresh.create_topic("plain")
     link = link_to(write_options({"servers": fresh.servers}).where)
-    run = staging.open_run(link, "name", "key")
-    with staging.Staging(link, run, 4) as task:
+    run = publish_task.open_run(link, "name", "key")
+    with publish_task.Staging(link, run, 4) as task:
         task.add("plain", pa.record_batch({"value": [b"b"]}), pa.array([b"2"]))
         task.add("plain", pa.record_batch({"value": [b"a"]}), pa.array([b"1"]))
         parts = task.finish()
     assert [part.rows for part in parts] == [2]
-    (published,) = staging.publish(link, run, 4, parts)
+    (published,) = publish_task.publish(link, run, 4, parts)
     assert (published.topic, published.count) == ("plain", 2)
-    assert staging.open_run(link, "name", "key").last_batch == 4
+    assert publish_task.open_run(link, "name", "key").last_batch == 4
     assert values(fresh, "plain") == [b"a", b"b"]
     with pytest.raises(InvalidArgument, match="was staged for batch 4 of run 1, not for batch 5"):
-        staging.publish(link, run, 5, parts)
+        publish_task.publish(link, run, 5, parts)
     stale = [replace(part, generation=part.generation - 1, batch=5) for part in parts]
     with pytest.raises(StagedExpired):
-        staging.publish(link, run, 5, stale)
+        publish_task.publish(link, run, 5, stale)

@@ -26,12 +26,12 @@ from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.graph import RowNode
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_envelope import in_pieces, unpacked
-from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
-from cutwater.spark.pipeline_program import balanced_keys, spark_hash
-from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
-from cutwater.spark.pipeline_transform import rounds_of
-from cutwater.spark.run import connected, program_of, run_pipeline
+from cutwater.spark.pipeline.envelope import in_pieces, unpacked
+from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
+from cutwater.spark.pipeline.program import balanced_keys, spark_hash
+from cutwater.spark.pipeline.runner import connected, program_of, run_pipeline
+from cutwater.spark.pipeline.source import PipelineReader, RangePart, RunOptions
+from cutwater.spark.pipeline.transform import rounds_of
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 
@@ -205,7 +205,7 @@ def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
     payments(log, "job-other", [1.0])
     before = {topic.name for topic in log.topics()}
     monkeypatch.setattr(
-        sys.modules["cutwater.spark.session"], "session", lambda *_, **__: pytest.fail("Spark was started")
+        sys.modules["cutwater.spark.session.session"], "session", lambda *_, **__: pytest.fail("Spark was started")
     )
     start, unused = Start(str(tmp_path / "c"), until="now"), cast("Any", None)
 
@@ -353,8 +353,8 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
     assert len({row["seen"] for row in wanted}) > 5
     found_before = 0
     for back in (1, 10, 4_096):
-        monkeypatch.setattr("cutwater.spark.planning.LOOK_BACK", back)
-        monkeypatch.setattr("cutwater.spark.pipeline_planning.WALK_POSITIONS", 3 * back)
+        monkeypatch.setattr("cutwater.spark.source.planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.pipeline.planning.WALK_POSITIONS", 3 * back)
         start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
         for begins in ({"start": str(start)}, {"after": start - 1}):
             run_here(log, p, **begins, until=until, drain=False, rows_max=choice.choice([None, 3]))
@@ -401,7 +401,7 @@ def test_another_watermark_needs_another_checkpoint(log: cutwater.Client) -> Non
 
 
 def test_large_parts_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cutwater.spark.pipeline_envelope.BLOB_BYTES_MAX", 1_000)
+    monkeypatch.setattr("cutwater.spark.pipeline.envelope.BLOB_BYTES_MAX", 1_000)
     batch = pa.RecordBatch.from_pydict({"n": list(range(1_000))})
     pieces = list(in_pieces(batch))
     assert len(pieces) == 8
@@ -485,7 +485,7 @@ def test_chunks_are_found_in_the_state_store_when_the_local_copy_is_gone(
     ).sink("moved", uid="out")
     wanted = expected(log, p)
     moves = iter(range(1_000))
-    monkeypatch.setattr("cutwater.spark.pipeline_state.directory", lambda: tmp_path / str(next(moves)))
+    monkeypatch.setattr("cutwater.spark.pipeline.state.directory", lambda: tmp_path / str(next(moves)))
     query = run_here(log, p, rows_max=4)
     assert query.batch > 5
     assert written(log, "moved") == wanted["moved"]

@@ -23,7 +23,7 @@ import cutwater
 from cutwater.errors import PipelineFailed
 from cutwater.pipeline import Pipeline, ProcessFunction, ValueState, Watermark
 from cutwater.savepoints.files import LocalFiles
-from cutwater.spark.checkpoints import Checkpoint
+from cutwater.spark.savepoint.checkpoints import Checkpoint
 from tests.spark.pipeline_kit import written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
 

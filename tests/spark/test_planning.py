@@ -22,10 +22,10 @@ from cutwater.client.read import range_reader as ranges
 from cutwater.core.read.time_marks import Mark
 from cutwater.core.read.watermark import BoundedOutOfOrderness
 from cutwater.errors import InvalidArgument, NotFound, Refused, Trimmed
-from cutwater.spark import planning
-from cutwater.spark.links import link_to
 from cutwater.spark.options import read_options
-from cutwater.spark.source import StreamReader
+from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.source import planning
+from cutwater.spark.source.source import StreamReader
 from cutwater.types import GLSN, LogStreamId
 from tests.integration.log_cluster import seeded
 from tests.spark.planner_kit import FOREVER, columns, latest, read, rows_of, stream, watermarks

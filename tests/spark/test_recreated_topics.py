@@ -10,7 +10,7 @@ import pytest
 
 import cutwater
 from cutwater.errors import NotFound, Refused
-from cutwater.spark.source import StreamReader
+from cutwater.spark.source.source import StreamReader
 from tests.spark.planner_kit import columns, latest, rows_of, stream
 
 

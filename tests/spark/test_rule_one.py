@@ -21,12 +21,12 @@ from cutwater.errors import InvalidArgument, Refused
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.clocks.clock import ClockSnapshot
 from cutwater.pipeline.clocks.rule_one import RuleOneSnapshot
-from cutwater.spark.checkpoints import Origin
 from cutwater.spark.options import where_of
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.pipeline_planning import PipelinePlanner, Walk
-from cutwater.spark.restoring import _offset
-from cutwater.spark.run import program_of
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.planning import PipelinePlanner, Walk
+from cutwater.spark.pipeline.runner import program_of
+from cutwater.spark.savepoint.checkpoints import Origin
+from cutwater.spark.savepoint.savepoint_restore import _offset
 from cutwater.types import GLSN
 from tests.spark.pipeline_kit import placed, written
 from tests.spark.rule_one import program

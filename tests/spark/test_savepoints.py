@@ -32,8 +32,8 @@ from cutwater.errors import (
 from cutwater.pipeline import Pipeline
 from cutwater.pipeline.keyed_state.keys import key_of_bytes
 from cutwater.savepoints import Savepoint, delete_savepoint, open_savepoint
-from cutwater.spark.files import HadoopFiles
-from cutwater.spark.pipeline_operator import dropped_late
+from cutwater.spark.pipeline.operator import dropped_late
+from cutwater.spark.savepoint.files import HadoopFiles
 from cutwater.spark.savepoints import frame, new_savepoint, take_savepoint
 from tests.spark.pipeline_kit import placed, written
 from tests.spark.savepoint_programs import FixedTotals, Totals, payments, reminders

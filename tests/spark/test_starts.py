@@ -26,16 +26,16 @@ from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.manifest import RunPoint
 from cutwater.savepoints.program import ProgramInfo, SourceInfo, described
 from cutwater.savepoints.writing import write_savepoint
-from cutwater.spark import savepoints
-from cutwater.spark.checkpoints import Checkpoint, require_same_program
 from cutwater.spark.job import SavepointWish
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_errors import WorkerFailed, translated
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.pipeline_program import Program
-from cutwater.spark.pipeline_source import PipelineReader, RunOptions
-from cutwater.spark.restoring import Beginning, Wish, beginning
-from cutwater.spark.run import PipelineRun, Query, checked, program_of, sizes_of
+from cutwater.spark.pipeline.error_translation import WorkerFailed, translated
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.pipeline.runner import PipelineRun, Query, checked, program_of, sizes_of
+from cutwater.spark.pipeline.source import PipelineReader, RunOptions
+from cutwater.spark.savepoint import savepoints
+from cutwater.spark.savepoint.checkpoints import Checkpoint, require_same_program
+from cutwater.spark.savepoint.savepoint_restore import Beginning, Wish, beginning
 from cutwater.types import GLSN
 
 SCHEMA = pa.schema({"user": pa.string(), "amount": pa.int64(), "at": pa.timestamp("us", "UTC")})

@@ -19,11 +19,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import cutwater
 from cutwater.pipeline import Pipeline, ProcessFunction, Watermark
 from cutwater.savepoints.program import described
-from cutwater.spark.checkpoints import Note, Origin, Point
-from cutwater.spark.pipeline_errors import WorkerFailed
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.restoring import _offset
-from cutwater.spark.savepoints import _manifest
+from cutwater.spark.pipeline.error_translation import WorkerFailed
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.savepoint.checkpoints import Note, Origin, Point
+from cutwater.spark.savepoint.savepoint_restore import _offset
+from cutwater.spark.savepoint.savepoints import _manifest
 from tests.spark.pipeline_kit import InOneProcess
 from tests.spark.planner_kit import columns, latest, rows_of, stream
 

@@ -15,8 +15,8 @@ from cutwater.jobs.job_file import Restored
 from cutwater.jobs.messages import Ended, Moved, Progress, Savepoint, Start, Taken
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.program import ProgramInfo
-from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Origin
 from cutwater.spark.job import SavepointWish, _Program, restored, sizes
+from cutwater.spark.savepoint.checkpoints import FORMAT, Checkpoint, Note, Origin
 
 NOTE = Note(FORMAT, 1, "p", 5, 3, "log", ProgramInfo((), (), (), 1), {})
 

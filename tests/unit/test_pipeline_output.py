@@ -7,7 +7,7 @@ from cutwater.jobs.messages import HeldBy, Progress
 from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.clocks.watermarks import Watermark
 from cutwater.spark.job_progress import _holder, _watermark
-from cutwater.spark.pipeline_offsets import Offset
+from cutwater.spark.pipeline.offsets import Offset
 
 
 def progress(**more: object) -> Progress:

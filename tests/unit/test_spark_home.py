@@ -8,7 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from cutwater.spark.home import provide_home
+from cutwater.spark.session.spark_home import provide_home
 
 INSTALLED = Path(pyspark.__file__).resolve().parent
 

@@ -138,7 +138,7 @@ class Pipeline:
 
     def run(self, **options: Any) -> Any:
         """Run on Spark."""
-        return on_spark("run", self.name).run_pipeline(self, **options)
+        return on_spark("pipeline.runner", self.name).run_pipeline(self, **options)
 
     def explain(self) -> str:
         """The graph as text: operators by level, chains, state, keys and watermarks."""

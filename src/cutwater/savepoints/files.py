@@ -1,6 +1,6 @@
 """Where savepoints lie: a small face of a file system, and the one of this machine.
 
-A savepoint on another file system is reached through Spark: ``cutwater.spark.files`` has the same face over Hadoop's.
+A savepoint on another file system is reached through Spark: ``spark.savepoint.files`` has the same face over Hadoop's.
 """
 
 from __future__ import annotations

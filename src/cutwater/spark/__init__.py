@@ -3,7 +3,7 @@
 from cutwater.pipeline.local.spark_import import no_spark
 
 try:
-    from cutwater.spark.session import register, session, start
+    from cutwater.spark.session.session import register, session, start
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] not in ("pyspark", "py4j"):
         raise

@@ -44,7 +44,7 @@ from cutwater.pipeline.keyed_state.keys import SLICES_DEFAULT
 from cutwater.pipeline.stream import Pipeline
 from cutwater.savepoints.files import LocalFiles, is_local
 from cutwater.savepoints.savepoint import place_of
-from cutwater.spark.checkpoints import Checkpoint, Note, Origin, Point
+from cutwater.spark.savepoint.checkpoints import Checkpoint, Note, Origin, Point
 
 TOKEN = "CUTWATER_TOKEN"
 OPEN_SECONDS = 60.0
@@ -117,14 +117,14 @@ def main(events: str, file: str, variable: str, log: str) -> None:
 
 def _log_key(pipeline: Pipeline) -> str:
     """By which its checkpoints are found."""
-    from cutwater.spark.run import log_key  # noqa: PLC0415
+    from cutwater.spark.pipeline.runner import log_key  # noqa: PLC0415
 
     return log_key(_where(pipeline))
 
 
 def _where(pipeline: Pipeline) -> Any:
-    from cutwater.spark.holder import servers_of  # noqa: PLC0415
     from cutwater.spark.options import Where  # noqa: PLC0415
+    from cutwater.spark.session.log_holder import servers_of  # noqa: PLC0415
 
     if not pipeline.log:
         raise InvalidArgument(
@@ -185,10 +185,10 @@ class _Program:
 
     def run(self) -> None:
         # Spark is loaded when it is known that there is something to run.
-        from cutwater.spark.files import files_at  # noqa: PLC0415
         from cutwater.spark.job_progress import Watcher  # noqa: PLC0415
-        from cutwater.spark.run import run_pipeline  # noqa: PLC0415
-        from cutwater.spark.session import session  # noqa: PLC0415
+        from cutwater.spark.pipeline.runner import run_pipeline  # noqa: PLC0415
+        from cutwater.spark.savepoint.files import files_at  # noqa: PLC0415
+        from cutwater.spark.session.session import session  # noqa: PLC0415
 
         start, pipeline = self._start, self._pipeline
         where = _where(pipeline)
@@ -254,7 +254,7 @@ class _Program:
         """Refuse before Spark is started what is known to be wrong. Returns where the run ends, as a position, which a
         restart is given again: "now" is when the job was started, not its last life.
         """
-        from cutwater.spark.run import check_writes, checked, connected, until_position  # noqa: PLC0415
+        from cutwater.spark.pipeline.runner import check_writes, checked, connected, until_position  # noqa: PLC0415
 
         check_writes(self._pipeline)
         end: Any = self._start.until

@@ -17,10 +17,10 @@ from cutwater.pipeline.clocks.clock import ClockSnapshot, OperatorSnapshot, hold
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.stream import Pipeline
 from cutwater.protocol.scan_api import UNKNOWN
-from cutwater.spark.links import link_to
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.pipeline_operator import dropped_late, late_sent, left_timers
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.operator import dropped_late, late_sent, left_timers
+from cutwater.spark.session.worker_connections import link_to
 from cutwater.types import GLSN, MILLISECOND
 
 RATE_SECONDS = 10.0

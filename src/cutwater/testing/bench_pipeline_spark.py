@@ -26,12 +26,12 @@ import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, Tumbling, ValueState, Watermark
 from cutwater.pipeline.clocks.clock_steps import Steps, Ticks, watermark_step
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.spark.pipeline_envelope import COLUMNS, TICK, packed, packed_ticks
-from cutwater.spark.pipeline_operator import LevelProcessor
-from cutwater.spark.pipeline_program import Program, pickled, unpickled
-from cutwater.spark.pipeline_routing import by_slice, positions
-from cutwater.spark.pipeline_source import envelope_batch
-from cutwater.spark.pipeline_state import forget
+from cutwater.spark.pipeline.envelope import COLUMNS, TICK, packed, packed_ticks
+from cutwater.spark.pipeline.operator import LevelProcessor
+from cutwater.spark.pipeline.program import Program, pickled, unpickled
+from cutwater.spark.pipeline.routing import by_slice, positions
+from cutwater.spark.pipeline.source import envelope_batch
+from cutwater.spark.pipeline.state import forget
 
 # Only ``cutwater.spark`` imports PySpark; whoever measures it looks it up.
 sources: Any = import_module("pyspark.sql.datasource")

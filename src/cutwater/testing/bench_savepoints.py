@@ -26,7 +26,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import cutwater
 import cutwater.spark
 from cutwater.pipeline import Pipeline, ProcessFunction, ValueState, Watermark
-from cutwater.spark.run import run_pipeline
+from cutwater.spark.pipeline.runner import run_pipeline
 
 KEYS = 1_000_000
 ROWS = "user string, amount bigint"

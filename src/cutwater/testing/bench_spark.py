@@ -22,9 +22,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import cutwater
 import cutwater.spark
 from cutwater.client.publish.runs import Run
-from cutwater.spark.sink import BatchWriter, Staged
-from cutwater.spark.source import BatchReader, CutwaterSource, StreamReader
-from cutwater.spark.tasks import Part, read_part
+from cutwater.spark.sink.sink import BatchWriter, Staged
+from cutwater.spark.source.read_task import Part, read_part
+from cutwater.spark.source.source import BatchReader, CutwaterSource, StreamReader
 from cutwater.types import RunId
 
 ROWS, ROWS_PER_BATCH, VALUE_BYTES = 4_000_000, 1_000, 100

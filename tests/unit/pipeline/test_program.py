@@ -109,7 +109,7 @@ def test_explain_shows_levels_chains_state_and_watermarks() -> None:
 
 
 def test_building_contacts_nothing_and_running_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cutwater.spark.run", None)
+    monkeypatch.setitem(sys.modules, "cutwater.spark.pipeline.runner", None)
     p = fraud()
     with pytest.raises(Refused, match=r"install cutwater\[spark\]"):
         p.run()
@@ -324,7 +324,7 @@ def test_user_code_runs_once_per_record_whoever_reads_its_output() -> None:
 def test_transform_is_for_spark_unless_it_comes_as_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     p, stream = source()
     stream.transform(lambda df: df, schema=KT).sink("out", uid="out")
-    monkeypatch.setitem(sys.modules, "cutwater.spark.pipeline_transform", None)
+    monkeypatch.setitem(sys.modules, "cutwater.spark.pipeline.transform", None)
     with pytest.raises(Refused, match=r"pipeline 'test' runs on Spark, which is not there .*transform without arrow="):
         run(p, "a1")
     p, stream = source()

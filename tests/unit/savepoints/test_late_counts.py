@@ -11,13 +11,13 @@ from msgspec.structs import replace
 
 from cutwater.savepoints.files import LocalFiles
 from cutwater.savepoints.writing import write_savepoint
-from cutwater.spark import savepoints
-from cutwater.spark.checkpoints import FORMAT, Checkpoint, Note, Point
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.pipeline_operator import SENT
-from cutwater.spark.pipeline_program import Program
-from cutwater.spark.pipeline_state import SliceManifest
-from cutwater.spark.restoring import _late
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.operator import SENT
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.pipeline.state import SliceManifest
+from cutwater.spark.savepoint import savepoints
+from cutwater.spark.savepoint.checkpoints import FORMAT, Checkpoint, Note, Point
+from cutwater.spark.savepoint.savepoint_restore import _late
 
 UNUSED: Any = None
 

@@ -87,7 +87,7 @@ class OneJob(Bundle):
 
 @dataclass(frozen=True)
 class RunOptions(Bundle):
-    """How a pipeline is run; ``cutwater.spark.run`` says more."""
+    """How a pipeline is run; ``cutwater.spark.pipeline.runner`` says more."""
 
     parallelism: Annotated[
         int | None, typer.Option(min=1, help="How many tasks work at once; all cores, if not said.")
@@ -406,7 +406,7 @@ def _saved_at_rest(job: OneJob, target: str) -> str:
         if "://" not in found.checkpoint and not has_begun(found.checkpoint) and not found.from_savepoint:
             raise Refused(f"pipeline {job.name!r} has not done a micro-batch: there is nothing to save")
         with _printing_to(directory.path / LOG_FILE):
-            on_spark("savepoints", job.name).take_savepoint(found.checkpoint, target, timeout=job.timeout)
+            on_spark("savepoint.savepoints", job.name).take_savepoint(found.checkpoint, target, timeout=job.timeout)
         found.savepoint = target
         directory.save(found)
     return target

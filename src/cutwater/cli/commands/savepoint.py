@@ -42,8 +42,8 @@ def _files(*paths: str) -> Iterator[Files]:
         yield LocalFiles()
         return
     # A JVM is started only for those who need one.
-    from cutwater.spark.files import HadoopFiles  # noqa: PLC0415
-    from cutwater.spark.session import session  # noqa: PLC0415
+    from cutwater.spark.savepoint.files import HadoopFiles  # noqa: PLC0415
+    from cutwater.spark.session.session import session  # noqa: PLC0415
 
     spark = session("cutwater savepoint", master="local[1]")
     try:

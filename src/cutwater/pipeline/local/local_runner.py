@@ -294,7 +294,7 @@ def _require_rows(name: str, topics: Any, sources: Mapping[str, SourceNode]) -> 
 
 
 def _transformed_on_spark(plan: Plan, node: TransformNode, records: Records) -> Records:
-    made: Records = on_spark("pipeline_transform", plan.name).transformed_locally(plan, node, records)
+    made: Records = on_spark("pipeline.transform", plan.name).transformed_locally(plan, node, records)
     return made
 
 

@@ -45,7 +45,7 @@ def check_runnable(plan: Plan) -> None:
     """Refuse what a run would refuse, as far as that can be known without its log."""
     check_writes(plan.name, plan.graph)
     has_code = any(node.is_on_spark for node in plan.graph.of_type(TransformNode))
-    transforms: Any = on_spark("pipeline_transform", plan.name) if has_code else None
+    transforms: Any = on_spark("pipeline.transform", plan.name) if has_code else None
     plan.require_schemas()
     _check_sinks(plan)
     if transforms is not None:

@@ -21,14 +21,14 @@ from cutwater.pipeline.graph import Graph, Port, RowNode, SourceNode, TransformN
 from cutwater.pipeline.plan import Destination, Plan
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.spark.pipeline_envelope import COLUMNS, unpacked
-from cutwater.spark.pipeline_errors import told
-from cutwater.spark.pipeline_program import Program
-from cutwater.spark.pipeline_routing import envelopes
-from cutwater.spark.pipeline_source import envelope_batch
-from cutwater.spark.schema import arrow_schema
-from cutwater.spark.session import session
-from cutwater.spark.transform_check import applied, called, check, frame_schema
+from cutwater.spark.pipeline.envelope import COLUMNS, unpacked
+from cutwater.spark.pipeline.error_translation import told
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.pipeline.routing import envelopes
+from cutwater.spark.pipeline.source import envelope_batch
+from cutwater.spark.pipeline.transform_check import applied, called, check, frame_schema
+from cutwater.spark.session.session import session
+from cutwater.spark.source.schema import arrow_schema
 
 Round = tuple[list[int], bool]
 """Code that runs side by side, by the places in the program; and whether other records go past it. Unchained row

@@ -18,8 +18,8 @@ from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.rows import LOG_TIME, Row
 from cutwater.pipeline.values import TIME_MS_MAX, far_off, to_milliseconds
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_program import Program
-from cutwater.spark.tasks import Part, Scan
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.source.read_task import Part, Scan
 from cutwater.types import GLSN, MILLISECOND
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from cutwater.errors import Refused
 from cutwater.pipeline.keyed_state.chunks import Chunk
-from cutwater.spark.pipeline_envelope import packed
+from cutwater.spark.pipeline.envelope import packed
 
 PIECE_BYTES: Final = 8 << 20
 """What goes to the state store at a time."""

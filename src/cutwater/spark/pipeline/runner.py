@@ -37,24 +37,24 @@ from cutwater.savepoints.evolution import Restoration
 from cutwater.savepoints.files import is_local
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.schema_text import shown
-from cutwater.spark.checkpoints import Checkpoint
-from cutwater.spark.files import files_at
-from cutwater.spark.holder import servers_of
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_envelope import COLUMNS
-from cutwater.spark.pipeline_errors import translated
-from cutwater.spark.pipeline_operator import LevelProcessor, left_timers, observed
-from cutwater.spark.pipeline_program import Program, pickled
-from cutwater.spark.pipeline_sink import FORMAT as SINK_FORMAT
-from cutwater.spark.pipeline_sink import PipelineSink
-from cutwater.spark.pipeline_source import FORMAT as SOURCE_FORMAT
-from cutwater.spark.pipeline_source import RECORDS_MAX, PipelineSource, RunOptions
-from cutwater.spark.pipeline_state import forget
-from cutwater.spark.pipeline_transform import Transforms, check_transforms
-from cutwater.spark.restoring import Beginning, beginning, initial_state, wish_of
-from cutwater.spark.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
-from cutwater.spark.session import LATE_WORKER, STARTS_MAX, provide_format, session
-from cutwater.spark.session import start as start_query
+from cutwater.spark.pipeline.envelope import COLUMNS
+from cutwater.spark.pipeline.error_translation import translated
+from cutwater.spark.pipeline.operator import LevelProcessor, left_timers, observed
+from cutwater.spark.pipeline.program import Program, pickled
+from cutwater.spark.pipeline.sink import FORMAT as SINK_FORMAT
+from cutwater.spark.pipeline.sink import PipelineSink
+from cutwater.spark.pipeline.source import FORMAT as SOURCE_FORMAT
+from cutwater.spark.pipeline.source import RECORDS_MAX, PipelineSource, RunOptions
+from cutwater.spark.pipeline.state import forget
+from cutwater.spark.pipeline.transform import Transforms, check_transforms
+from cutwater.spark.savepoint.checkpoints import Checkpoint
+from cutwater.spark.savepoint.files import files_at
+from cutwater.spark.savepoint.savepoint_restore import Beginning, beginning, initial_state, wish_of
+from cutwater.spark.savepoint.savepoints import TIMEOUT_SECONDS, absolute, settings, take_savepoint
+from cutwater.spark.session.log_holder import servers_of
+from cutwater.spark.session.session import LATE_WORKER, STARTS_MAX, provide_format, session
+from cutwater.spark.session.session import start as start_query
 
 OPEN_SECONDS = 60.0
 RETAIN_MIN = 2

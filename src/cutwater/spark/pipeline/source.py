@@ -27,14 +27,14 @@ from cutwater.pipeline.position import EVENT_TIME, RECORD, moment, number
 from cutwater.pipeline.records import Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
 from cutwater.spark.options import Where, where_of
-from cutwater.spark.pipeline_envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
-from cutwater.spark.pipeline_errors import told
-from cutwater.spark.pipeline_offsets import Offset
-from cutwater.spark.pipeline_planning import PipelinePlanner, Range, lost
-from cutwater.spark.pipeline_program import Program, unpickled
-from cutwater.spark.pipeline_records import SourceRows
-from cutwater.spark.pipeline_routing import by_slice, envelopes, key_columns, positions
-from cutwater.spark.tasks import Part, read_part
+from cutwater.spark.pipeline.envelope import COLUMNS, SCHEMA, TICK, in_pieces, packed_steps, packed_ticks
+from cutwater.spark.pipeline.error_translation import told
+from cutwater.spark.pipeline.offsets import Offset
+from cutwater.spark.pipeline.planning import PipelinePlanner, Range, lost
+from cutwater.spark.pipeline.program import Program, unpickled
+from cutwater.spark.pipeline.records import SourceRows
+from cutwater.spark.pipeline.routing import by_slice, envelopes, key_columns, positions
+from cutwater.spark.source.read_task import Part, read_part
 from cutwater.types import GLSN, MILLISECOND
 
 FORMAT = "cutwater-pipeline"

@@ -15,8 +15,8 @@ from msgspec import Struct, msgpack
 
 from cutwater import errors
 from cutwater.errors import CutwaterError, PipelineFailed
-from cutwater.spark.checkpoints import damaged
-from cutwater.spark.session import jvm_end
+from cutwater.spark.savepoint.checkpoints import damaged
+from cutwater.spark.session.session import jvm_end
 from cutwater.types import GLSN
 
 _MARK: Final = re.compile(r"\[cutwater:([A-Za-z0-9+/=]+)\]")

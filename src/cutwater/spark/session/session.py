@@ -18,9 +18,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from cutwater.errors import InvalidArgument, Unavailable
 from cutwater.jobs.child import how_it_ended
-from cutwater.spark.home import provide_home
-from cutwater.spark.java import provide_java
-from cutwater.spark.source import source_class
+from cutwater.spark.session.java import provide_java
+from cutwater.spark.session.spark_home import provide_home
+from cutwater.spark.source.source import source_class
 
 _STREAMING = "org.apache.spark.sql.execution.streaming"
 

@@ -89,7 +89,7 @@ def _applications(file: TextIO) -> list[tuple[int, int]]:
 
 
 def _start(log: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "cutwater.spark.holder", str(log)]
+    command = [sys.executable, "-m", "cutwater.spark.session.log_holder", str(log)]
     with open(log / "holder.log", "wb", opener=open_file) as output:
         # In a session of its own, because Spark ends whole groups of processes.
         return subprocess.Popen(

@@ -19,9 +19,9 @@ from cutwater.core.read.watermark import Strategy
 from cutwater.core.requests import TopicInfo
 from cutwater.errors import Malformed, Trimmed
 from cutwater.protocol.scan_api import NOTHING
-from cutwater.spark.event_time import Numbers, Seen, seen_by
-from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where
+from cutwater.spark.session.worker_connections import Link, link_to
+from cutwater.spark.source.event_time import Numbers, Seen, seen_by
 from cutwater.types import GLSN, LogStreamId
 from cutwater.wire.options import MIB
 

@@ -26,15 +26,15 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from cutwater.client.loop_thread import LoopThread
-from cutwater.spark.holder import servers_of
-from cutwater.spark.links import Link, link_to
-from cutwater.spark.offsets import Offset
 from cutwater.spark.options import ReadOptions, WriteOptions, read_options, write_options
 from cutwater.spark.plain_errors import each_plainly, plainly
-from cutwater.spark.planning import Planner
-from cutwater.spark.schema import schema_of
-from cutwater.spark.sink import BatchWriter, StreamWriter
-from cutwater.spark.tasks import Part, read_part
+from cutwater.spark.session.log_holder import servers_of
+from cutwater.spark.session.worker_connections import Link, link_to
+from cutwater.spark.sink.sink import BatchWriter, StreamWriter
+from cutwater.spark.source.offsets import Offset
+from cutwater.spark.source.planning import Planner
+from cutwater.spark.source.read_task import Part, read_part
+from cutwater.spark.source.schema import schema_of
 from cutwater.types import GLSN
 
 Options = TypeVar("Options", ReadOptions, WriteOptions)

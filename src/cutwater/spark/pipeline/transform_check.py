@@ -20,7 +20,7 @@ from cutwater.pipeline.failures import place
 from cutwater.pipeline.graph import TransformNode
 from cutwater.pipeline.records import POSITION
 from cutwater.pipeline.rows import RESERVED_COLUMN, RowType
-from cutwater.spark.schema import NoSuchType, spark_type
+from cutwater.spark.source.schema import NoSuchType, spark_type
 
 _STATELESS: Final = frozenset({"Project", "Filter", "Generate", "SubqueryAlias", "View", "ResolvedHint", "Join"})
 _INSTEAD: Final = {

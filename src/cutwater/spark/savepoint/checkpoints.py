@@ -16,7 +16,7 @@ from cutwater.pipeline.clocks.rule_one import AnyClock, with_rule
 from cutwater.savepoints.evolution import key_kinds, window_kind
 from cutwater.savepoints.files import Files
 from cutwater.savepoints.program import OperatorInfo, ProgramInfo
-from cutwater.spark.pipeline_offsets import Offset
+from cutwater.spark.pipeline.offsets import Offset
 
 NOTE: Final = "cutwater.json"
 FORMAT: Final = "cutwater-checkpoint"

@@ -17,7 +17,7 @@ from cutwater.client.cluster.topics import Topic
 from cutwater.client.convert.schemas import HEADERS, KEY_VALUE, RESERVED, describe
 from cutwater.errors import InvalidArgument
 from cutwater.spark.options import WriteOptions
-from cutwater.spark.schema import arrow_schema
+from cutwater.spark.source.schema import arrow_schema
 
 TOPIC = "topic"
 SIGN = np.uint64(1 << 63)

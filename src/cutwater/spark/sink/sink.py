@@ -19,11 +19,11 @@ from pyspark.sql.types import StructType
 from cutwater.client.cluster.topics import Topic
 from cutwater.client.publish.runs import Run, RunStart
 from cutwater.errors import InvalidArgument, ProtocolViolation, Refused
-from cutwater.spark.links import Link, link_to
 from cutwater.spark.options import Where, WriteOptions
-from cutwater.spark.outgoing import Router, check_columns, check_query
 from cutwater.spark.plain_errors import plainly
-from cutwater.spark.staging import Staging, open_run, publish
+from cutwater.spark.session.worker_connections import Link, link_to
+from cutwater.spark.sink.publish_task import Staging, open_run, publish
+from cutwater.spark.sink.row_router import Router, check_columns, check_query
 from cutwater.types import Part
 
 QUERY_ID = "sql.streaming.queryId"

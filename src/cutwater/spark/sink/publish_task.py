@@ -15,7 +15,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from cutwater.client.convert.encoding import Compression
 from cutwater.client.publish.runs import Published, Run, RunStart
-from cutwater.spark.links import Link
+from cutwater.spark.session.worker_connections import Link
 from cutwater.types import Part
 from cutwater.wire.options import MIB
 

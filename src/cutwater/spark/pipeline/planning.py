@@ -33,15 +33,15 @@ from cutwater.pipeline.clocks.rule_one import AnyClock, RuleOneLogClock, RuleOne
 from cutwater.pipeline.graph import SourceNode
 from cutwater.pipeline.plan import Plan
 from cutwater.protocol.scan_api import NOTHING
-from cutwater.spark.event_time import FIRST_GLSN
-from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, read_options
-from cutwater.spark.pipeline_clocks import Past, Streams, require_same_clocks, unheard
-from cutwater.spark.pipeline_offsets import Offset, require_same_topics
-from cutwater.spark.pipeline_program import Program
-from cutwater.spark.pipeline_records import SourceRows, run_function
-from cutwater.spark.planning import MARKS_SECONDS, Planner, walk_begins
-from cutwater.spark.tasks import Part, read_part
+from cutwater.spark.pipeline.clocks import Past, Streams, require_same_clocks, unheard
+from cutwater.spark.pipeline.offsets import Offset, require_same_topics
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.pipeline.records import SourceRows, run_function
+from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.source.event_time import FIRST_GLSN
+from cutwater.spark.source.planning import MARKS_SECONDS, Planner, walk_begins
+from cutwater.spark.source.read_task import Part, read_part
 from cutwater.types import GLSN, MILLISECOND, LogStreamId
 
 PART_RECORDS_MIN = 5_000

@@ -23,11 +23,11 @@ from cutwater.core.read.watermark import NO_WATERMARK, RULE, RULE_BEFORE
 from cutwater.core.requests import StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, NotFound, Refused, Trimmed
 from cutwater.protocol.scan_api import POSITIONS_MAX, UNKNOWN
-from cutwater.spark.event_time import ClockState, Past, Seen, Walked, advance, is_settled, state_before
-from cutwater.spark.offsets import Offset, began_above, began_of, since_after, start_of
 from cutwater.spark.options import Point, ReadOptions
-from cutwater.spark.schema import arrow_schema, check_schema
-from cutwater.spark.tasks import Part, Scan, lost, report_loss
+from cutwater.spark.source.event_time import ClockState, Past, Seen, Walked, advance, is_settled, state_before
+from cutwater.spark.source.offsets import Offset, began_above, began_of, since_after, start_of
+from cutwater.spark.source.read_task import Part, Scan, lost, report_loss
+from cutwater.spark.source.schema import arrow_schema, check_schema
 from cutwater.types import GLSN, LLSN, BatchKind, CutTime, LogStreamId, TopicId
 
 _log = logging.getLogger(__name__)

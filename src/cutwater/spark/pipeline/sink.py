@@ -17,13 +17,13 @@ from cutwater.client.publish.runs import Run, RunStart
 from cutwater.pipeline.graph import SinkNode
 from cutwater.pipeline.position import glsn_of
 from cutwater.pipeline.rows import LOG_TIME, RESERVED_COLUMN
-from cutwater.spark.links import link_to
 from cutwater.spark.options import Where, where_of
-from cutwater.spark.pipeline_envelope import TICK, unpacked
-from cutwater.spark.pipeline_errors import told
-from cutwater.spark.pipeline_program import Program, unpickled
-from cutwater.spark.sink import Staged, publish_staged, stage_once
-from cutwater.spark.staging import Staging
+from cutwater.spark.pipeline.envelope import TICK, unpacked
+from cutwater.spark.pipeline.error_translation import told
+from cutwater.spark.pipeline.program import Program, unpickled
+from cutwater.spark.session.worker_connections import link_to
+from cutwater.spark.sink.publish_task import Staging
+from cutwater.spark.sink.sink import Staged, publish_staged, stage_once
 from cutwater.types import MILLISECOND
 
 FORMAT = "cutwater-pipeline-sink"

@@ -31,13 +31,13 @@ from cutwater.savepoints.manifest import Manifest
 from cutwater.savepoints.program import PARTITIONS, OperatorInfo, ProgramInfo, described
 from cutwater.savepoints.savepoint import Path, Savepoint
 from cutwater.savepoints.savepoint import open_savepoint as open_here
-from cutwater.spark.checkpoints import ANEW, CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
-from cutwater.spark.files import files_at
-from cutwater.spark.pipeline_envelope import packed
-from cutwater.spark.pipeline_offsets import Offset, require_same_topics
-from cutwater.spark.pipeline_operator import SENT
-from cutwater.spark.pipeline_program import Program
-from cutwater.spark.savepoints import absolute, frame, open_savepoint, versions
+from cutwater.spark.pipeline.envelope import packed
+from cutwater.spark.pipeline.offsets import Offset, require_same_topics
+from cutwater.spark.pipeline.operator import SENT
+from cutwater.spark.pipeline.program import Program
+from cutwater.spark.savepoint.checkpoints import ANEW, CHANGED, FORMAT, Checkpoint, Note, Origin, require_same_program
+from cutwater.spark.savepoint.files import files_at
+from cutwater.spark.savepoint.savepoints import absolute, frame, open_savepoint, versions
 from cutwater.types import GLSN, BatchNumber
 
 _log = logging.getLogger(__name__)

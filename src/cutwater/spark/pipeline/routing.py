@@ -18,8 +18,8 @@ from cutwater.pipeline.plan import Destination
 from cutwater.pipeline.position import RECORD, moment
 from cutwater.pipeline.records import POSITION, Records
 from cutwater.pipeline.rows import RESERVED_COLUMN
-from cutwater.spark.pipeline_envelope import in_pieces
-from cutwater.spark.pipeline_program import Program
+from cutwater.spark.pipeline.envelope import in_pieces
+from cutwater.spark.pipeline.program import Program
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,0 +1,390 @@
+"""Takes savepoints from the checkpoints of pipelines, also of those that run on; and makes them from data frames.
+
+The state of a micro-batch that Spark keeps is read through Spark's own ``statestore`` source, partition by partition,
+and written as Parquet by the same tasks, so a savepoint may be larger than any machine's memory and lie on any file
+system that Hadoop knows. The driver only writes the manifest, after everything else is in its place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from functools import partial
+from typing import Final
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyspark
+from msgspec.structs import replace
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+import cutwater
+from cutwater.errors import CutwaterError, Refused, Unavailable
+from cutwater.pipeline.clocks.clock_steps import MAX_TIME, NO_TIME
+from cutwater.pipeline.clocks.rule_one import current
+from cutwater.pipeline.stream import Pipeline
+from cutwater.runtime.deadlines import check_timeout
+from cutwater.savepoints import savepoint as places
+from cutwater.savepoints import writing
+from cutwater.savepoints.evolution import restoration
+from cutwater.savepoints.files import Files, is_local, local
+from cutwater.savepoints.manifest import (
+    FORMAT,
+    STATE,
+    VERSION,
+    FileInfo,
+    Manifest,
+    OperatorState,
+    RunPoint,
+)
+from cutwater.savepoints.program import OperatorInfo
+from cutwater.savepoints.savepoint import Path, Savepoint, directory_of
+from cutwater.savepoints.tables import compacted, table_schema, to_table
+from cutwater.savepoints.writing import finish, now
+from cutwater.spark.pipeline.operator import SENT
+from cutwater.spark.pipeline.program import balanced_keys
+from cutwater.spark.pipeline.state import SliceManifest, StoredChunk, decode_manifest
+from cutwater.spark.savepoint.checkpoints import Checkpoint, Note, Origin, Point
+from cutwater.spark.savepoint.files import files_at
+from cutwater.spark.savepoint.time_limit import TimeLimit
+from cutwater.spark.session.session import session
+
+ROWS_PER_FILE: Final = 500_000
+ROWS_PER_BATCH: Final = 20_000
+PIECES_PER_BATCH: Final = 8
+_OF_SPARK: Final = (PySparkException, Py4JError)
+"""Spark's own errors, and those of Java that PySpark has no class for: a file of the state store that is gone, say."""
+_FOREIGN: Final = (*_OF_SPARK, OSError)
+TIMEOUT_SECONDS: Final = 3_600.0
+"""What a savepoint may take, if nobody says otherwise."""
+TRIES: Final = 3
+"""How often a newer micro-batch is taken because the pipeline ran on and removed the one that was being read."""
+
+
+def take_savepoint(
+    checkpoint: Path,
+    target: Path,
+    *,
+    spark: SparkSession | None = None,
+    batch: int | None = None,
+    timeout: float = TIMEOUT_SECONDS,
+) -> Savepoint:
+    """Write the state after a micro-batch, by default the last one that is done, to the new directory ``target``.
+
+    It may be called from any process, while the pipeline runs on. Nothing of the checkpoint changes. After ``timeout``,
+    in seconds, it is given up; what is half-written by then is refused by whoever opens it.
+    """
+    check_timeout(timeout)
+    spark = spark or session("cutwater savepoint")
+    source, place = absolute(checkpoint), absolute(target)
+    kept, files = Checkpoint(source, files_at(spark, source)), files_at(spark, place)
+    try:
+        with TimeLimit(spark, timeout, f"the savepoint {place}") as limit:
+            return _taken(spark, kept, place, files, batch, limit)
+    except _FOREIGN as error:
+        raise Unavailable(
+            f"no savepoint of {source} could be written to {place}: {_first_line(error)}. The pipeline is as it was, "
+            "and what is half-written is refused: see that the directory can be written to, or name another one"
+        ) from None
+
+
+def _taken(
+    spark: SparkSession, kept: Checkpoint, place: str, files: Files, batch: int | None, limit: TimeLimit
+) -> Savepoint:
+    note = kept.require_note()
+    if batch is None and note.origin is not None and not kept.planned():
+        return _as_it_began(spark, note, note.origin, place, files)
+    point = kept.point(batch)
+    places.begin(place, files, {"pipeline": note.pipeline, "created": now(), "versions": versions()})
+    for left in reversed(range(TRIES)):
+        try:
+            states = _written(spark, kept, note, point, place, files)
+            break
+        except _OF_SPARK as error:
+            limit.check()
+            files.delete(f"{place}/{STATE}")
+            newest = kept.committed()[-1:]
+            if batch is not None or not left or newest == [point.batch]:
+                raise _unread(kept, point, error) from None
+            point = kept.point()
+    # What is done by now is only whole with its manifest, which is not written any more.
+    limit.check()
+    return finish(place, files, _manifest(note, point), states)
+
+
+def _as_it_began(spark: SparkSession, note: Note, origin: Origin, place: str, files: Files) -> Savepoint:
+    """Nothing was done since the pipeline was started from a savepoint: a copy of that, if it can be started from in
+    the same way without any leave.
+    """
+    began = open_savepoint(spark, origin.savepoint)
+    try:
+        restoration(began.manifest, note.program)
+        is_free = not origin.may_replay
+    except Refused:
+        is_free = False
+    if not is_free or began.manifest.id != origin.id:
+        raise Refused(
+            f"the pipeline has not finished a micro-batch since it was started from {origin.savepoint}, which is still "
+            "its state: start from that one again, or wait for the first micro-batch"
+        )
+    return writing.copied_savepoint(began, place, files=files)
+
+
+def _unread(kept: Checkpoint, point: Point, error: Exception) -> CutwaterError:
+    old = kept.moved_from()
+    if old is not None:
+        return Refused(
+            f"the checkpoint {kept.path} was moved or copied from {old}, and Spark's files in it name the old place. "
+            "Run the pipeline with it once, which makes them name the new one, or move it back; then take the "
+            "savepoint. The half-written savepoint is refused"
+        )
+    return Unavailable(
+        f"the state after micro-batch {point.batch} of {kept.path} could not be read, or not be written: "
+        f"{_first_line(error)}. The pipeline is as it was, and the half-written savepoint is refused: take another "
+        "one, with a larger retain if the pipeline removes micro-batches quickly"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:400]
+
+
+def open_savepoint(spark: SparkSession, path: Path) -> Savepoint:
+    """A savepoint on any file system that Spark knows."""
+    return places.open_savepoint(path, files=files_at(spark, os.fspath(path)))
+
+
+def frame(spark: SparkSession, path: Path, uid: str) -> DataFrame:
+    """The state of an operator in a savepoint, one row per key."""
+    found = open_savepoint(spark, path)
+    state = found.operator(uid)
+    schema = from_arrow_schema(table_schema(state.operator))
+    files = [f"{found.path}/{file.path}" for file in state.files]
+    return spark.read.schema(schema).parquet(*files) if files else spark.createDataFrame([], schema)
+
+
+def new_savepoint(
+    spark: SparkSession,
+    target: Path,
+    pipeline: Pipeline,
+    *,
+    glsn: int,
+    states: Mapping[str, pa.Table | DataFrame],
+    schemas: Mapping[str, pa.Schema] | None = None,
+) -> Savepoint:
+    """As ``cutwater.savepoints.new_savepoint``, from data frames too, and on any file system. The rows of an operator
+    pass through this process.
+    """
+    tables = {uid: given.toArrow() if isinstance(given, DataFrame) else given for uid, given in states.items()}
+    files = files_at(spark, os.fspath(target))
+    return writing.new_savepoint(target, pipeline, glsn=glsn, states=tables, schemas=schemas, files=files)
+
+
+# ------------------------------------------------------------------------------------------------------------ the state
+
+
+def _written(
+    spark: SparkSession, kept: Checkpoint, note: Note, point: Point, place: str, files: Files
+) -> list[OperatorState]:
+    late: dict[str, int] = {}
+    states: list[OperatorState] = []
+    for level in range(note.program.levels):
+        # Spark numbers stateful operators from the sink on.
+        source = _Source(spark, kept.path, note.program.levels - 1 - level, point.batch)
+        slices = source.manifests()
+        for manifest in slices.values():
+            for uid, count in manifest.dropped_late.items():
+                late[uid] = late.get(uid, 0) + count
+        own = [operator for operator in note.program.operators if operator.level == level]
+        states += [_operator(source, operator, slices, note.slices, place, files) for operator in own]
+    order = [operator.uid for operator in note.program.operators]
+    found = {state.operator.uid: state for state in states}
+    return [replace(found[uid], dropped_late=late.get(uid, 0), late_sent=late.get(SENT + uid, 0)) for uid in order]
+
+
+class _Source:
+    """What Spark's state store has of one level after a micro-batch."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str, operator: int, batch: int) -> None:
+        self.spark = spark
+        reader = spark.read.format("statestore").option("operatorId", operator).option("batchId", batch)
+        self._reader, self._checkpoint = reader, checkpoint
+
+    def _load(self, name: str) -> DataFrame:
+        return self._reader.option("stateVarName", name).load(self._checkpoint)
+
+    def manifests(self) -> dict[int, SliceManifest]:
+        rows = self._load("manifest").selectExpr("key.slice", "value.chunks").collect()
+        return {row[0]: decode_manifest(bytes(row[1])) for row in rows}
+
+    def pieces(self, chunks: Sequence[StoredChunk]) -> DataFrame:
+        rows = self._load("pieces").selectExpr(
+            "key.slice as slice", "user_map_key.name as name", "user_map_key.piece as piece",
+            "user_map_value.data as data",
+        )  # fmt: skip
+        return rows.where(rows["name"].isin([chunk.name for chunk in chunks]))
+
+
+def _operator(
+    source: _Source,
+    operator: OperatorInfo,
+    slices: Mapping[int, SliceManifest],
+    count: int,
+    place: str,
+    files: Files,
+) -> OperatorState:
+    chunks = {key: own.chunks[operator.uid] for key, own in slices.items() if own.chunks.get(operator.uid)}
+    directory = directory_of(operator.uid)
+    if not chunks:
+        return OperatorState(operator, 0, 0, ())
+    first = balanced_keys(count)[0]
+    done = source.spark.sparkContext.accumulator(frozenset(), _Union())
+    rows = source.pieces([chunk for own in chunks.values() for chunk in own]).mapInArrow(
+        partial(_compacted, operator, chunks, first, done), from_arrow_schema(table_schema(operator))
+    )
+    state = OperatorState(operator, *_saved(source.spark, rows, place, directory, files))
+    require_all(operator.uid, set(chunks), done.value)
+    return state
+
+
+class _Union(AccumulatorParam[frozenset[int]]):
+    """What tasks have done; what one has done twice counts once."""
+
+    def zero(self, value: frozenset[int]) -> frozenset[int]:
+        return frozenset()
+
+    def addInPlace(self, value1: frozenset[int], value2: frozenset[int]) -> frozenset[int]:  # noqa: N802
+        return value1 | value2
+
+
+def require_all(uid: str, wanted: Set[int], done: Set[int]) -> None:
+    """A slice of which nothing was read at all leaves no trace in what was written."""
+    if wanted - done:
+        raise Unavailable(
+            f"the state store gave nothing of {uid!r} in {len(wanted - done)} of {len(wanted)} slices, though they "
+            "have state: the half-written savepoint is refused. Take another one"
+        )
+
+
+def _saved(
+    spark: SparkSession, rows: DataFrame, place: str, directory: str, files: Files
+) -> tuple[int, int, tuple[FileInfo, ...]]:
+    """Write rows as Parquet; how many there are, and the files."""
+    writer = rows.write.option("maxRecordsPerFile", ROWS_PER_FILE).option("compression", "zstd")
+    with settings(
+        spark,
+        {
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(PIECES_PER_BATCH),
+        },
+    ):
+        writer.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false").parquet(f"{place}/{directory}")
+    names = files.list(f"{place}/{directory}")
+    for name in names:
+        if not name.endswith(".parquet"):
+            files.delete(f"{place}/{directory}/{name}")
+    paths = [f"{directory}/{name}" for name in names if name.endswith(".parquet")]
+    seen = files.settle(f"{place}/{path}" for path in paths)
+    found = [(path, seen[f"{place}/{path}"]) for path in paths]
+    for path, own in found:
+        if not own.rows:
+            files.delete(f"{place}/{path}")
+    infos = tuple(FileInfo(path, own.bytes, own.rows, own.sha256) for path, own in found if own.rows)
+    return sum(info.rows for info in infos), 0, infos
+
+
+def _compacted(
+    operator: OperatorInfo,
+    chunks: Mapping[int, Sequence[StoredChunk]],
+    first: int,
+    done: Accumulator[frozenset[int]],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """In a task: from the pieces of some slices to their rows. All pieces of a slice come together, so no more than one
+    slice is held at a time. ``first``: the key of the slice that gives broadcast state, of which all have a copy.
+    ``done``: takes the slices that were written.
+    """
+    waiting: dict[int, dict[tuple[str, int], bytes]] = {}
+    for batch in batches:
+        for key, name, piece, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            pieces = waiting.setdefault(key, {})
+            pieces[name, piece] = data
+            if len(pieces) == sum(chunk.pieces for chunk in chunks[key]):
+                rows = to_table(_merged(chunks[key], waiting.pop(key)), operator, with_broadcast=key == first)
+                for start in range(0, rows.num_rows, ROWS_PER_BATCH):
+                    yield rows.slice(start, ROWS_PER_BATCH)
+                done.add(frozenset({key}))
+    if waiting:
+        raise Refused(
+            f"the state store lacks pieces of {operator.uid!r} in {len(waiting)} slices: the micro-batch was removed "
+            "while it was read"
+        )
+
+
+def _merged(chunks: Sequence[StoredChunk], pieces: Mapping[tuple[str, int], bytes]) -> pa.RecordBatch:
+    found = []
+    for chunk in chunks:
+        data = b"".join(pieces[chunk.name, i] for i in range(chunk.pieces))
+        with pa.ipc.open_stream(data) as stream:
+            found.append(stream.read_next_batch())
+    return compacted(found)
+
+
+# --------------------------------------------------------------------------------------------------------- the manifest
+
+
+def _manifest(note: Note, point: Point) -> Manifest:
+    offset = point.offset
+    clock = current(offset.clock)
+    return Manifest(
+        format=FORMAT,
+        version=VERSION,
+        id=uuid4().hex,
+        pipeline=note.pipeline,
+        created=now(),
+        glsn=offset.glsn,
+        watermark_ms=MAX_TIME if offset.ended else NO_TIME if clock is None else clock.watermark_ms,
+        clock=clock,
+        ended=offset.ended,
+        slices=note.slices,
+        parallelism=note.parallelism,
+        run=RunPoint(note.pipeline, point.key, point.batch),
+        log=note.log,
+        sources=note.program.sources,
+        sinks=note.program.sinks,
+        operators=(),
+        versions=versions(),
+        topics=offset.topics,
+        trimmed=offset.trimmed,
+    )
+
+
+def versions() -> dict[str, str]:
+    return {"cutwater": cutwater.__version__, "spark": pyspark.__version__}
+
+
+def absolute(path: Path) -> str:
+    """A path that means the same to every process of Spark."""
+    text = os.fspath(path)
+    return os.path.abspath(local(text)) if is_local(text) else text.rstrip("/")
+
+
+@contextmanager
+def settings(spark: SparkSession, given: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a session for a moment: a query or a job keeps those that it was started with."""
+    before = {name: spark.conf.get(name, None) for name in given}
+    for name, value in given.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
