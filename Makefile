@@ -46,7 +46,7 @@ simulate: $(STAMP) ## Run the simulator: SEED=n replays one run, SEEDS=n FIRST=n
 	  $(if $(FIRST),--first $(FIRST)) $(if $(JOBS),--jobs $(JOBS)) $(if $(PROFILE),--profile $(PROFILE)) $(ARGS)
 
 bench: $(STAMP) ## Measure, next to references, and write docs/benchmarks.md
-	@$(RUN) cutwater.testing.bench $(ARGS)
+	@$(RUN) benchmarks $(ARGS)
 
 format: $(STAMP) ## Format the code and repair what lint can repair
 	@$(RUN) ruff check --quiet --fix-only .

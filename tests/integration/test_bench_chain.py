@@ -8,8 +8,8 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
+from benchmarks.chain import HEADER, chain
 from cutwater.runtime.processes import is_running
-from cutwater.testing.bench_chain import HEADER, chain
 
 
 @pytest.mark.parametrize("overlaps", [False, True])

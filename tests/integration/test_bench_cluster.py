@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from benchmarks.cluster import STEPS, TOPIC, Notes, one_by_one, steps, traced_cluster
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.client.async_client import AsyncClient
-from cutwater.testing.bench_cluster import STEPS, TOPIC, Notes, one_by_one, steps, traced_cluster
 
 APPENDS = 30
 

@@ -2,7 +2,7 @@
 
 One process, one slice, figures per second of processor time. Each includes turning Arrow columns into rows, as a worker
 has to. The garbage collector is off while a micro-batch runs: the core makes no cycles, and looking for some among
-millions of live entries costs more than the work itself. Run it alone: ``python -m cutwater.testing.bench_pipeline``.
+millions of live entries costs more than the work itself. Run it alone: ``python -m benchmarks.pipeline``.
 """
 
 from __future__ import annotations

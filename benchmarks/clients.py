@@ -1,4 +1,5 @@
-"""The clients of ``bench_log``: processes of their own that append, or read, for some time and say what they saw."""
+"""The clients of ``benchmarks.log``: processes of their own that append, or read, for some time and say what they
+saw."""
 
 from __future__ import annotations
 

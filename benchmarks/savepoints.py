@@ -1,7 +1,7 @@
 """Savepoints of a pipeline that runs: how long they take, how large they are, what the pipeline feels of it, and how
 soon there is output again after its process was killed.
 
-Run it alone: ``python -m cutwater.testing.bench_savepoints``, with a number of keys if another than the usual one is
+Run it alone: ``python -m benchmarks.savepoints``, with a number of keys if another than the usual one is
 wanted.
 """
 
@@ -120,7 +120,7 @@ class Process:
     """A child that runs the pipeline, and is killed with everything that it has started."""
 
     def __init__(self, log: cutwater.Client, checkpoint: Path) -> None:
-        command = [sys.executable, "-m", "cutwater.testing.bench_savepoints", "child", log.servers, str(checkpoint)]
+        command = [sys.executable, "-m", "benchmarks.savepoints", "child", log.servers, str(checkpoint)]
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
@@ -223,4 +223,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Spark's workers look the classes up by the module's name.
-    import_module("cutwater.testing.bench_savepoints").main()
+    import_module("benchmarks.savepoints").main()

@@ -16,19 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from cutwater.testing import (
-    bench_cluster,
-    bench_core,
-    bench_failover,
-    bench_log,
-    bench_pipeline,
-    bench_pipeline_spark,
-    bench_savepoints,
-    bench_spark,
-    bench_storage,
-    bench_stores,
-    bench_wire,
-)
+from benchmarks import cluster, core, failover, log, pipeline, pipeline_spark, savepoints, spark, storage, stores, wire
 
 REPORT = Path("docs/benchmarks.md")
 _MARK = re.compile(r"^<!-- (\w+), .*-->$", re.MULTILINE)
@@ -38,17 +26,17 @@ Lines = Callable[[], Iterable[str]]
 
 def sections(*, quick: bool) -> Mapping[str, Lines]:
     return {
-        "core": bench_core.lines,
-        "wire": bench_wire.lines,
-        "storage": bench_storage.lines,
-        "stores": bench_stores.lines,
-        "cluster": bench_cluster.lines,
-        "failover": bench_failover.lines,
-        "log": lambda: bench_log.lines(quick=quick),
-        "spark": bench_spark.lines,
-        "pipeline": bench_pipeline.lines,
-        "pipeline_spark": bench_pipeline_spark.lines,
-        "savepoints": bench_savepoints.lines,
+        "core": core.lines,
+        "wire": wire.lines,
+        "storage": storage.lines,
+        "stores": stores.lines,
+        "cluster": cluster.lines,
+        "failover": failover.lines,
+        "log": lambda: log.lines(quick=quick),
+        "spark": spark.lines,
+        "pipeline": pipeline.lines,
+        "pipeline_spark": pipeline_spark.lines,
+        "savepoints": savepoints.lines,
     }
 
 

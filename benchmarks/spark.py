@@ -1,6 +1,6 @@
 """What reading through Spark costs, next to a Python data source that hands over the same Arrow batches from memory and
 next to Parquet; what a micro-batch takes at least; and what writing costs, next to a Python sink that forgets its rows
-and next to Parquet. Run it alone: ``python -m cutwater.testing.bench_spark``.
+and next to Parquet. Run it alone: ``python -m benchmarks.spark``.
 
 What is read goes into Spark's noop sink, and what is written comes from memory. The log is embedded in this process, so
 its storage node, Spark's Python workers and the JVM share the machine, which is what limits all of these figures.
@@ -284,4 +284,4 @@ def lines() -> Iterator[str]:
 
 if __name__ == "__main__":
     # Spark's workers know this module by its name only, and that is not the one it is run under.
-    print("\n".join(import_module("cutwater.testing.bench_spark").lines()))
+    print("\n".join(import_module("benchmarks.spark").lines()))

@@ -12,6 +12,7 @@ from statistics import median
 
 import msgspec
 
+from benchmarks import order
 from cutwater.core.order import decisions as d
 from cutwater.core.order.cut import Candidate, make_cut
 from cutwater.core.order.events import ReportArrived, Store, Stored
@@ -23,7 +24,6 @@ from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.events import Append, Commit, CommitDurable, EntriesDurable
 from cutwater.core.replica.recovery import HardState, Valid
 from cutwater.core.replica.replica import Replica
-from cutwater.testing import bench_order
 from cutwater.testing.simulator.cluster import simulate
 from cutwater.testing.simulator.options import random_options
 from cutwater.types import (
@@ -202,7 +202,7 @@ def lines() -> list[str]:
         "",
         "No cost depends on the number of records in a batch: bodies are never looked at.",
         "",
-        *bench_order.lines(),
+        *order.lines(),
         "## Event time",
         "",
         "| what | per record | ratio | limit |",

@@ -180,7 +180,7 @@ def open_once(directory: Path, batches: int) -> tuple[float, float]:
 
 
 def _open_elsewhere(directory: Path, batches: int) -> tuple[float, float]:
-    program = [sys.executable, "-m", "cutwater.testing.bench_storage", "--open", str(directory), str(batches)]
+    program = [sys.executable, "-m", "benchmarks.storage", "--open", str(directory), str(batches)]
     done = subprocess.run(program, capture_output=True, text=True, check=True, timeout=OPEN_SECONDS_MAX)
     files, replica = map(float, done.stdout.split())
     return files, replica
@@ -297,7 +297,7 @@ def lines(batches: int = BATCHES) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="cutwater.testing.bench_storage", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.storage", description=__doc__.split("\n\n")[0])
     parser.add_argument("--batches", type=int, default=BATCHES, help="of the large replica (default: %(default)s)")
     parser.add_argument(
         "--open", nargs=2, metavar=("DIRECTORY", "BATCHES"), help="open a replica and say how long it took"

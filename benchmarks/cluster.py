@@ -1,7 +1,7 @@
 """Where a millisecond of an append goes: a local cluster of three storage nodes, replication 3, fsync on.
 
-One client appends one record after the other; every process notes when it did what (``bench_trace``), and the steps of
-each append are laid side by side. Then many clients append at once, for the rate of cuts.
+One client appends one record after the other; every process notes when it did what (``benchmarks.trace``), and the
+steps of each append are laid side by side. Then many clients append at once, for the rate of cuts.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def steps(notes: Notes, sent: int, answered: int) -> list[int] | None:
 def traced_cluster(folder: Path, metadata: int) -> Iterator[tuple[LocalCluster, Path]]:
     notes = folder / "notes"
     notes.mkdir()
-    program = ("-m", "cutwater.testing.bench_trace", str(notes))
+    program = ("-m", "benchmarks.trace", str(notes))
     cluster = local_cluster.start(folder / "cluster", metadata=metadata, program=program)
     try:
         yield cluster, notes

@@ -2,7 +2,7 @@
 
 All of them read the same Arrow files through a Python data source, on two cores. Figures are of a whole minute of event
 time, six micro-batches, after all keys are known and the first timers have fired; each key that had a record fires once
-in it. Run it alone: ``python -m cutwater.testing.bench_pipeline_spark``, with numbers
+in it. Run it alone: ``python -m benchmarks.pipeline_spark``, with numbers
 of keys as arguments if others than the usual ones are wanted: ``… 10000000``.
 """
 
@@ -327,4 +327,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     # Spark's workers look the classes up by the module's name.
-    import_module("cutwater.testing.bench_pipeline_spark").main()
+    import_module("benchmarks.pipeline_spark").main()

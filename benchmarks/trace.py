@@ -1,6 +1,7 @@
-"""Runs a server as the command line does, and notes when the steps of an append happen; only for ``bench_cluster``.
+"""Runs a server as the command line does, and notes when the steps of an append happen; only for
+``benchmarks.cluster``.
 
-``python -m cutwater.testing.bench_trace DIRECTORY sn start …`` leaves ``DIRECTORY/<pid>.json`` when the server ends.
+``python -m benchmarks.trace DIRECTORY sn start …`` leaves ``DIRECTORY/<pid>.json`` when the server ends.
 The notes are patched in from here: shipped code has no switch for them. All processes of one machine read the same
 monotonic clock, so their notes can be laid side by side.
 """

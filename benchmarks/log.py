@@ -1,10 +1,10 @@
-"""The log as its clients see it, each figure next to bare chains (``bench_chain``) measured in turn with it.
+"""The log as its clients see it, each figure next to bare chains (``benchmarks.chain``) measured in turn with it.
 
 A local cluster of three storage nodes with replication 3 and one metadata node on SQLite, then the embedded log, all on
 this machine and with fsync on. Rounds of Cutwater and of the reference alternate and medians are taken, because a
 machine that others use is now fast and now slow; next to each figure stands what was busy meanwhile.
 
-``python -m cutwater.testing.bench_log [--quick]`` prints the section alone. The long run of small records is as long as
+``python -m benchmarks.log [--quick]`` prints the section alone. The long run of small records is as long as
 the promise about it, unless ``--quick`` or ``CUTWATER_BENCH_RECORDS`` makes it shorter; it needs 4 GB of disk.
 """
 
@@ -22,16 +22,16 @@ from statistics import median
 
 from msgspec import Struct
 
+from benchmarks import clients
+from benchmarks.chain import Chain, chain
+from benchmarks.clients import Worker
+from benchmarks.usage import Busy, Watch
 from cutwater.admin import local_cluster
 from cutwater.admin.load_test import Figures, Load
 from cutwater.admin.local_cluster import LocalCluster
 from cutwater.admin.operations import Admin
 from cutwater.runtime import processes
 from cutwater.runtime.event_loop import run
-from cutwater.testing import bench_clients as clients
-from cutwater.testing.bench_chain import Chain, chain
-from cutwater.testing.bench_clients import Worker
-from cutwater.testing.bench_usage import Busy, Watch
 
 NODES = 3
 CLIENTS_MAX = 2

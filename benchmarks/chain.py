@@ -1,4 +1,4 @@
-"""The references of ``bench_log``: bare chains of processes that keep records on every disk, without Cutwater.
+"""The references of ``benchmarks.log``: bare chains of processes that keep records on every disk, without Cutwater.
 
 There is no order among several chains, no recovery, no identity: what is missing here is what the log adds. Blocking
 sockets, which cost the least; whatever arrives during a sync goes into the next one. There are two of them:
