@@ -2,7 +2,8 @@
 
 All numbers are little-endian. Every file opens with the same 16 bytes, in every version of the format: magic, version,
 and a checksum of both. So a file of a newer version is told apart from a damaged one before anything else is read.
-The layout of frames, which also travel over the wire, is in ``frames.py``; ``docs/data-files.md`` shows it all.
+The layout of frames, which also travel over the wire, is in ``format/entry_codec.py``; ``docs/data-files.md`` shows it
+all.
 """
 
 from __future__ import annotations

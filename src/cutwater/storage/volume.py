@@ -5,7 +5,7 @@
     <volume>/cid=<cid>/snid=<snid>/            the storage node's path on this volume
         lock                                   held while the node runs, and says by which process
         node                                   keys of cluster and node, number of starts
-        staged/                                parts that are staged and not published yet, see ``staging.py``
+        staged/                                parts that are staged and not published yet, see ``part_files.py``
         lsid=<lsid>/                           one replica
         lsid=<lsid>.new/                       one that is being created: it counts from when it has its name
         lsid=<lsid>.removed/                   one whose topic was deleted, until it is gone

@@ -32,8 +32,8 @@ async def connect(
     """A connection that is open: name resolution, TCP, TLS and handshake together take at most ``timeout_ms``.
 
     A token is not sent in the clear to another machine, unless ``insecure``. A server on the same event loop is reached
-    without a socket, if it says so (``nearby``). ``expect``: the other side has to prove which server it is, and this
-    raises if that is not the one that is wanted.
+    without a socket, if it says so (``inprocess_transport``). ``expect``: the other side has to prove which server it
+    is, and this raises if that is not the one that is wanted.
     """
     check_port(host, port)
     if token and tls is None and not insecure and not is_loopback(host):

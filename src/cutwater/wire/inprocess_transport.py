@@ -4,7 +4,7 @@ A server that says so can be reached this way by whoever connects to its address
 goes through the operating system as always. The same ``Connection`` runs on both ends, with the same greetings, limits
 and errors, so nothing means anything else than over a socket. Frames are delivered in the next turn of the loop, as a
 socket would, and a side that does not read makes the other one wait. A body is not copied on the way, so what is sent
-never changes afterwards (``whole_frames.lasting``).
+never changes afterwards (``frame_transport.lasting``).
 
 ``wire.memory`` is for tests: it can do to bytes what networks do. Here nothing can happen to them.
 """

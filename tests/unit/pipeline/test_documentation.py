@@ -21,5 +21,6 @@ def test_the_example_prints_what_it_says() -> None:
 
 def test_every_file_of_the_package_has_a_place() -> None:
     section = TEXT.split("## How it is carried out")[1]
-    files = {path.name for path in (ROOT / "src" / "cutwater" / "pipeline").glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"`(\w+\.py)`", section)) == files
+    package = ROOT / "src" / "cutwater" / "pipeline"
+    files = {path.relative_to(package).as_posix() for path in package.rglob("*.py") if path.name != "__init__.py"}
+    assert set(re.findall(r"`([\w/]+\.py)`", section)) == files

@@ -2,7 +2,7 @@
 
 Only the newest report of a storage node counts, by (incarnation, sequence); a new incarnation voids all earlier ones.
 A seal and an unseal void what replicas said of that stream before: they have to speak again, in the new epoch. A new
-leader starts with an empty book and takes in only what names it (see ``order.py``).
+leader starts with an empty book and takes in only what names it (see ``leader.py``).
 """
 
 from __future__ import annotations

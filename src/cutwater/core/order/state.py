@@ -1,7 +1,7 @@
 """The state of the cluster as the sequence of decisions makes it: a fold, the same for everyone who reads it.
 
 ``apply`` checks that a decision fits the state before it changes anything. Nothing here depends on reports, on time or
-on who leads; what a leader remembers only for itself is in ``order.py``.
+on who leads; what a leader remembers only for itself is in ``leader.py``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ any of them may become head. It
 5. knows who left: opening a producer and moving it to another stream both raise its epoch, so an epoch belongs to one
    stream, and a stream that a producer has left refuses every epoch below the one with which it went on elsewhere.
 
-Groups, which have no producer, are remembered beside producers in the same way: see ``groups.py``.
+Groups, which have no producer, are remembered beside producers in the same way: see ``core/publish/groups.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the planner of a pipeline knows: which range of the log comes next, and where the clocks rise in it.
 
-An offset is a position, and the state of the pipeline's clocks there (``pipeline_offsets``). Spark keeps it in the
+An offset is a position, and the state of the pipeline's clocks there (``offsets``). Spark keeps it in the
 checkpoint, so a restart goes on with exactly the clocks that it had. The planner walks the headers of all batches of a
 range in the order of their positions. Where the watermark rises *inside* a batch is left to the tasks, which see the
 records anyway: for each batch they get the three numbers that it takes (``Seen``). Only where a function of the user
@@ -140,7 +140,7 @@ class PipelinePlanner:
         watermarks still owe something to what came before. Where event time is not the topic's own, they do not know,
         and all records that are left are looked at. So are all headers that are left if the watermarks owe something to
         what came before a topic begins that was trimmed: its log streams hold them back up to there (see
-        ``pipeline_clocks``).
+        ``clocks``).
         """
         found: ClockSnapshot | None = self._clock_at(glsn)
         return found

@@ -7,7 +7,7 @@ otherwise together with the next entries, or with the node's tick; their sync wa
 
 To wake a thread, and to be woken by it, costs more than most of what it does. So what is given in one turn of the event
 loop is handed over once, at the end of the turn, when the loop is about to let other threads run; or it is written by
-the loop itself (``handing_over`` says when). Only one of the two ever works: the loop while the thread has nothing to
+the loop itself (``sync_scheduler`` says when). Only one of the two ever works: the loop while the thread has nothing to
 do, because only the loop could give it something.
 
 Its queue has no bound of its own. Whoever gives it entries looks at ``backlog_bytes`` first and holds back. Commit
