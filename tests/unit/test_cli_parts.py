@@ -272,11 +272,12 @@ def test_version_help_and_completion_load_no_command() -> None:
     program = """
 import sys
 from cutwater.cli import main
+PARTS = ("client", "admin", "storage", "wire", "format", "protocol", "runtime")
 try:
     main.main()
 finally:
     print(sorted(name for name in sys.modules if name.split(".")[0] in ("pyarrow", "structlog", "asyncio", "uvloop")
-                 or name.startswith(("cutwater.client", "cutwater.admin", "cutwater.storage", "cutwater.wire"))))
+                 or name.startswith(tuple(f"cutwater.{part}" for part in PARTS))))
 """
     for arguments, told in ((["--version"], "cutwater "), (["--help"], "Print the records of topics")):
         done = subprocess.run(

@@ -60,21 +60,22 @@ RULES: Mapping[str, Rule] = {
     "errors": Rule(frozenset({"types"}), outside_only=PURE_MODULES),
     "schema_text": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "pyarrow"}),
     "durations": Rule(VOCABULARY, outside_only=PURE_MODULES | {"re", "datetime"}),
-    # What every shell needs of the machine; the rows of pure parts do not name it.
-    "runtime": Rule(VOCABULARY),
     "core": Rule(VOCABULARY, outside_only=PURE_MODULES),
-    # What stored and sent bytes mean.
-    "format": Rule(VOCABULARY | {"core"}),
-    # What may be asked of whom, and how errors travel.
-    "protocol": Rule(VOCABULARY | {"core"}),
+    # Bytes in, values out. Arrow is the form of bodies, and errors name paths of files.
+    "format": Rule(VOCABULARY | {"core"}, outside_never=IMPURE_MODULES - {"pathlib", "pyarrow", "sys"}),
+    # Descriptions of methods, and errors on their way; an error of TLS is one of them.
+    "protocol": Rule(VOCABULARY | {"core"}, outside_never=IMPURE_MODULES - {"ssl", "sys"}),
+    # For shells only, see ``PURE_PARTS``.
+    "runtime": Rule(VOCABULARY),
     "storage": Rule(VOCABULARY | {"core", "format", "runtime"}),
-    "wire": Rule(VOCABULARY | {"core", "format", "protocol", "runtime"}),
+    # Transport only: neither records nor decisions are known there.
+    "wire": Rule(VOCABULARY | {"protocol", "runtime"}),
     "storagenode": Rule(VOCABULARY | {"core", "format", "protocol", "storage", "wire", "runtime", "durations"}),
     "metadata": Rule(VOCABULARY | {"core", "format", "protocol", "storage", "wire", "runtime"}),
     "client": Rule(VOCABULARY | TEXTS | {"core", "format", "protocol", "wire", "runtime"}),
     # The servers and a client of them in one process, and which process that is.
     "embedded": Rule(
-        VOCABULARY | {"runtime", "core", "protocol", "storage", "wire", "storagenode", "metadata", "client"}
+        VOCABULARY | {"core", "protocol.errors", "storage", "wire", "storagenode", "metadata", "client", "runtime"}
     ),
     "admin": Rule(VOCABULARY | {"core", "protocol", "wire", "client", "runtime"}),
     "web": Rule(VOCABULARY | {"client", "admin"}),
@@ -95,37 +96,23 @@ RULES: Mapping[str, Rule] = {
     "spark": Rule(
         VOCABULARY
         | TEXTS
-        | {PACKAGE, "core", "format", "protocol", "wire", "client", "embedded", "pipeline", "savepoints", "jobs"}
-        | {"runtime"}
+        | {PACKAGE, "core", "protocol", "wire", "client", "embedded", "pipeline", "savepoints", "jobs", "runtime"}
     ),
     # The command line also starts the servers, the dashboard and the jobs, and tells of things in the same words.
     "cli": Rule(
         VOCABULARY
         | TEXTS
-        | {
-            PACKAGE,
-            "embedded",
-            "client",
-            "admin",
-            "storagenode",
-            "metadata",
-            "web",
-            "pipeline",
-            "jobs",
-            "savepoints",
-            "spark",
-            "runtime",
-            "wire.listen.listen_checks",
-            "wire.options",
-            "wire.identity.tls",
-            "core.text",
-        }
+        | {PACKAGE, "embedded", "client", "admin", "storagenode", "metadata", "web", "pipeline", "jobs", "savepoints"}
+        | {"spark", "runtime", "wire.listen.listen_checks", "wire.options", "wire.identity.tls", "core.text"}
     ),
     # The package itself holds the public names. They come without a JVM, so nothing of Spark is among them.
     PACKAGE: Rule(VOCABULARY | {"client", "embedded", "protocol.errors"}),
     # Shipped, and free to use whatever it tests. No other row may name it.
     "testing": Rule(EVERYTHING),
 }
+
+PURE_PARTS = frozenset({"types", "errors", "schema_text", "durations", "core", "format", "protocol", "pipeline"})
+"""Parts that get time and results as arguments: ``runtime`` is not for them."""
 
 ONLY_IN: Mapping[str, str] = {"pyspark": "spark", "py4j": "spark"}
 """Modules from elsewhere that a single part may import."""
@@ -234,6 +221,10 @@ def test_nothing_but_testing_may_import_testing() -> None:
     assert [part for part, rule in RULES.items() if rule.parts & {"testing", *EVERYTHING}] == ["testing"]
 
 
+def test_pure_parts_may_not_use_the_runtime() -> None:
+    assert [part for part in PURE_PARTS if "runtime" in RULES[part].parts] == []
+
+
 def test_importing_cutwater_does_not_look_for_pyspark() -> None:
     assert searches_for_pyspark(f"import {PACKAGE}") == []
 
@@ -287,12 +278,24 @@ def test_a_tree_that_keeps_the_rules_passes(tmp_path: Path) -> None:
         pytest.param("core/cut.py", "if TYPE_CHECKING: import cutwater.wire", "cutwater.wire", id="type-checking"),
         pytest.param("types.py", "from cutwater.core import cut", "cutwater.core", id="types-core"),
         pytest.param("types.py", "from cutwater.errors import Fenced", "cutwater.errors", id="types-errors"),
+        pytest.param("core/cut.py", "from cutwater.format import x", "cutwater.format", id="core-format"),
+        pytest.param("core/cut.py", "from cutwater.runtime import x", "cutwater.runtime", id="core-runtime"),
+        pytest.param("format/bodies.py", "import cutwater.storage", "cutwater.storage", id="format-storage"),
+        pytest.param("format/bodies.py", "import cutwater.protocol", "cutwater.protocol", id="format-protocol"),
+        pytest.param("format/bodies.py", "import cutwater.runtime", "cutwater.runtime", id="format-runtime"),
+        pytest.param("format/bodies.py", "import asyncio", "asyncio", id="format-asyncio"),
+        pytest.param("protocol/methods.py", "import cutwater.wire", "cutwater.wire", id="protocol-wire"),
+        pytest.param("protocol/methods.py", "import socket", "socket", id="protocol-socket"),
+        pytest.param("wire/codec.py", "import cutwater.core", "cutwater.core", id="wire-core"),
+        pytest.param("wire/codec.py", "import cutwater.storage", "cutwater.storage", id="wire-storage"),
+        pytest.param("runtime/threads.py", "import cutwater.wire", "cutwater.wire", id="runtime-wire"),
         pytest.param("storage/segment.py", "import cutwater.wire", "cutwater.wire", id="storage-wire"),
         pytest.param("metadata/leader.py", "import cutwater.storagenode", "cutwater.storagenode", id="siblings"),
         pytest.param("client/session.py", "from cutwater import admin", "cutwater.admin", id="client-admin"),
         pytest.param("client/read.py", "import cutwater.storage.segment", "cutwater.storage.segment", id="one-module"),
         pytest.param("admin/trim.py", "import cutwater.cli", "cutwater.cli", id="admin-cli"),
         pytest.param("pipeline/graph.py", "import cutwater.spark", "cutwater.spark", id="pipeline-spark"),
+        pytest.param("pipeline/graph.py", "import cutwater.runtime", "cutwater.runtime", id="pipeline-runtime"),
         pytest.param("spark/sink.py", "import cutwater.storage", "cutwater.storage", id="spark-storage"),
         pytest.param("core/cut.py", "from cutwater.testing import faults", "cutwater.testing", id="core-testing"),
         pytest.param("cli/sn.py", "from cutwater.testing import faults", "cutwater.testing", id="cli-testing"),
@@ -322,7 +325,7 @@ def test_the_message_says_where_what_and_what_would_be_allowed(tmp_path: Path) -
         "src/cutwater/core/cut.py:1: import of cutwater.wire: of cutwater, core may import only core, errors, types",
         "src/cutwater/spark/sink.py:1: import of cutwater.cli: "
         "of cutwater, spark may import only "
-        "client, core, cutwater, durations, embedded, errors, format, jobs, "
+        "client, core, cutwater, durations, embedded, errors, jobs, "
         "pipeline, protocol, runtime, savepoints, schema_text, spark, types, wire",
     ]
 
