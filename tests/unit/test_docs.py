@@ -18,17 +18,10 @@ from cutwater.core.replica.states import diagram
 from cutwater.jobs.program_file import load_pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE_MAP_BASES = (ROOT, ROOT / "src" / "cutwater")
 
 
 def text(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
-
-
-def code_map() -> list[str]:
-    """Everything in the section that is written like a file or a folder."""
-    section = text("ARCHITECTURE.md").split("\n## Code map\n")[1].split("\n## ")[0]
-    return re.findall(r"`([\w./-]+(?:\.(?:py|md)|/))`", section)
 
 
 def test_the_diagram_of_replica_states_is_the_table() -> None:
@@ -71,15 +64,6 @@ def test_the_first_pipeline_of_the_readme_gives_what_it_says(tmp_path: Path, mon
         (row["page"], *(datetime.fromisoformat(row[name]) for name in ("window_start", "window_end")), row["clicks"])
         for row in map(json.loads, printed.splitlines())
     ]
-
-
-def test_the_code_map_is_found() -> None:
-    assert len(code_map()) > 30
-
-
-@pytest.mark.parametrize("name", code_map())
-def test_every_file_of_the_code_map_exists(name: str) -> None:
-    assert any((base / name).exists() for base in CODE_MAP_BASES)
 
 
 # What is not in the repository cannot be looked up: sections of a paper, a contract that was left elsewhere.
