@@ -16,8 +16,8 @@ import pytest
 
 import cutwater
 from cutwater.admin import local_cluster, processes
+from cutwater.admin.free_ports import free_address
 from cutwater.admin.local_cluster import CLUSTER_ID
-from cutwater.admin.local_etcd import free_address
 from cutwater.core.decisions import AddNode
 from cutwater.core.order_state import Node, OrderState
 from cutwater.metadata.open_store import open_store
