@@ -51,6 +51,31 @@ async def test_who_gives_up_waiting_holds_up_nobody() -> None:
     assert budget.bytes == 0
 
 
+async def test_who_gives_up_waiting_lets_those_behind_go_on_at_once() -> None:
+    budget = MemoryBudget(100)
+    async with budget.reserved(60):
+        large = asyncio.create_task(budget._take(90, 0.02))
+        await asyncio.sleep(0)
+        small = asyncio.create_task(budget._take(40, 5.0))
+        with pytest.raises(ResourceExhausted):
+            await large
+        async with asyncio.timeout(1):
+            await small
+        assert budget.bytes == 100
+
+
+async def test_memory_that_is_given_to_someone_who_has_just_given_up_is_not_lost() -> None:
+    budget = MemoryBudget(100)
+    async with budget.reserved(60):
+        waiting = asyncio.create_task(budget._take(90, 5.0))
+        await asyncio.sleep(0)
+    assert budget.bytes == 90, "it is given, and the one that waits has not heard of it"
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert waiting.cancelled()
+    assert budget.bytes == 0
+
+
 async def test_what_needs_no_memory_waits_for_nobody() -> None:
     """Most batches are not compressed."""
     budget = MemoryBudget(100)

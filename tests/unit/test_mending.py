@@ -11,8 +11,10 @@ import pytest
 
 from cutwater.errors import Damaged
 from cutwater.storage.errors import DamagedEntries
+from cutwater.storage.interface import Finding
 from cutwater.storagenode import mending
-from cutwater.types import LLSN, LogStreamId
+from cutwater.types import GLSN, LLSN, LogStreamId
+from tests.unit.replica_bench import context
 
 STREAM = LogStreamId(1)
 
@@ -116,3 +118,14 @@ async def test_damage_that_stays_is_told_once(
         await bench.done()
     assert len(bench.tried) == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_what_is_trimmed_and_not_removed_yet_is_no_finding() -> None:
+    whole = Finding("a file", "its header is wrong")
+    found = [whole, *(Finding("a file", "wrong checksum", LLSN(first), LLSN(first + 1)) for first in (1, 3, 5))]
+    storage = SimpleNamespace(contexts=[context(1, 6)], verify=lambda check: found)
+    replica = SimpleNamespace(hard_state=SimpleNamespace(trimmed_before=GLSN(4)))
+    driver = SimpleNamespace(storage=storage, replica=replica)
+    # LLSN 4 is the first that is left of the second one.
+    left = [(whole, None), (found[2], GLSN(5)), (found[3], GLSN(7))]
+    assert mending.verified(driver, None) == left  # type: ignore[arg-type]
