@@ -14,7 +14,7 @@ import pytest
 
 from cutwater.client.parts import Single, plain_body
 from cutwater.errors import Unavailable
-from cutwater.storage import bodies
+from cutwater.storage import bodies, seen_bytes
 from cutwater.storage.bodies import KEY_VALUE_FORM, BodyForm, problem_with
 from cutwater.storage.ipc_message import BadMessage, read_message
 from cutwater.storage.plain_bodies import HEAD_BYTES, is_plain, layout
@@ -328,6 +328,15 @@ def test_a_small_body_is_not_a_large_one_for_its_readers(make: str) -> None:
         # Topics that have such columns keep what is sound.
         body, form = body_of(same_text(100, make), compression)
         assert problem(body, 100, 1, 1, form) == ""
+
+
+def test_runs_inside_of_others_with_more_values_than_can_be_looked_at() -> None:
+    """They are counted value by value, so that a few bytes would take gigabytes to look into."""
+    count = seen_bytes.RUNS_VALUES_MAX + 1
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), pa.array(["x"]))
+    body, form = body_of(pa.ListArray.from_arrays(pa.array([0, count, count], pa.int32()), runs))
+    assert len(body) < 1_000
+    assert f"has {count} values in runs" in problem(body, 2, 1, 1, form)
 
 
 def test_lists_of_nothing_that_are_shown_again_and_again() -> None:
