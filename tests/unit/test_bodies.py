@@ -411,6 +411,18 @@ def test_messages_of_older_versions_are_not_taken() -> None:
         read_message(body)
 
 
+@pytest.mark.parametrize(("offset", "length"), [(0, 1 << 40), (1 << 40, 0), (-8, 8), (8, -8)])
+def test_columns_outside_of_the_message_are_found_before_arrow_sees_it(offset: int, length: int) -> None:
+    batch = pa.RecordBatch.from_pylist([{"value": b"x", "timestamp": 10}], schema=KEY_VALUE)
+    body = bytearray(serialize(batch))
+    message = read_message(bytes(body))
+    found = struct.pack("<2q", message.offsets[-1], message.lengths[-1])
+    place = bytes(body[: message.data_at]).rindex(found)
+    struct.pack_into("<2q", body, place, offset, length)
+    with pytest.raises(BadMessage, match="a column lies outside"):
+        read_message(bytes(body))
+
+
 # Anything.
 
 FUZZ = """
