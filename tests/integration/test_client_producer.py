@@ -64,7 +64,7 @@ def test_a_producer_that_sends_tells_its_client_of_new_log_streams(tmp_path: Pat
             (topic,) = log._catalogs.view.catalog.topics
             assert len(log._catalogs.view.streams_of(topic.topic)) == 1
             await cluster.ask(AddStreamRequest("t"))
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(10):
                 while len(log._catalogs.view.streams_of(topic.topic)) == 1:
                     await (await producer.send(b"meanwhile"))
                     await asyncio.sleep(0.02)
