@@ -26,10 +26,10 @@ from cutwater.pipeline.clock import LogClock
 from cutwater.pipeline.graph import RowNode
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline_envelope import in_pieces, unpacked
+from cutwater.spark.pipeline_envelope import in_pieces, merged_ticks, unpacked
 from cutwater.spark.pipeline_errors import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline_program import balanced_keys, spark_hash
-from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions
+from cutwater.spark.pipeline_source import PipelineReader, RangePart, RunOptions, TickPart
 from cutwater.spark.pipeline_transform import rounds_of
 from cutwater.spark.run import connected, program_of, run_pipeline
 from tests.spark.pipeline_kit import InOneProcess, placed, written
@@ -285,6 +285,29 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
         assert [part.found.first for part in parts] == [wanted]
     first.stop()
     again.stop()
+
+
+def test_a_repeated_end_fires_as_many_timers_as_the_first_time(log: cutwater.Client) -> None:
+    """Whatever the run that repeats it was told."""
+    payments(log, "fires-again", [1.0, 2.0])
+    p = Pipeline("again")
+    p.source("fires-again", schema=ROWS, event_time="at", watermark=Watermark.ascending()).sink("fired", uid="out")
+    where = Where(servers=log.servers)
+    with connected(where) as client:
+        program = program_of(p, client, 1, 4)
+
+    def reader(firings: int) -> PipelineReader:
+        return PipelineReader(program, where, RunOptions(drain=True, drain_firings=firings))
+
+    first, again = reader(3), reader(7)
+    start = first.initialOffset()
+    first.prepareForTriggerAvailableNow()
+    end = first.latestOffset(start, ReadAllAvailable())
+    assert (end["ended"], end["firings"]) == (True, 3)
+    for plans in (first, again):
+        (ticks,) = [part.data for part in plans.partitions(start, end) if isinstance(part, TickPart)]
+        assert merged_ticks([ticks]).firings == 3
+        plans.stop()
 
 
 def test_unchained_row_functions_give_what_chained_ones_give(log: cutwater.Client) -> None:

@@ -11,10 +11,11 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 from cutwater.core.dedup import Deduplicator
 from cutwater.core.opening import open_replica
 from cutwater.core.recovery import HardState, Invalid, Valid, judge
-from cutwater.errors import CutwaterError, Damaged
+from cutwater.errors import CutwaterError, Damaged, Unavailable
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.errors import DamagedEntries, DamagedFile
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES, Running
+from cutwater.storage.frames import Frame
 from cutwater.storage.marked_file import MarkedFile
 from cutwater.storage.replica_storage import SegmentStorage
 from cutwater.storage.segment_log import SegmentOptions
@@ -401,3 +402,20 @@ def test_a_missing_file_is_found(original: Original) -> None:
             assert found == original.open(original.files.copy()).find(), "it is rebuilt"
             continue
         assert findings or isinstance(judge(found), Invalid), path.name
+
+
+def test_a_machine_that_cannot_look_into_an_entry_finds_no_damage(original: Original) -> None:
+    """It has no memory for it now, say. Whoever asked is told so, and not that records are wrong."""
+    storage = original.open(original.files.copy())
+    looked = []
+
+    def check(frame: Frame) -> str:
+        looked.append(frame.header.first_llsn)
+        if len(looked) < 3:
+            return ""
+        raise Unavailable("there is no memory left")
+
+    with pytest.raises(Unavailable, match="no memory left"):
+        storage.verify(check)
+    assert len(looked) == 3
+    assert storage.verify(lambda frame: "") == []
