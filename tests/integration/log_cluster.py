@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from cutwater.admin.local_etcd import free_address
+from cutwater.admin.free_ports import free_address
 from cutwater.client.async_client import AsyncClient
 from cutwater.core.order.options import OrderOptions
 from cutwater.core.requests import AddNodeRequest, DescribeRequest, Description

@@ -10,7 +10,7 @@ import pytest
 
 from cutwater.client.async_client import AsyncClient
 from cutwater.client.errors import ClientClosed, InvalidRecord, RecordTooLarge
-from cutwater.core.requests import SealRequest
+from cutwater.core.requests import AddStreamRequest, SealRequest
 from cutwater.errors import AppendUnknown, DeadlineExceeded, InvalidArgument, NotFound, ProducerFenced
 from cutwater.testing.fault_proxy import FaultProxy
 from cutwater.types import Ack, LogStreamId
@@ -50,6 +50,24 @@ def test_records_are_there_in_order_with_the_positions_that_were_told(tmp_path: 
         await log.create_topic("u")
         with pytest.raises(InvalidArgument, match="another topic"):
             await log.producer("u", id="p")
+
+    with_log(tmp_path, test)
+
+
+def test_a_producer_that_sends_tells_its_client_of_new_log_streams(tmp_path: Path) -> None:
+    """By the revision in its acknowledgements: the client asks for no catalog otherwise."""
+
+    async def test(cluster: LogCluster, log: AsyncClient) -> None:
+        await log.create_topic("t")
+        async with await log.producer("t", id="p") as producer:
+            await (await producer.send(b"before"))
+            (topic,) = log._catalogs.view.catalog.topics
+            assert len(log._catalogs.view.streams_of(topic.topic)) == 1
+            await cluster.ask(AddStreamRequest("t"))
+            async with asyncio.timeout(10):
+                while len(log._catalogs.view.streams_of(topic.topic)) == 1:
+                    await (await producer.send(b"meanwhile"))
+                    await asyncio.sleep(0.02)
 
     with_log(tmp_path, test)
 

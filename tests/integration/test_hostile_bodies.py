@@ -20,9 +20,10 @@ from msgspec import structs
 
 import cutwater
 from cutwater.admin.operations import Admin
+from cutwater.admin.verification import verify as verify_all
 from cutwater.client.append.plain_arrow import Single, plain_body
 from cutwater.core.publish.staged import PartOrder, PartSize, StagedPart
-from cutwater.core.requests import Catalog, StreamInfo, TopicInfo
+from cutwater.core.requests import Catalog, DescribeRequest, StreamInfo, TopicInfo
 from cutwater.errors import CutwaterError, InvalidArgument, Malformed
 from cutwater.format.bodies import MIB
 from cutwater.format.checksum import crc32c
@@ -283,6 +284,10 @@ async def check_verify(cluster: LogCluster, stored: list[Hostile]) -> None:
     assert len(findings) == len(stored)
     assert all(finding.is_content and finding.what.startswith("malformed content: ") for finding in findings)
     assert node.node.counters.damage_met == 0
+    # Operators are told the same: nothing is damaged, and nobody has a better copy.
+    told = (await verify_all(await cluster.ask(DescribeRequest()), timeout_ms=30_000)).findings
+    assert [finding.is_content for finding in told] == [True] * len(stored)
+    assert {finding.way_out for finding in told} == {'readers with on_malformed="skip" pass over it'}
 
 
 def test_typed_old_data_is_told_apart_too(tmp_path: Path) -> None:

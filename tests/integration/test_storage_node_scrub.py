@@ -14,6 +14,7 @@ from cutwater.admin.damage import find_damage
 from cutwater.admin.verification import Leftover
 from cutwater.admin.verification import verify as verify_all
 from cutwater.core.requests import DescribeRequest, Description, ReplaceRequest, SealRequest, UnsealRequest
+from cutwater.errors import Damaged
 from cutwater.storagenode.repair.scrubbing import Scrubber, ScrubOptions
 from cutwater.storagenode.repair.stuck_replicas import LOOKS_BEFORE_TOLD, StuckReplicas
 from cutwater.types import StorageNodeId
@@ -119,7 +120,10 @@ def test_operators_read_what_is_damaged_and_what_is_missing(tmp_path: Path) -> N
     with_cluster(tmp_path, test, nodes=2, segments=SMALL)
 
 
-def test_what_is_left_of_a_replaced_replica_alarms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("is_opened", [False, True], ids=["it cannot be opened", "it cannot be trusted"])
+def test_what_is_left_of_a_replaced_replica_alarms_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_opened: bool
+) -> None:
     """It is damaged in every way, and the node is started again: no report, log, scrub or check complains."""
 
     async def test(cluster: Cluster) -> None:
@@ -133,14 +137,23 @@ def test_what_is_left_of_a_replaced_replica_alarms_nobody(tmp_path: Path, caplog
         await cluster.until_all_run(RECORDS)
         await cluster.stop_node(old)
         damage_entry(cluster.replica_path(old), body(3))
-        for path in cluster.replica_path(old).glob("*.entries"):
-            with path.open("r+b") as file:
-                file.write(bytes(2048))
+        if is_opened:
+            flipped(cluster.replica_path(old) / "state")
+        else:
+            for path in cluster.replica_path(old).glob("*.entries"):
+                with path.open("r+b") as file:
+                    file.write(bytes(2048))
         caplog.clear()
         server = await cluster.start_node(old)
         await cluster.until(lambda: STREAM in server.node.leftovers, "the leader says that it is left over")
         await cluster.until(lambda: not cluster.order.reports[StorageNodeId(old)].invalid, "it is not reported")
+        assert (STREAM in server.node.replicas) is is_opened
         await server.scrubber.scrub()
+        server.node.damage_met(STREAM, Damaged("somebody has read it"))
+        assert server.node.counters.damage_met == 0
+        assert server.stuck == {}
+        status = await cluster.status(old)
+        assert (status.unreadable, status.damage, status.leftovers) == ((), (), (STREAM,))
         description = await described(cluster)
         assert await find_damage(description, timeout_ms=2_000) == []
         verification = await verify_all(description, timeout_ms=5_000)

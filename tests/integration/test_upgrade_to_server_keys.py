@@ -16,8 +16,8 @@ import pytest
 
 import cutwater
 from cutwater.admin import local_cluster
+from cutwater.admin.free_ports import free_address
 from cutwater.admin.local_cluster import CLUSTER_ID
-from cutwater.admin.local_etcd import free_address
 from cutwater.core.order.decisions import AddNode
 from cutwater.core.order.state import Node, OrderState
 from cutwater.metadata.stores.open_store import open_store

@@ -26,11 +26,11 @@ from cutwater.pipeline.clocks.clock import LogClock
 from cutwater.pipeline.graph import RowNode
 from cutwater.spark.job import _Program
 from cutwater.spark.options import Where
-from cutwater.spark.pipeline.envelope import in_pieces, unpacked
+from cutwater.spark.pipeline.envelope import in_pieces, merged_ticks, unpacked
 from cutwater.spark.pipeline.error_translation import WorkerFailed, heard, of_spark
 from cutwater.spark.pipeline.program import balanced_keys, spark_hash
 from cutwater.spark.pipeline.runner import connected, program_of, run_pipeline
-from cutwater.spark.pipeline.source import PipelineReader, RangePart, RunOptions
+from cutwater.spark.pipeline.source import PipelineReader, RangePart, RunOptions, TickPart
 from cutwater.spark.pipeline.transform import rounds_of
 from tests.spark.pipeline_kit import InOneProcess, placed, written
 from tests.spark.random_pipelines import expected, filled, random_pipeline
@@ -205,7 +205,7 @@ def test_a_job_with_a_program_that_cannot_run_ends_before_spark_is_started(
     payments(log, "job-other", [1.0])
     before = {topic.name for topic in log.topics()}
     monkeypatch.setattr(
-        sys.modules["cutwater.spark.session.session"], "session", lambda *_, **__: pytest.fail("Spark was started")
+        sys.modules["cutwater.spark.session"], "session", lambda *_, **__: pytest.fail("Spark was started")
     )
     start, unused = Start(str(tmp_path / "c"), until="now"), cast("Any", None)
 
@@ -287,6 +287,29 @@ def test_a_run_begins_where_it_was_first_decided(log: cutwater.Client) -> None:
     again.stop()
 
 
+def test_a_repeated_end_fires_as_many_timers_as_the_first_time(log: cutwater.Client) -> None:
+    """Whatever the run that repeats it was told."""
+    payments(log, "fires-again", [1.0, 2.0])
+    p = Pipeline("again")
+    p.source("fires-again", schema=ROWS, event_time="at", watermark=Watermark.ascending()).sink("fired", uid="out")
+    where = Where(servers=log.servers)
+    with connected(where) as client:
+        program = program_of(p, client, 1, 4)
+
+    def reader(firings: int) -> PipelineReader:
+        return PipelineReader(program, where, RunOptions(drain=True, drain_firings=firings))
+
+    first, again = reader(3), reader(7)
+    start = first.initialOffset()
+    first.prepareForTriggerAvailableNow()
+    end = first.latestOffset(start, ReadAllAvailable())
+    assert (end["ended"], end["firings"]) == (True, 3)
+    for plans in (first, again):
+        (ticks,) = [part.data for part in plans.partitions(start, end) if isinstance(part, TickPart)]
+        assert merged_ticks([ticks]).firings == 3
+        plans.stop()
+
+
 def test_unchained_row_functions_give_what_chained_ones_give(log: cutwater.Client) -> None:
     """In front of operators and behind them, in a row, in branches, and with dead letters."""
     payments(log, "unchained-in", [float(n) for n in range(40)])
@@ -353,7 +376,7 @@ def test_a_run_that_begins_or_ends_anywhere_sees_the_watermark_of_the_log(
     assert len({row["seen"] for row in wanted}) > 5
     found_before = 0
     for back in (1, 10, 4_096):
-        monkeypatch.setattr("cutwater.spark.source.planning.LOOK_BACK", back)
+        monkeypatch.setattr("cutwater.spark.source.source.planning.LOOK_BACK", back)
         monkeypatch.setattr("cutwater.spark.pipeline.planning.WALK_POSITIONS", 3 * back)
         start, until = sorted(choice.sample([row["place"] for row in wanted], 2))
         for begins in ({"start": str(start)}, {"after": start - 1}):

@@ -14,7 +14,7 @@ import pytest
 
 from cutwater.client.append.plain_arrow import Single, plain_body
 from cutwater.errors import Unavailable
-from cutwater.format import bodies
+from cutwater.format import bodies, seen_bytes
 from cutwater.format.bodies import KEY_VALUE_FORM, BodyForm, problem_with
 from cutwater.format.ipc_message import BadMessage, read_message
 from cutwater.format.plain_bodies import HEAD_BYTES, is_plain, layout
@@ -330,6 +330,15 @@ def test_a_small_body_is_not_a_large_one_for_its_readers(make: str) -> None:
         assert problem(body, 100, 1, 1, form) == ""
 
 
+def test_runs_inside_of_others_with_more_values_than_can_be_looked_at() -> None:
+    """They are counted value by value, so that a few bytes would take gigabytes to look into."""
+    count = seen_bytes.RUNS_VALUES_MAX + 1
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), pa.array(["x"]))
+    body, form = body_of(pa.ListArray.from_arrays(pa.array([0, count, count], pa.int32()), runs))
+    assert len(body) < 1_000
+    assert f"has {count} values in runs" in problem(body, 2, 1, 1, form)
+
+
 def test_lists_of_nothing_that_are_shown_again_and_again() -> None:
     nothing, count = pa.nulls(1 << 20), 1_000
     column = pa.ListViewArray.from_arrays(
@@ -400,6 +409,18 @@ def test_messages_of_older_versions_are_not_taken() -> None:
     body = reader.read_next_message().serialize().to_pybytes()
     with pytest.raises(BadMessage, match="version 5"):
         read_message(body)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 1 << 40), (1 << 40, 0), (-8, 8), (8, -8)])
+def test_columns_outside_of_the_message_are_found_before_arrow_sees_it(offset: int, length: int) -> None:
+    batch = pa.RecordBatch.from_pylist([{"value": b"x", "timestamp": 10}], schema=KEY_VALUE)
+    body = bytearray(serialize(batch))
+    message = read_message(bytes(body))
+    found = struct.pack("<2q", message.offsets[-1], message.lengths[-1])
+    place = bytes(body[: message.data_at]).rindex(found)
+    struct.pack_into("<2q", body, place, offset, length)
+    with pytest.raises(BadMessage, match="a column lies outside"):
+        read_message(bytes(body))
 
 
 # Anything.

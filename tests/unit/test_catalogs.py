@@ -42,3 +42,22 @@ async def test_a_catalog_that_was_asked_for_before_is_not_fresh(turns: int) -> N
     assert view.catalog.high_watermark > asked
     await earlier
     await catalogs.close()
+
+
+async def test_an_older_catalog_that_comes_later_is_not_taken() -> None:
+    """From a leader that was deposed meanwhile, say."""
+    catalogs = Catalogs(cast(Repository, cast(Any, Answering())))
+    seen: list[tuple[int, int]] = []
+    catalogs.listeners.add(lambda view: seen.append((view.catalog.revision, view.catalog.high_watermark)))
+
+    def taken(revision: int, high_watermark: int) -> tuple[int, int]:
+        catalogs.take(Catalog(Revision(revision), GLSN(high_watermark), CutTime(0), (), ()))
+        return catalogs.view.catalog.revision, catalogs.view.catalog.high_watermark
+
+    assert taken(5, 10) == (5, 10)
+    assert taken(4, 30) == (5, 10)
+    assert taken(5, 9) == (5, 10)
+    assert taken(5, 11) == (5, 11)
+    assert taken(6, 11) == (6, 11)
+    assert seen == [(5, 10), (6, 11)], "whoever listens hears of other revisions only"
+    await catalogs.close()

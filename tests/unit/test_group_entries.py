@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cutwater.core.messages import PublishGroup
 from cutwater.core.publish.staged import PartOrder, StagedPart
-from cutwater.errors import Damaged
+from cutwater.errors import Damaged, ReadOnly, Refused
 from cutwater.format import merging
 from cutwater.format.checksum import crc32c
 from cutwater.format.entry_codec import staged_frame
 from cutwater.format.merging import POSITION, Blocks
 from cutwater.format.projection import serialize
+from cutwater.protocol.access import STORAGE_NODE
 from cutwater.storage.part_files import Held, StagingFiles
 from cutwater.storagenode.publish.group_entries import Source, block_sizes, entries_of
+from cutwater.storagenode.publish.publishing import Publishing
 from cutwater.testing.fault_files import FaultFiles
 from cutwater.types import (
     Batch,
@@ -32,6 +37,7 @@ from cutwater.types import (
     RunId,
     TopicId,
 )
+from cutwater.wire.identity.server_keys import ProvenServer
 
 SCHEMA = pa.schema([pa.field("value", pa.binary()), POSITION])
 LARGE = 100_000
@@ -106,3 +112,27 @@ def test_a_part_that_is_damaged_anywhere_is_found_when_it_is_read_through() -> N
     files.flip(held.path, held.data_start + held.size.bytes - 1_000, 3)
     with pytest.raises(Damaged, match="another holder"):
         list(block_sizes(held, area))
+
+
+def test_only_the_node_before_in_the_chain_is_told_when_a_disk_has_kept_up() -> None:
+    """Of the present epoch. Any other would hold a call, and pass it on to the nodes behind."""
+    replica = SimpleNamespace(hard_state=SimpleNamespace(epoch=Epoch(2)), neighbour=lambda by: {-1: 1, 1: 3}[by])
+    node = SimpleNamespace(node=2, driver=lambda stream: SimpleNamespace(replica=replica))
+
+    def no_room(size: int) -> None:
+        raise ReadOnly("it was let in, and there is no room")
+
+    publishing: Any = SimpleNamespace(_node=node, _require_room=no_room)
+
+    def asked(name: str | None, epoch: int) -> None:
+        server = None if name is None else ProvenServer(STORAGE_NODE, name, "key")
+        argument = SimpleNamespace(stream=LogStreamId(1), epoch=Epoch(epoch), bytes_to_come=1)
+        connection = SimpleNamespace(peer=SimpleNamespace(server=server))
+        call: Any = SimpleNamespace(argument=argument, connection=connection)
+        asyncio.run(Publishing.keep_up(publishing, call))
+
+    for name in ("3", "4", None):
+        with pytest.raises(Refused, match="is not before storage node 2 in the chain"):
+            asked(name, 2)
+    with pytest.raises(ReadOnly):
+        asked("1", 2)

@@ -509,6 +509,32 @@ def test_a_sync_that_breaks_off_and_a_restart_leave_the_tail() -> None:
     assert again.disk.end == 6
 
 
+def test_whatever_an_untrusted_replica_is_told_it_does_not_count_after_a_restart() -> None:
+    """Its newest commits are lost. Left out of the chain, it would otherwise pass for one that never had them."""
+    disk = Disk()
+    disk.hard_state = HardState(epoch=Epoch(2), chain=(MIDDLE,))
+    disk.entries = [entry(1, 2, epoch=1), entry(3, 2, epoch=1)]
+    bench = Bench(MIDDLE, disk)
+    assert not bench.replica.trusted
+    bench.do(exclude(epoch=3))
+    again = Bench(MIDDLE, bench.disk)
+    assert again.replica.hard_state.learning
+    assert again.replica.report() is None
+    assert again.disk.end == 4, "they may be the last intact copies"
+
+
+def test_orders_for_an_epoch_before_that_of_what_was_learned_come_too_late() -> None:
+    bench = learning()
+    bench.do(begin())
+    bench.do(some(entry(3, 2, epoch=4), entry(5, 2, epoch=4)))
+    bench.do(end(context(3, 2, epoch=4), context(5, 2, epoch=4)))
+    bench.sync()
+    assert bench.replica.trusted
+    assert bench.replica.hard_state.epoch == 4
+    with pytest.raises(WrongEpoch):
+        bench.do(seal(2, epoch=2))
+
+
 # A new beginning: the source has trimmed further than the learner has committed.
 
 TAIL = (entry(3, 2, epoch=2), entry(5, 2, epoch=2), entry(7, 2, epoch=2))

@@ -11,8 +11,10 @@ import pytest
 
 from cutwater.errors import Damaged
 from cutwater.format.errors import DamagedEntries
+from cutwater.storage.interface import Finding
 from cutwater.storagenode.repair import damage_repair
-from cutwater.types import LLSN, LogStreamId
+from cutwater.types import GLSN, LLSN, LogStreamId
+from tests.unit.replica_bench import context
 
 STREAM = LogStreamId(1)
 
@@ -116,3 +118,35 @@ async def test_damage_that_stays_is_told_once(
         await bench.done()
     assert len(bench.tried) == 3
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+@on_a_loop
+async def test_only_the_entry_that_was_committed_there_takes_a_damaged_place() -> None:
+    """A peer may have kept one of an epoch that went on without it, or one that reaches further."""
+
+    async def in_thread(job: Callable[[], object]) -> object:
+        return job()
+
+    mender = damage_repair.Mender(SimpleNamespace(in_thread=in_thread), None, lambda work: None)  # type: ignore[arg-type]
+    own, sent = context(4, 3, epoch=2), context(7, 3, epoch=2)
+    driver = SimpleNamespace(storage=SimpleNamespace(contexts=[own]))
+
+    async def belongs(first: int, last: int, epoch: int, llsn: int) -> bool:
+        frame = SimpleNamespace(header=SimpleNamespace(first_llsn=first, last_llsn=last, epoch=epoch))
+        return await mender._belongs(driver, frame, (sent,), LLSN(llsn))  # type: ignore[arg-type]
+
+    assert await belongs(4, 5, 2, 5)
+    assert await belongs(7, 9, 2, 7), "the commit that came with it says so, where there is none here"
+    for wrong in ((4, 5, 1, 5), (4, 5, 3, 5), (4, 5, 2, 6), (6, 7, 2, 6), (7, 9, 1, 7), (10, 10, 2, 10)):
+        assert not await belongs(*wrong), wrong
+
+
+def test_what_is_trimmed_and_not_removed_yet_is_no_finding() -> None:
+    whole = Finding("a file", "its header is wrong")
+    found = [whole, *(Finding("a file", "wrong checksum", LLSN(first), LLSN(first + 1)) for first in (1, 3, 5))]
+    storage = SimpleNamespace(contexts=[context(1, 6)], verify=lambda check: found)
+    replica = SimpleNamespace(hard_state=SimpleNamespace(trimmed_before=GLSN(4)))
+    driver = SimpleNamespace(storage=storage, replica=replica)
+    # LLSN 4 is the first that is left of the second one.
+    left = [(whole, None), (found[2], GLSN(5)), (found[3], GLSN(7))]
+    assert damage_repair.verified(driver, None) == left  # type: ignore[arg-type]

@@ -90,6 +90,27 @@ def test_the_table_of_requests_lists_every_request() -> None:
     assert set(REQUEST_ACCESS) == set(get_args(r.Request))
 
 
+def test_nothing_else_is_for_clients() -> None:
+    """Written out here, so that nothing that servers say to each other is opened by a slip in the tables."""
+
+    def open_ones(table: dict[str, Access]) -> set[str]:
+        return {name for name, access in table.items() if access.is_for_clients}
+
+    assert open_ones(STORAGE_NODE_ACCESS) == {
+        *("append", "read", "follow", "find", "event_time", "fate", "measure", "heads", "groups", "scan"),
+        *("stage", "finish_part", "discard_part", "staged", "status", "describe", "verify", "verify_staged"),
+    }
+    assert open_ones(METADATA_ACCESS) == {"ask", "who_leads", "change_volumes"}
+    is_closed = {request for request, access in REQUEST_ACCESS.items() if not access.is_for_clients}
+    assert is_closed == {r.FoundClusterRequest, r.JoinRequest, r.StagedRequest}
+    assert [name for name, access in METADATA_ACCESS.items() if access.client_subject is not None] == ["complaint"]
+    rows = [*STORAGE_NODE_ACCESS.items(), *METADATA_ACCESS.items()]
+    assert {name for name, access in rows if access.is_admission} == {"join", "meet"}
+    assert {name for name, access in rows if access.subject is not None} == {
+        *("entry_refused", "join", "report", "complaint", "group_outcome", "meet", "follow", "heartbeat")
+    }
+
+
 def test_a_method_that_is_not_listed_cannot_be_answered() -> None:
     methods = Methods({"known": Access()}, ServerBook())
     methods.answers(Method("known", None, None))(lambda call: None)
@@ -219,6 +240,10 @@ def test_a_client_complains_for_itself_and_not_in_the_name_of_a_storage_node() -
     guard.check_argument(peer(ONE), forged)
     with pytest.raises(Unproven):
         guard.check_argument(peer(ProvenServer(STORAGE_NODE, "2", "b")), forged)
+    # A number alone is nothing: the key must be that of the storage node, and a metadata node may have the same number.
+    for stranger in (ProvenServer(STORAGE_NODE, "1", "x"), ProvenServer(METADATA_NODE, "1", "m")):
+        with pytest.raises(Unproven):
+            guard.check_argument(peer(stranger), forged)
 
 
 def test_refusals_are_logged_and_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from cutwater.admin.local_etcd import FIRST_EPHEMERAL_PORT, free_addresses
+from cutwater.admin import free_ports
+from cutwater.admin.free_ports import FIRST_EPHEMERAL_PORT, free_address, free_addresses
 from cutwater.errors import Refused, Unavailable
 from cutwater.runtime import processes
 
@@ -105,3 +107,16 @@ def test_addresses_for_servers_are_not_among_those_that_outgoing_connections_get
     assert len(set(addresses)) == 40
     assert all(address.startswith("127.0.0.1:") for address in addresses)
     assert all(int(address.rpartition(":")[2]) < FIRST_EPHEMERAL_PORT for address in addresses)
+
+
+def test_a_port_is_handed_out_once_until_its_note_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is about to start, or to start again, does not listen on its port yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(free_ports, "_first_ephemeral_port", lambda: free_ports.PORT_MIN + 16)
+    given = list[str]()
+    with pytest.raises(Unavailable, match="none is free"):
+        given.extend(iter(free_address, ""))
+    assert 4 < len(given) == len(set(given)) <= 16
+    for note in free_ports.notes().iterdir():
+        os.utime(note, (1.0, 1.0))
+    assert free_address() in given

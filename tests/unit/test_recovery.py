@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.recovery import Found, HardState, Invalid, Valid, judge
@@ -66,6 +67,16 @@ def test_a_member_whose_commits_are_missing_keeps_the_entries_that_they_committe
     assert not verdict.forgot_epochs
     left_out = HardState(epoch=Epoch(2), chain=())
     assert judge(found(hard=left_out, end=2, tail=(entry(1, 2, epoch=1),))) == valid(0, 0, 0)
+
+
+def test_a_replica_that_has_trimmed_and_lost_its_deduplication_state_learns_it() -> None:
+    """The entries that it came from are gone. What is committed is kept meanwhile."""
+    there = found(last_commit=context(3, 2), first=3, end=4)
+    assert isinstance(judge(there), Valid)
+    verdict = judge(structs.replace(there, lacks_dedup=True))
+    assert isinstance(verdict, Invalid)
+    assert "its deduplication state is missing" in verdict.reason
+    assert verdict.kept == valid(4, 4, 4)
 
 
 def test_a_replica_that_was_created_but_got_nothing_is_valid_at_its_creation() -> None:

@@ -1,4 +1,5 @@
-"""Strangers that prove unknown keys make a metadata node read its store, but not more often than once in a while."""
+"""Which servers a metadata node believes. Strangers that prove unknown keys make it read its store, but not more often
+than once in a while."""
 
 from __future__ import annotations
 
@@ -7,13 +8,18 @@ from collections.abc import Callable
 
 import pytest
 
+from cutwater.core.order.state import Node
 from cutwater.errors import Unavailable
 from cutwater.metadata import server_trust
 from cutwater.metadata.server_trust import ServerTrust
 from cutwater.metadata.stores.memory_store import MemoryData, MemoryStore
-from cutwater.protocol.access import METADATA_NODE
-from cutwater.types import ClusterId, MetadataNodeId
+from cutwater.protocol.access import METADATA_NODE, STORAGE_NODE
+from cutwater.protocol.errors import Unproven
+from cutwater.types import ClusterId, MetadataNodeId, StorageNodeId
+from cutwater.wire.identity.handshake import Endpoint
 from cutwater.wire.identity.server_keys import ProvenServer, ServerKey
+from cutwater.wire.listen.server import listen
+from cutwater.wire.options import WireOptions
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
 
@@ -100,3 +106,48 @@ async def test_a_read_that_fails_answers_only_the_one_that_made_it() -> None:
     outcomes = await asyncio.gather(*(trust.is_member(server) for _ in range(2)), return_exceptions=True)
     assert isinstance(outcomes[0], Unavailable)
     assert outcomes[1] is True
+
+
+async def test_only_the_server_that_is_wanted_is_talked_to() -> None:
+    trust, store = await made()
+    one, two, node = (ServerKey.generate().public for _ in range(3))
+    store.data.members |= {OWN: one, NEW: two}
+    await trust.refresh()
+    trust.book.note(STORAGE_NODE, {1: node})
+    trust.expect_metadata(NEW)(ProvenServer(METADATA_NODE, "2", two))
+    others = (stranger(), ProvenServer(METADATA_NODE, "1", one), ProvenServer(STORAGE_NODE, "1", node))
+    for other in (*others, None):
+        with pytest.raises(Unproven):
+            trust.expect_metadata(NEW)(other)
+    expect = trust.expect_storage(StorageNodeId(1))
+    assert expect is not None
+    expect(ProvenServer(STORAGE_NODE, "1", node))
+    for other in (stranger(), ProvenServer(METADATA_NODE, "1", one), ProvenServer(STORAGE_NODE, "1", two), None):
+        with pytest.raises(Unproven):
+            expect(other)
+    assert trust.expect_storage(StorageNodeId(2)) is None
+
+
+async def test_a_key_is_noted_only_if_the_server_at_the_address_of_the_node_has_it() -> None:
+    """Otherwise whoever joins first, with a key of its own, would be the node."""
+    trust, _ = await made()
+    key = ServerKey.generate()
+    options = WireOptions(linger_ms_max=50)
+    listener = await listen(Endpoint(ClusterId(1), STORAGE_NODE, "3", options=options, key=key), "127.0.0.1", 0)
+    try:
+        address = f"127.0.0.1:{listener.port}"
+        await trust.check_joining(Node(StorageNodeId(3), address), key.public)
+        with pytest.raises(Unproven, match="joins with another key"):
+            await trust.check_joining(Node(StorageNodeId(3), address), ServerKey.generate().public)
+        with pytest.raises(Unproven, match="joins with another key"):
+            await trust.check_joining(Node(StorageNodeId(4), address), key.public)
+        with pytest.raises(Unproven, match="added without its address"):
+            await trust.check_joining(Node(StorageNodeId(3)), key.public)
+    finally:
+        await listener.close(timeout_ms=100)
+    without = await listen(Endpoint(ClusterId(1), STORAGE_NODE, "3", options=options), "127.0.0.1", 0)
+    try:
+        with pytest.raises(Unproven, match="does not prove itself"):
+            await trust.check_joining(Node(StorageNodeId(3), f"127.0.0.1:{without.port}"), key.public)
+    finally:
+        await without.close(timeout_ms=100)

@@ -11,8 +11,8 @@ from storage_kit import DIRECTORY, IDENTITY, commit_of, entries_from
 from cutwater.core.replica.deduplication import Deduplicator
 from cutwater.core.replica.opening import open_replica
 from cutwater.core.replica.recovery import HardState, Invalid, Valid, judge
-from cutwater.errors import CutwaterError, Damaged
-from cutwater.format.entry_codec import Running
+from cutwater.errors import CutwaterError, Damaged, Unavailable
+from cutwater.format.entry_codec import Frame, Running
 from cutwater.format.errors import DamagedEntries, DamagedFile
 from cutwater.storage.commits import CommitLog
 from cutwater.storage.format import HEADER_BYTES, POINT_BYTES, SECTOR_BYTES
@@ -402,3 +402,20 @@ def test_a_missing_file_is_found(original: Original) -> None:
             assert found == original.open(original.files.copy()).find(), "it is rebuilt"
             continue
         assert findings or isinstance(judge(found), Invalid), path.name
+
+
+def test_a_machine_that_cannot_look_into_an_entry_finds_no_damage(original: Original) -> None:
+    """It has no memory for it now, say. Whoever asked is told so, and not that records are wrong."""
+    storage = original.open(original.files.copy())
+    looked = []
+
+    def check(frame: Frame) -> str:
+        looked.append(frame.header.first_llsn)
+        if len(looked) < 3:
+            return ""
+        raise Unavailable("there is no memory left")
+
+    with pytest.raises(Unavailable, match="no memory left"):
+        storage.verify(check)
+    assert len(looked) == 3
+    assert storage.verify(lambda frame: "") == []

@@ -9,7 +9,7 @@ from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.recovery import HardState, Valid, judge
 from cutwater.storage.files import OsFile, OsFiles
 from cutwater.storage.replica_storage import SegmentStorage
-from cutwater.types import LLSN, Epoch, LeaderEpoch, StorageNodeId
+from cutwater.types import GLSN, LLSN, Epoch, LeaderEpoch, StorageNodeId
 from tests.unit.storage_kit import IDENTITY, SMALL, commit_of, entries_from
 
 
@@ -60,6 +60,17 @@ def test_a_replica_whose_only_commits_are_cut_back_is_whole_after_a_restart(tmp_
     for path in tmp_path.glob("*.commits"):
         path.unlink()
     assert not isinstance(judge(SegmentStorage(tmp_path, IDENTITY, SMALL).find()), Valid)
+
+
+def test_a_replica_that_began_anew_misses_no_commits_after_a_restart(tmp_path: Path) -> None:
+    """It had some before, and has none of its own until it has learned."""
+    storage = filled(tmp_path, OsFiles())
+    storage.restart(LLSN(500))
+    storage.save_hard_state(HardState(epoch=Epoch(3), base_llsn=LLSN(499), base_glsn=GLSN(499)))
+    storage.save_dedup(DedupCheckpoint(LLSN(499), ()))
+    storage.close()
+    assert not list(tmp_path.glob("*.commits"))
+    assert isinstance(judge(SegmentStorage(tmp_path, IDENTITY, SMALL).find()), Valid)
 
 
 def test_a_reader_never_meets_files_that_are_half_opened(tmp_path: Path) -> None:

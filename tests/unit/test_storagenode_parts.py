@@ -30,6 +30,7 @@ from cutwater.storagenode.validation.entry_validation import check_batch, check_
 from cutwater.types import (
     LLSN,
     Batch,
+    BatchKind,
     CommitContext,
     Entry,
     Epoch,
@@ -422,6 +423,26 @@ def test_what_cannot_be_stored_is_refused_with_what_is_allowed() -> None:
     ):
         with pytest.raises(InvalidArgument, match=says):
             check_batch(structs.replace(good, **change))
+
+
+def test_a_declaration_declares_something_and_nothing_else() -> None:
+    bare = Batch(1, b"", 0, EventTime(0), EventTime(0), BatchKind.DECLARATION)
+    for declared in ({"declared": EventTime(5)}, {"idle": True}, {"declared": EventTime(5), "idle": True}):
+        check_batch(structs.replace(bare, **declared))
+    fence = structs.replace(bare, kind=BatchKind.FENCE)
+    check_batch(fence)
+    for wrong, says in (
+        (bare, "declares nothing"),
+        (structs.replace(bare, idle=True, count=2), "takes one position and has no body, this one has 2 positions"),
+        (
+            structs.replace(bare, idle=True, body=b"x", checksum=crc32c(b"x")),
+            "has no body, this one has 1 positions, 1",
+        ),
+        (structs.replace(bare, idle=True, schema=1), "and schema 1"),
+        (structs.replace(fence, idle=True), "a fence ends idleness"),
+    ):
+        with pytest.raises(InvalidArgument, match=says):
+            check_batch(wrong)
 
 
 def room(free_mib: int) -> tuple[VolumeRoom, ...]:

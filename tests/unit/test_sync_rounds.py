@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from cutwater.core.messages import SyncBegin, SyncEnd, SyncRequest
+from cutwater.core.replica.deduplication import DedupCheckpoint
 from cutwater.core.replica.sync_ranges import Extent
 from cutwater.storagenode.repair import syncing
-from cutwater.types import LLSN
+from cutwater.types import GLSN, LLSN, LogStreamId
 from tests.unit.replica_bench import context
 
 
@@ -43,3 +48,45 @@ def test_a_round_ends_after_so_many_commits_or_records(
     counts: list[int], expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert rounds(counts, monkeypatch) == expected
+
+
+def test_every_round_but_the_last_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner keeps entries beyond a round only if it is told that the source has more."""
+    monkeypatch.setattr(syncing, "ROUND_CONTEXTS_MAX", 4)
+    contexts = [context(first, 1) for first in range(1, 11)]
+
+    async def run(job: Callable[[], Any]) -> Any:
+        return job()
+
+    def read(llsn: LLSN, to_llsn: LLSN, bytes_max: int) -> SimpleNamespace:
+        return SimpleNamespace(data=b"", last_llsn=to_llsn)
+
+    replica = SimpleNamespace(
+        extent=Extent(LLSN(1), LLSN(10)),
+        hard_state=SimpleNamespace(trimmed_before=GLSN(1), base_glsn=GLSN(0)),
+        dedup=SimpleNamespace(checkpoint=lambda end: DedupCheckpoint(end, ())),
+    )
+    driver = SimpleNamespace(
+        replica=replica, storage=SimpleNamespace(contexts=contexts, read=read), in_reader=run, in_writer=run
+    )
+    node = SimpleNamespace(counters=SimpleNamespace(sync_sent_bytes=0), in_thread=run)
+
+    async def sent(end: LLSN) -> tuple[LLSN, bool]:
+        """Where the round ends that a learner gets which has everything up to ``end``, and whether there is more."""
+        items: list[Any] = []
+
+        async def send(item: object, body: bytes = b"") -> None:
+            items.append(item)
+
+        request = SyncRequest(LogStreamId(1), 1, Extent(LLSN(1), end))
+        serving = syncing.Syncing(node)  # type: ignore[arg-type]
+        await serving._send_round(request, driver, SimpleNamespace(send=send))  # type: ignore[arg-type]
+        begin, last = items[0], items[-1]
+        assert isinstance(begin, SyncBegin)
+        assert isinstance(last, SyncEnd)
+        return begin.plan.copy.end, last.more
+
+    async def all_rounds() -> list[tuple[LLSN, bool]]:
+        return [await sent(LLSN(end)) for end in (0, 4, 8, 10)]
+
+    assert asyncio.run(all_rounds()) == [(4, True), (8, True), (10, False), (10, False)]

@@ -62,9 +62,9 @@ class BadDisk(OsFiles):
 class Replica:
     """Two segments of entries, of which the first is closed, all of them committed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, options: SegmentOptions = OPTIONS) -> None:
         self.files = BadDisk()
-        self.storage = SegmentStorage(directory, IDENTITY, OPTIONS, self.files)
+        self.storage = SegmentStorage(directory, IDENTITY, options, self.files)
         chain = (StorageNodeId(2),)
         self.storage.save_hard_state(HardState(epoch=Epoch(1), leader_epoch=LeaderEpoch(1), chain=chain))
         self.entries: list[Entry] = []
@@ -126,6 +126,22 @@ def test_a_header_that_cannot_be_read_is_written_anew(tmp_path: Path) -> None:
     assert replica.storage.check_files() == []
 
 
+@pytest.mark.parametrize("block", [0, 1])
+def test_an_index_that_cannot_be_read_is_told_of_and_written_anew(tmp_path: Path, block: int) -> None:
+    """The first block has the header and points, the second one nothing but points."""
+    options = SegmentOptions(segment_bytes=24 * 1024, index_interval_bytes=32, commits_per_file=64)
+    replica = Replica(tmp_path, options)
+    path, index = replica.paths[0], slice(HEADER_BYTES, 2 * BLOCK_BYTES)
+    before = path.read_bytes()[index]
+    assert any(before[: BLOCK_BYTES - HEADER_BYTES])
+    assert replica.storage.check_files() == []
+    replica.files.bad[path].add(block)
+    assert any("the index cannot be read" in finding.what for finding in replica.storage.check_files())
+    replica.storage.repair_headers()
+    assert replica.storage.verify() == []
+    assert path.read_bytes()[index] == before
+
+
 def test_a_closed_segment_that_cannot_be_opened_is_damage_of_its_entries(tmp_path: Path) -> None:
     replica = Replica(tmp_path)
     replica.storage.close()
@@ -136,7 +152,7 @@ def test_a_closed_segment_that_cannot_be_opened_is_damage_of_its_entries(tmp_pat
     assert found[0].first_llsn == damage.last_llsn + 1
 
 
-async def scrubbed(storage: object, end: LLSN) -> list[Damaged]:
+async def scrubbed(storage: object, end: LLSN, *, is_left_over: bool = False) -> list[Damaged]:
     met: list[Damaged] = []
 
     async def in_reader(job):
@@ -146,7 +162,8 @@ async def scrubbed(storage: object, end: LLSN) -> list[Damaged]:
         hard_state=SimpleNamespace(chain=(1,), base_llsn=LLSN(0)), state=ReplicaState.RUNNING, trusted=True
     )
     driver = SimpleNamespace(storage=storage, replica=replica, in_reader=in_reader)
-    node = SimpleNamespace(replicas={1: driver}, leftovers=set(), damage_met=lambda stream, error: met.append(error))
+    leftovers = {1} if is_left_over else set()
+    node = SimpleNamespace(replicas={1: driver}, leftovers=leftovers, damage_met=lambda _, error: met.append(error))
     scrubber = Scrubber(node, ScrubOptions(bytes_per_second=1 << 40))  # type: ignore[arg-type]
     await scrubber.scrub()
     assert scrubber.progress.findings == len(met)
@@ -162,6 +179,14 @@ def test_a_scrub_tells_of_what_it_cannot_read_and_goes_on_behind_it(tmp_path: Pa
     ranges = {(error.first_llsn, error.last_llsn) for error in met if isinstance(error, DamagedEntries)}
     assert ranges == {(error.first_llsn, error.last_llsn) for error in replica.read()[1]}
     assert len(ranges) >= 2
+
+
+def test_a_scrub_does_not_look_at_what_is_left_of_a_replaced_replica(tmp_path: Path) -> None:
+    replica = Replica(tmp_path)
+    replica.files.bad[replica.paths[0]].add(2)
+    end = replica.entries[-1].last_llsn
+    assert asyncio.run(scrubbed(replica.storage, end)) != []
+    assert asyncio.run(scrubbed(replica.storage, end, is_left_over=True)) == []
 
 
 def test_a_scrub_looks_at_entries_whose_commits_cannot_be_read(tmp_path: Path) -> None:

@@ -92,6 +92,18 @@ async def test_an_address_drops_its_own_connections_first() -> None:
 
 
 @on_a_loop
+async def test_a_connection_that_was_refused_and_lingers_makes_room_before_older_ones() -> None:
+    house = House(handshakes_per_address_max=3)
+    first, refused, third = [await house.stranger("10.0.0.1") for _ in range(3)]
+    refused.fail(Unauthenticated("who is that?"))
+    assert refused in house.gate._waiting, "until its peer has read why, or its time is up"
+    last = await house.stranger("10.0.0.1")
+    assert house.dropped(first, third, last) == [False] * 3
+    assert refused not in house.gate._waiting
+    await house.listener.close()
+
+
+@on_a_loop
 async def test_a_host_with_many_clients_gets_in_and_leaves_room_for_others() -> None:
     house = House(connections_max=10, connections_per_address_max=3, other_connections_reserved=2)
     for _ in range(8):

@@ -204,6 +204,18 @@ def test_a_welcome_that_was_changed_on_the_way(change: dict[str, Any]) -> None:
         judge_welcome(connecting, hello, Raw(ENCODE(structs.replace(welcome, **change))), "there")
 
 
+def test_a_welcome_proves_nothing_to_another_greeting() -> None:
+    """A recorded one would otherwise pass for ever, and one for another address would pass here."""
+    connecting = Endpoint(CLUSTER, "client")
+    hello = encode_hello(connecting, "", is_proof_wanted=True, dialled="127.0.0.1:7001")
+    _, _, welcome = exchange(hello)
+    later = encode_hello(connecting, "", is_proof_wanted=True, dialled="127.0.0.1:7001")
+    elsewhere = ENCODE(structs.replace(msgpack.decode(hello, type=Hello), dialled="127.0.0.1:7002"))
+    for other in (later, elsewhere):
+        with pytest.raises(Unproven, match="signature"):
+            judge_welcome(connecting, other, Raw(welcome), "there")
+
+
 @pytest.mark.parametrize(
     ("dialled", "here", "advertised", "is_accepted"),
     [

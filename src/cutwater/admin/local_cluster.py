@@ -24,6 +24,7 @@ from msgspec import Struct, field
 
 from cutwater.admin import local_etcd
 from cutwater.admin.damage import find_damage
+from cutwater.admin.free_ports import free_addresses
 from cutwater.admin.operations import Admin
 from cutwater.admin.status_text import why_dead
 from cutwater.client.cluster.credentials import ANYONE, Access
@@ -228,7 +229,7 @@ def _new(storage_nodes: int, replication: int | None, metadata: int, options: di
     _check(storage_nodes, replication, metadata)
     if metadata > 1:
         local_etcd.check_installed()
-    addresses = local_etcd.free_addresses(metadata + storage_nodes)
+    addresses = free_addresses(metadata + storage_nodes)
     cluster = LocalCluster(
         "",
         [Member(i + 1, 0, address) for i, address in enumerate(addresses[:metadata])],

