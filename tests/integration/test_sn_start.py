@@ -357,6 +357,8 @@ def test_the_table_of_exit_codes_is_documented() -> None:
 
 
 def test_every_error_has_an_exit_code() -> None:
+    import cutwater.protocol.errors
+    import cutwater.storagenode.start  # noqa: F401
 
     def tree(cls: type[CutwaterError]) -> Iterator[type[CutwaterError]]:
         yield cls
