@@ -13,8 +13,8 @@ class OrderOptions(Struct, frozen=True):
     """How long a sealed stream waits for replicas that are alive and may still catch up."""
     retry_us_min: int = 1 * SECOND
     retry_us_max: int = 30 * SECOND
-    """Longest back-off for links that failed, for learners that are admitted, and for groups that cannot be
-    published."""
+    """Shortest and longest back-off for links that failed, for learners that are admitted, and for groups that cannot
+    be published."""
     tick_us_min: int = 1 * SECOND
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1

@@ -162,7 +162,7 @@ def _check_parts(request: r.PublishRequest, run: Run, state: OrderState) -> None
         if part.generation != run.generation:
             raise StagedExpired(run.run, part.generation, run.generation)
         if not part.part or len(part.part) > NAME_LENGTH_MAX or min(part.rows, part.entries, part.bytes) < 0:
-            raise InvalidArgument(f"this cannot be a part: {part}")
+            raise InvalidArgument(f"malformed part: {part}")
         if not 1 <= len(part.holders) <= HOLDERS_MAX:
             raise InvalidArgument(f"1 to {HOLDERS_MAX} storage nodes hold a part, not {len(part.holders)}")
 
