@@ -1,4 +1,4 @@
-"""How things are called when operators read of them."""
+"""Formats counts, lists and durations for text that operators read."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def hold(nodes: Iterable[int]) -> str:
 
 
 def seconds(us: int) -> str:
-    """A duration; short ones with a tenth."""
+    """A duration in seconds; below 10 s with one decimal."""
     return f"{us / SECOND:.1f} s" if us < 10 * SECOND else f"{us // SECOND} s"

@@ -73,8 +73,7 @@ class Herald:
                     if report is not None:
                         yield self._create(self._state.streams[decision.stream], report)
             case d.ChangeTopic():
-                # A storage node fetches the catalog when it hears of a newer one. Without appends the next cut may be
-                # far off.
+                # A node fetches the catalog when it hears of a newer one. Without appends the next cut may be far off.
                 high_watermark, revision = self._state.high_watermark, self._state.revision
                 for node in self._roster.member_of:
                     yield Send(node, CommitMessage(high_watermark, high_watermark, revision, (), ()))
@@ -97,8 +96,8 @@ class Herald:
                         commits[node].append(commit)
                     else:
                         commits[node] = [commit]
-        # Heads come first, because clients wait for them. The other messages may wait a little if no reader follows
-        # that node.
+        # Heads come first, because clients wait for them. Other messages may wait a little if no reader follows that
+        # node.
         urgent, others = [], []
         for node, member_of in self._roster.member_of.items():
             own = tuple(commits.get(node, ()))
@@ -154,8 +153,7 @@ class Herald:
         return told
 
     def look_again(self, node: StorageNodeId) -> None:
-        """Examine the node's whole report with its next answer: it covers other streams, so streams may be missing or
-        superfluous."""
+        """Examine the node's whole next report: it covers other streams, so some may be missing or superfluous."""
         self._answered.pop(node, None)
 
     def is_content(self, report: Report, settled: GLSN) -> bool:
@@ -265,8 +263,7 @@ class Herald:
         return Send(node, LearnFrom(stream.stream, self.leader_epoch, stream.epoch, source))
 
     def _create(self, stream: LogStream, report: Report) -> Send:
-        """Create a replica. Only a stream that was never open begins at its creation; a later replica of it has to
-        learn."""
+        """Create a replica. Only a stream that was never open begins at its creation; later replicas have to learn."""
         start = stream.created_at if stream.epoch == 0 else GLSN(0)
         message = CreateReplica(stream.stream, stream.topic, start, report.incarnation, report.sequence)
         return Send(report.storage_node_id, message)

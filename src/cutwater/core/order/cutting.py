@@ -44,8 +44,7 @@ class Cutter:
         return d.Cut(commits[0].context.high_watermark, state.high_watermark, time, state.revision, commits)
 
     def _due_tick(self, now: Instant) -> d.Cut | None:
-        """Return a tick if it is due. Time advances only at positions, so without appends it takes a position for
-        itself."""
+        """Return a tick if it is due. Time advances only at positions, so without appends a tick takes a position."""
         if now.monotonic - self._last_cut < self._tick_wait:
             return None
         self._tick_wait = min(self._tick_wait * 2, self._options.tick_us_max)
@@ -59,8 +58,7 @@ class Cutter:
         return Candidate(stream.stream, stream.epoch, stream.committed_end, ends)
 
     def _durable_ends(self, stream: LogStream) -> tuple[LLSN | None, ...]:
-        """Return the durable end of each replica that counts, or None for a replica that has not reported in this
-        epoch."""
+        """Return the durable end of each replica that counts, or None if it has not reported in this epoch."""
         reports = self._book.of_stream(stream.stream)
         ends: list[LLSN | None] = []
         for node in stream.members:

@@ -31,8 +31,7 @@ from cutwater.types import (
 
 
 class Dated(Struct, frozen=True, kw_only=True):
-    """A decision that operators see. ``at`` is the time when it was made, by the leader's clock, never before the last
-    cut."""
+    """A decision that operators see. ``at`` is its time by the leader's clock, never before the last cut."""
 
     at: CutTime = CutTime(0)
 
@@ -97,7 +96,7 @@ class AddSurvivor(Dated, frozen=True, tag=True):
 
 
 class FoundCluster(Dated, frozen=True, tag=True):
-    """The first decision of a cluster. The key is random and made once, because two clusters may easily get the same
+    """The first decision of a cluster. The key is random and made once, since two clusters may easily share a
     number."""
 
     cluster: ClusterId
@@ -210,8 +209,7 @@ class DropCursor(Dated, frozen=True, tag=True):
 
 
 class OpenRun(Dated, frozen=True, tag=True):
-    """Opens a run and ends the earlier run of the same name, if there is one. ``once``: the run publishes a single
-    batch."""
+    """Opens a run and ends an earlier run of the same name. ``once``: the run publishes a single batch."""
 
     run: RunId
     name: str
@@ -232,8 +230,7 @@ class GroupPlan(Struct, frozen=True):
 
 
 class DecideBatch(Struct, frozen=True, tag=True):
-    """Fixes the contents of a batch, permanently. The rows of each topic become one group, and all groups will be
-    published."""
+    """Fixes the contents of a batch permanently. Each topic's rows become one group; all groups will be published."""
 
     run: RunId
     batch: BatchNumber

@@ -64,8 +64,7 @@ class NodeGone(Struct, frozen=True):
 
 
 class NodeUnreachable(Struct, frozen=True):
-    """The storage node reports, but probes of its address fail, both the leader's own and those of the complaining
-    client."""
+    """The storage node reports, but the leader's probes of its address fail, and another process complained, too."""
 
     node: StorageNodeId
 

@@ -25,8 +25,7 @@ STREAMS_NAMED_MAX = 8
 
 
 class FirstReports:
-    """Tracks, for one leader, the streams without a report. It begins with all streams that are open according to the
-    store."""
+    """Tracks, for one leader, the streams without a report. It begins with all streams that the store calls open."""
 
     def __init__(self, state: OrderState, wait_us: int) -> None:
         self._state, self._wait_us = state, wait_us
@@ -63,8 +62,7 @@ class FirstReports:
         return [asked for asked, _ in waiting]
 
     def take_overdue(self, now: Instant) -> list[Asked]:
-        """Remove and return the requests that waited too long. Once no stream is missing, the next turn answers all of
-        them instead."""
+        """Remove and return the requests that waited too long. Once no stream is missing, the next turn answers all."""
         overdue = []
         while self._missing and self.waiting and self.waiting[0][1] <= now.monotonic:
             overdue.append(self.waiting.popleft()[0])

@@ -44,8 +44,7 @@ class CommitHistory:
 
     def after(self, committed_end: LLSN) -> tuple[CommitContext, ...] | None:
         """Return every range above ``committed_end``, oldest first. An empty tuple means that the replica is current.
-        None means that the history no longer reaches down to ``committed_end``, so the replica has to learn from a
-        peer."""
+        None means that the history no longer reaches down to it, so the replica has to learn from a peer."""
         if committed_end >= self._end:
             return ()
         newer: list[CommitContext] = []

@@ -83,8 +83,7 @@ Effects = list[OrderEffect]
 
 LARGE_BATCH_PARTS = 512
 FINISHED_STREAMS_EVERY_WAKES = 16
-"""Streams that are sealed permanently are checked only at every so many wakes: there may be many, and they are not
-urgent."""
+"""Number of wakes between checks of streams whose repair can wait, such as the many permanently sealed ones."""
 
 
 class OrderLayer:
@@ -118,11 +117,9 @@ class OrderLayer:
         self._confirm = False
         """Whether to ask the store, with an empty write, if this leader still leads."""
         self._held: Effects = []
-        """Effects that wait for the write in flight: answers to requests, and messages that follow from what is being
-        stored."""
+        """Effects that wait for the write in flight: answers to requests, and messages that depend on the write."""
         self.has_news = True
-        """Whether a turn may have something to do: events were taken in since the last turn, or groups are being
-        published."""
+        """Whether a turn may be needed: events came since the last turn, or groups are being published."""
         self._spoke: dict[StorageNodeId, set[LogStreamId]] = {}
         """Nodes whose reports since the last turn may need an answer, each with the streams concerned."""
         self._attention: set[LogStreamId] = set()
@@ -135,8 +132,7 @@ class OrderLayer:
         self._wakes = 0
         self._compacted_at = state.snapshot_index
         self._settled_high_watermark = self._high_watermark_at_wake = state.high_watermark
-        """Cuts up to ``_settled_high_watermark`` are so old that a node that has not applied them has lost a
-        message."""
+        """A node that has not applied the cuts up to ``_settled_high_watermark`` by now has lost a message."""
 
     def handle(self, event: OrderEvent, now: Instant) -> Effects:
         """Take in an event, and have a turn."""
@@ -245,8 +241,7 @@ class OrderLayer:
         return True
 
     def _introduce(self, report: Report) -> Sequence[OrderEffect]:
-        """Ask the node for a new report. A report that does not name this leader may be older than what the leader
-        knows."""
+        """Ask the node for a new report. One that does not name this leader may be older than the leader's state."""
         if report.leader_epoch > self.leader_epoch:
             self._halt(f"storage node {report.storage_node_id} knows leader epoch {report.leader_epoch}")
         return (Send(report.storage_node_id, LeaderHello(self.leader_epoch)),)
@@ -433,8 +428,7 @@ class OrderLayer:
         return held
 
     def _decide(self, now: Instant, *, is_publishing: bool) -> list[d.Decision]:
-        """Decide everything that is due, as one write. The cut comes first: it is the last one of streams that are then
-        sealed."""
+        """Decide everything that is due, as one write. The cut comes first, since it is the last one before a seal."""
         decided: list[d.Decision] = []
         self._load = None
         first_reports = self.first_reports

@@ -13,8 +13,7 @@ class OrderOptions(Struct, frozen=True):
     """How long a sealed stream waits for replicas that are alive and may still catch up."""
     retry_us_min: int = 1 * SECOND
     retry_us_max: int = 30 * SECOND
-    """Shortest and longest back-off for links that failed, for learners that are admitted, and for groups that cannot
-    be published."""
+    """Shortest and longest back-off for failed links, admitted learners, and groups that cannot be published."""
     tick_us_min: int = 1 * SECOND
     tick_us_max: int = 30 * SECOND
     min_replication: int = 1
@@ -26,8 +25,7 @@ class OrderOptions(Struct, frozen=True):
     """How long the leader waits for the outcome of a group before it tells the storage node again."""
     publish_wait_us: int = 2 * SECOND
     """How long a request to publish a batch waits for the batch before it has to be repeated. This must be less than a
-    client waits for one node: otherwise the client would take the leader for dead and never learn why it has to
-    wait."""
+    client waits for one node. Otherwise the client would take the leader for dead and never learn the reason."""
     first_reports_wait_us: int = 2 * SECOND
     """How long a request waits, after a start or a takeover, until a replica of every open stream has reported. Less
     than a client waits for one node."""

@@ -20,8 +20,7 @@ class Admitted(Struct, frozen=True):
     changed: tuple[UncommitReport, ...]
     """Everything in the first report of an incarnation; later only what has changed, or was voided since."""
     is_other: bool
-    """Whether this is the first report of an incarnation, or covers other streams than the last one, or lists other
-    invalid replicas."""
+    """Whether this is the first report of an incarnation, or covers other streams or other invalid replicas."""
     is_restart: bool
     """Whether the node was restarted since its last report."""
 
@@ -79,8 +78,7 @@ class ReportBook:
         return self._reported.get(node, frozenset())
 
     def left_out(self, node: StorageNodeId, streams: Iterable[LogStreamId]) -> list[LogStreamId]:
-        """Return those of the streams that the node's newest report does not mention; none if there is no report
-        yet."""
+        """Return those of the streams that the node's newest report does not mention; none without a report."""
         reported = self._reported.get(node)
         if reported is None or reported.issuperset(streams):
             return []

@@ -352,8 +352,7 @@ def _learn(request: r.LearnRequest, state: OrderState) -> Outcome:
 
 
 def _rotate(nodes: tuple[StorageNodeId, ...], by: int) -> tuple[StorageNodeId, ...]:
-    """Rotate the nodes, so that every node becomes the head of some streams: heads do a little more work than the
-    others."""
+    """Rotate the nodes, so that every node becomes the head of some streams: heads do a little more work."""
     by %= len(nodes)
     return nodes[by:] + nodes[:by]
 

@@ -142,8 +142,7 @@ class Snapshot(Struct, frozen=True):
 
 
 class OrderState:
-    """The state that the module's docstring describes. Read it freely; change it with ``apply`` and ``trim_history``
-    only."""
+    """The state of the cluster, see the module. Read it freely; change it with ``apply`` and ``trim_history`` only."""
 
     def __init__(self, snapshot: Snapshot | None = None, decisions: Iterable[d.Decision] = ()) -> None:
         start = snapshot or Snapshot()

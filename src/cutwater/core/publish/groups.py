@@ -48,8 +48,7 @@ class GroupMemory:
         self._settled = self._committed
 
     def find(self, tag: GroupTag) -> RememberedGroup | None:
-        """Return the group with this tag, or None if the group is new. Raise if it is older than the remembered
-        groups."""
+        """Return the group with this tag, or None if it is new. Raise if it is older than the remembered groups."""
         oldest = max((group.oldest for group in self._groups), default=DecisionIndex(0))
         last = next((group for group in reversed(self._groups) if group.run == tag.run), None)
         if last is not None and last.decided == tag.decided:
@@ -59,8 +58,7 @@ class GroupMemory:
         return None
 
     def record(self, entry: Entry) -> None:
-        """Record an entry that got its place in the stream. The caller passes every entry that ends a group, in
-        order."""
+        """Record an entry that got its place in the stream. Call this for every entry that ends a group, in order."""
         tag = entry.batch.group
         if tag is not None:
             first = LLSN(entry.last_llsn - tag.count + 1)
@@ -73,8 +71,7 @@ class GroupMemory:
             group = self._groups[self._committed]
             if group.first_llsn > context.last_llsn:
                 break
-            # One cut commits a whole group. If a group is trimmed in part, its remaining entries may arrive without the
-            # beginning.
+            # One cut commits a whole group. Of a group that is trimmed in part, the beginning may be missing.
             assert context.first_llsn <= group.first_llsn <= group.last_llsn <= context.last_llsn, (group, context)
             self._groups[self._committed] = structs.replace(group, glsn=context.glsn_of(group.first_llsn))
             news.append(self._groups[self._committed])

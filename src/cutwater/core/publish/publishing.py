@@ -128,7 +128,7 @@ class Publisher:
             self._outcomes[key] = outcome
 
     def decide(self, now: Instant, outlook: Outlook) -> Iterator[d.Decision]:
-        """Yield the decisions that follow from the outcomes. The caller applies each decision before it asks for the
+        """Yield the decisions that follow from the outcomes. The caller applies each one before it asks for the
         next."""
         for key, outcome in list(self._outcomes.items()):
             run = self._state.runs.get(key[0])

@@ -130,8 +130,7 @@ class Runs:
         return self._runs.get(self._by_name.get(name, RunId(0))) if name else None
 
     def was_forgotten(self, run: RunId) -> bool:
-        """Whether the run was forgotten. Runs with unpublished groups are never forgotten, and numbers are never given
-        out twice."""
+        """Whether the run was forgotten, which needs all its groups published. Numbers are never given out twice."""
         return run <= self.last and run not in self._runs
 
     @property
@@ -149,8 +148,7 @@ class Runs:
     # Decisions.
 
     def problem(self, decision: d.RunDecision, open_streams: Mapping[LogStreamId, TopicId]) -> str:
-        """Return why the decision is not valid, or an empty string. ``open_streams`` are the log streams that take
-        appends."""
+        """Return why the decision is not valid, or an empty string. ``open_streams`` are those that take appends."""
         if isinstance(decision, d.OpenRun):
             if decision.run != self.last + 1:
                 return "its number is out of turn"
@@ -255,8 +253,8 @@ class Runs:
             return
         if output.run != run.run:
             output.earlier = output.position
-        # A run continues where it stopped, so its last batch stands for all of its batches. Of other runs, the furthest
-        # position counts.
+        # A run continues where it stopped, so its last batch stands for all. Of other runs, the furthest position
+        # counts.
         earlier = output.earlier
         output.position = None if position is None or earlier is None else max(position, earlier)
         output.run, output.batch = run.run, run.batch
@@ -276,8 +274,8 @@ class Runs:
             self._by_name.pop(run.name, None)
 
     def _forget(self, runs: list[Run], keep: int) -> None:
-        """Keep only the last ``keep`` runs. The order comes from stored numbers, so every copy of the state forgets the
-        same runs."""
+        """Keep only the last ``keep`` runs, by stored numbers, so that every copy of the state forgets the same
+        ones."""
         for run in runs[:-keep]:
             if not run.unpublished:
                 del self._runs[run.run], self._by_key[run.key]
@@ -300,8 +298,7 @@ class Runs:
 
 
 def _told_by(runs: Iterable[Run]) -> list[Output]:
-    """Derive outputs from runs that an older version stored without outputs. Their rows and input positions are
-    unknown."""
+    """Derive outputs from runs that an older version stored without them. Rows and input positions are unknown."""
     found: dict[str, Output] = {}
     for run in sorted(runs, key=lambda run: run.run):
         if run.name and not run.once and run.batch >= 0:

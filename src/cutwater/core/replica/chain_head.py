@@ -46,8 +46,7 @@ Effects = list[ReplicaEffect]
 WAITING_MAX = 1_024
 WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Bytes that may wait in memory behind an open group. The limit is low, so that other log streams keep most of a node's
-memory for appends. A single append may be larger: otherwise it would never get its turn where groups follow each other
-closely."""
+memory for appends. A single append may be larger. Otherwise it would never get its turn where group follows group."""
 
 
 class Head:
@@ -85,8 +84,7 @@ class Head:
         return replica.take_next(batch, (event.waiter,))
 
     def _append_again(self, waiter: Waiter, known: Remembered) -> Effects:
-        """Answer a producer that repeats a batch which is already here: give the same answer, or wait for the same
-        commit."""
+        """Answer a producer that repeats a batch: give the same answer again, or wait for the same commit."""
         if known.glsn is not None:
             ack = Ack(known.glsn, known.first_llsn, self._replica.stream, known.count)
             return [Acked(waiter, ack, known.sequence)]

@@ -39,8 +39,7 @@ from cutwater.types import (
 )
 
 WINDOW_BATCHES_MAX = 256
-"""Number of committed batches that are remembered for each producer. A session never reaches back further than half of
-it."""
+"""Number of committed batches remembered for each producer. A session never reaches back further than half of it."""
 
 
 class Remembered(Struct, frozen=True, array_like=True):
@@ -67,8 +66,7 @@ class Departure(Struct, frozen=True):
 
 
 class ProducerWindow(Struct, frozen=True, array_like=True):
-    """One producer in a checkpoint: the last epoch and sequence of the forgotten batches, and the remembered
-    batches."""
+    """One producer in a checkpoint: last epoch and sequence of the forgotten batches, and the remembered batches."""
 
     producer: ProducerId
     base_epoch: ProducerEpoch
@@ -173,8 +171,7 @@ class Deduplicator:
         )
 
     def has(self, batch: Batch) -> bool:
-        """Whether this very batch is remembered and committed. If so, a repetition from any client gets no other
-        place."""
+        """Whether this very batch is remembered and committed, so that no repetition of it gets another place."""
         tag = batch.producer
         window = self._windows.get(tag.producer) if tag is not None else None
         if tag is None or window is None:
@@ -186,8 +183,7 @@ class Deduplicator:
         )
 
     def find_group(self, tag: GroupTag) -> RememberedGroup | None:
-        """Return the group with this tag, or None if the group is new. Raise if it is older than the remembered
-        groups."""
+        """Return the group with this tag, or None if it is new. Raise if it is older than the remembered groups."""
         return self._groups.find(tag)
 
     def record(self, entry: Entry) -> Sequence:
@@ -204,8 +200,7 @@ class Deduplicator:
             window = self._windows[tag.producer] = _Window()
         sequence = tag.sequence
         if batch.kind is BatchKind.FENCE:
-            # A fence uses no sequence of its own. It continues where this stream, or the producer's previous stream,
-            # left off.
+            # A fence uses no sequence. It continues where this stream, or the producer's previous one, left off.
             sequence = max(sequence, window.last_sequence)
         window.batches.append(
             Remembered(sequence, tag.epoch, batch.kind, entry.first_llsn, batch.count, batch.checksum, None)
@@ -231,8 +226,7 @@ class Deduplicator:
         self._groups.settle(end)
 
     def _forget_oldest(self, window: _Window) -> None:
-        """Forget the oldest batches. Only the number of committed batches counts, so all replicas forget the same
-        ones."""
+        """Forget the oldest batches, by the number of committed batches alone, so that all replicas forget the same."""
         while window.committed > WINDOW_BATCHES_MAX:
             oldest = window.batches.popleft()
             window.committed -= 1

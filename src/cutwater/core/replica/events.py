@@ -42,16 +42,14 @@ from cutwater.types import (
 )
 
 Waiter = int
-"""Identifies a call that waits for the outcome of an append. The driver chooses the number; the core never interprets
-it."""
+"""Identifies a call that waits for the outcome of an append. Chosen by the driver, never interpreted here."""
 
 
 # Events
 
 
 class Append(Struct, frozen=True):
-    """A client's batch for the head. If ``if_llsn`` is set, the batch is taken only if its first record gets this
-    LLSN."""
+    """A client's batch for the head. ``if_llsn``: take it only if its first record gets exactly this LLSN."""
 
     waiter: Waiter
     epoch: Epoch
@@ -115,7 +113,7 @@ class StorageFailed(Struct, frozen=True):
 class Tidy(Struct, frozen=True):
     """Some time has passed since the files were opened: finish work that was interrupted before.
 
-    This does not happen at once. Otherwise a disk that fails during this work would be opened again and again without a
+    This does not happen at once. Otherwise a disk that fails at this work would be opened again and again without
     pause.
     """
 

@@ -36,8 +36,7 @@ class ReplicaFiles(Protocol):
     def truncate(self, end: LLSN) -> None: ...
 
     def heads(self, from_llsn: LLSN, to_llsn: LLSN) -> Iterator[Entry]:
-        """Yield the entries from the one that holds the first LLSN to the one that holds the last, without their
-        bodies."""
+        """Yield the entries from the one that holds the first LLSN to the one that holds the last, without bodies."""
 
 
 class Opening(Struct, frozen=True):
@@ -93,7 +92,7 @@ def open_replica(node: StorageNodeId, stream: LogStreamId, files: ReplicaFiles) 
 
 def replay(dedup: Deduplicator, files: ReplicaFiles, committed_end: LLSN) -> int:
     """Apply the headers of the committed entries after the checkpoint to the deduplication state. Return their
-    number."""
+    count."""
     upto = files.dedup.upto if files.dedup else LLSN(0)
     first = max(LLSN(upto + 1), files.first_llsn)
     if first > committed_end:

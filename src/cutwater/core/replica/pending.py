@@ -14,8 +14,7 @@ from cutwater.types import LLSN, Ack, CommitContext, Entry, LogStreamId, Sequenc
 UNCOMMITTED_BATCHES_MAX = 4096
 """Batches that may lie between the head and the next cut. Above this number, appends are told to retry later."""
 WAITERS_PER_BATCH_MAX = 64
-"""Calls that may wait for one batch. A producer may repeat a batch that is not committed yet, and each repetition
-waits."""
+"""Calls that may wait for one batch: a producer may repeat it before it is committed, and each repetition waits."""
 
 
 class _Pending(Struct):
@@ -33,15 +32,13 @@ class _Pending(Struct):
 
 
 class PendingEntries:
-    """Queue of uncommitted entries. Appends add entries at the end, commits remove them at the front, seals at the
-    end."""
+    """Queue of uncommitted entries. Appends add at the end, commits remove at the front, seals at the end."""
 
     def __init__(self, stream: LogStreamId) -> None:
         self._stream = stream
         self._entries: deque[_Pending] = deque()
         self._appended = 0
-        """Number of entries that belong to no group. Groups do not count, since their size is fixed when they are
-        decided."""
+        """Number of entries that belong to no group. Groups do not count, since their size was decided before."""
 
     def require_room(self) -> None:
         if self._appended >= UNCOMMITTED_BATCHES_MAX:

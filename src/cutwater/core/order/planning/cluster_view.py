@@ -1,5 +1,4 @@
-"""One leader's view of nodes and replicas: their reports, whether they are alive, and how long streams have been
-sealed.
+"""One leader's view of nodes and replicas: their reports, which are alive, and how long streams have been sealed.
 
 The view answers questions and decides nothing. A new leader starts with a fresh one.
 """

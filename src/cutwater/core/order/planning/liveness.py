@@ -82,8 +82,7 @@ class Liveness:
         self._accusations = {key: accused for key, accused in self._accusations.items() if key[0] in known}
 
     def silence(self, node: StorageNodeId, now: Instant) -> int | None:
-        """Return how long the node has been silent, at most the time since this leader began. None if the node is
-        unknown."""
+        """Return how long the node has been silent, at most since this leader began. None if the node is unknown."""
         heard = self._heard.get(node)
         return None if heard is None else now.monotonic - heard
 

@@ -74,8 +74,7 @@ def _without_surplus(stream: LogStream, wanted: int) -> d.AssignReplicas | None:
 
 
 def survivors(stream: LogStream, staff: Staff) -> list[d.AddSurvivor]:
-    """Add the replicas that have learned everything to a stream that stays sealed. Such a stream has no other way to
-    count them."""
+    """Add the replicas that have learned everything to a stream that stays sealed, since no unseal would add them."""
     if not (stream.final or stream.held):
         return []
     learned = [node for node in stream.replicas if node not in stream.members and staff.ready(stream, node)]

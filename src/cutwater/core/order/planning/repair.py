@@ -61,7 +61,7 @@ def is_ready(stream: LogStream, report: UncommitReport | None) -> bool:
 
 
 def must_learn(stream: LogStream, history: CommitHistory, report: UncommitReport) -> bool:
-    """Whether commits alone cannot bring the replica to the committed end: it lacks entries, or the ranges are
+    """Whether commits alone cannot bring the replica to the committed end: it lacks entries, or ranges are
     forgotten."""
     if report.durable_end < stream.committed_end:
         return True
@@ -124,8 +124,7 @@ def plan_open(stream: LogStream, history: CommitHistory, view: View, *, admit: b
 
 
 def _told(stream: LogStream, history: CommitHistory, view: View, nodes: list[StorageNodeId]) -> str:
-    """Describe what keeps each of these replicas from being a member, and what follows. The text continues a
-    sentence."""
+    """Describe what keeps each of these replicas from being a member, and what follows, as the end of a sentence."""
     return "".join(f"; storage node {node} {_tell(stream, history, view, node)}" for node in sorted(nodes))
 
 
@@ -170,8 +169,8 @@ def _learners(
         if report is None:
             wanted = view.invalid(node)
         else:
-            # A replica of an older epoch must first learn that the stream went on. The answer to its next report tells
-            # it.
+            # A replica of an older epoch must first hear that the stream went on: the answer to its next report says
+            # so.
             wanted = report.epoch == stream.epoch and must_learn(stream, history, report)
             wanted = wanted or report.state is ReplicaState.LEARNING
         if wanted:
