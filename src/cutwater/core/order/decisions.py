@@ -108,7 +108,7 @@ class AddNode(Dated, frozen=True, tag=True):
     or gets volumes.
 
     ``server_key`` is the public key with which the node proves its identity; it is empty until the leader has asked for
-    it. ``renews``: the key replaces the previous one, see ``AddNodeRequest``.
+    it. ``renews``: this ``server_key`` replaces the previous one, see ``AddNodeRequest``.
     """
 
     node: StorageNodeId

@@ -70,7 +70,7 @@ class NodeUnreachable(Struct, frozen=True):
 
 
 class Wake(Struct, frozen=True):
-    """Time has passed. Comes every few ten milliseconds."""
+    """Time has passed. The driver sends this every few tens of milliseconds."""
 
 
 OrderEvent = (

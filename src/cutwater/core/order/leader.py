@@ -171,7 +171,7 @@ class OrderLayer:
                 self._wake(now)
         return ()
 
-    # Taking in.
+    # Events.
 
     def _take_request(self, asked: Asked) -> Sequence[OrderEffect]:
         waiting = len(self._requests) + len(self.first_reports.waiting)

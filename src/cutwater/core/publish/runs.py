@@ -130,7 +130,8 @@ class Runs:
         return self._runs.get(self._by_name.get(name, RunId(0))) if name else None
 
     def was_forgotten(self, run: RunId) -> bool:
-        """Whether the run was forgotten, which needs all its groups published. Numbers are never given out twice."""
+        """Whether the run was forgotten. Only runs without unpublished groups are. Numbers are never given out
+        twice."""
         return run <= self.last and run not in self._runs
 
     @property

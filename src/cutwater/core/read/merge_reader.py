@@ -129,7 +129,7 @@ class Subscription:
         self._told: set[TopicId] = set()
         """Deleted topics that ``take_ended`` has returned."""
 
-    # What to read.
+    # Reads.
 
     @property
     def needs_catalog(self) -> bool:
@@ -246,7 +246,7 @@ class Subscription:
             if source.is_read and not source.info.is_open:
                 source.arrived = max(source.arrived, self._known_through)
 
-    # What is ready.
+    # Output.
 
     def ready_through(self) -> GLSN:
         """Return the position up to which the order is final and everything that is wanted has arrived."""

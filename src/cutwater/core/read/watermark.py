@@ -19,7 +19,7 @@ clocks of the sources that feed one operator. The rule, exact for every position
     creation counts as its first entry. Entries above ``g`` do not count, not even those of the same cut.
 5.  ``v_s(g)`` is the minimum over the streams of source ``s`` that are not idle; if all are, the maximum over those
     that have spoken. ``W_s(g) = max(W_s(g - 1), v_s(g))``. A source is idle if all its streams are.
-6.  A stream counts at the positions after its creation, up to the one at which it was sealed for good. Because its
+6.  A stream counts at the positions after its creation, up to the one at which it was sealed permanently. Because its
     creation is an entry, its source is not idle from there on, until it is evaluated again. A source without streams is
     idle.
 7.  ``u(g)`` of an operator is the minimum of ``W_s`` over its sources that are not idle, or the maximum if all are.

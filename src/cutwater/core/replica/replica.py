@@ -165,7 +165,7 @@ class Replica:
         return Fate(self.stream, stream_epoch, last_sequence, batches)
 
     def wants(self, group: m.PublishGroup) -> bool:
-        """Whether ``PublishGroup`` for this group would ask for its entries now."""
+        """Whether a ``PublishGroup`` for this group, handled now, would ask for the group's entries."""
         return self._head.wants(group)
 
     def handle(self, event: e.ReplicaEvent) -> Effects:
@@ -569,7 +569,7 @@ class Replica:
         self._settle_seal()
         return [*effects, *self._drop_trimmed()]
 
-    # Trim and trouble.
+    # Trim and failures.
 
     def _trim(self, event: m.TrimReplica) -> Effects:
         if event.before <= self.hard_state.trimmed_before or self.learner is not None:

@@ -43,7 +43,7 @@ class View(Struct, frozen=True):
     fallback: Callable[[StorageNodeId], bool]
     invalid: Callable[[StorageNodeId], bool]
     is_unheard: Callable[[StorageNodeId], bool]
-    """Alive as far as anyone can tell, but this leader has not heard of it yet."""
+    """Whether the node counts as alive although this leader has not heard of it yet."""
     replace_after_us: int
     """How long a dead node keeps its place, if another can take it."""
     turn: int

@@ -74,8 +74,7 @@ class Watch:
             is_behind = ur is None or here < end or ur.committed_end < stream.committed_end
             rests = rests and not is_behind
             if ur is not None and before <= here < end and ur.committed_end >= stream.committed_end:
-                # This member has all that its predecessor has. The predecessor, or the link to it, keeps both from
-                # going on.
+                # This member has all that its predecessor has. The predecessor, or its link, keeps both from going on.
                 is_behind = False
             before = here
             if found.get((stream.stream, node), Kind.FULL) < Kind.STUCK:
