@@ -164,7 +164,9 @@ class OrderLayer:
                 self.publisher.take(event.outcome)
             case NodeGone():
                 self._liveness.lose(event.node, now)
-                self._leave_out(event.node, f"no process listens at the address of storage node {event.node}", now)
+                self._leave_out(
+                    event.node, f"no process listens at the address of storage node {event.node} any more", now
+                )
             case NodeUnreachable():
                 self._leave_out(event.node, f"storage node {event.node} cannot be reached", now)
             case Wake():

@@ -23,7 +23,7 @@ class Plan(Struct, frozen=True):
     """The next step for one stream.
 
     ``chain``: open the sealed stream on these nodes. ``learners``: pairs of a learner and the source that it copies
-    from. ``admit``: seal the open stream shortly so that these learners can join. ``why``: what the stream waits for,
+    from. ``admit``: seal the open stream briefly so that these learners can join. ``why``: what the stream waits for,
     or why the leader acts. Operators read it as the next step, and as the reason of the decision if there is one.
     """
 
